@@ -18,8 +18,8 @@ from elastic.worker import control
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.undo import Undo
 from elastic.worker.step import Step
-from tests.unit.worker.together import Seat, run_together
-from tests.unit.worker.training_together import Peer, numbers, train_together
+from tests.unit.worker.together import Seat, in_processes, run_together
+from tests.unit.worker.training_together import Peer, in_sessions, numbers, train_together
 
 
 def backward(peer: Peer, step: Step) -> None:
@@ -107,49 +107,44 @@ def trained(
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 @pytest.mark.parametrize("lost_at", [{0: 2}, {1: 2, 3: 3}, {6: 2}], ids=str)
+@in_processes(4)
 def test_a_job_that_lost_its_group_ends_as_one_that_did_not(
-    script: Script, lost_at: dict[int, int]
+    seat: Seat, script: Script, lost_at: dict[int, int]
 ) -> None:
     """Bit for bit: two members that lose it and two that do not."""
-
-    def go(seat: Seat) -> None:
-        disturbed = seat.rank >= 2
-        members = (2, 3) if disturbed else (0, 1)
-        mine = trained(Peer(seat), script, members, lost_at if disturbed else {})
-        found = seat.exchange(mine)
-        assert all(other == found[0] for other in found), found
-        assert mine[2] == 8
-
-    run_together(go, go, go, go)
+    disturbed = seat.rank >= 2
+    members = (2, 3) if disturbed else (0, 1)
+    mine = trained(Peer(seat), script, members, lost_at if disturbed else {})
+    found = seat.exchange(mine)
+    assert all(other == found[0] for other in found), found
+    assert mine[2] == 8
 
 
 # ---- calls below a block that does not count
 
 
-def test_a_call_below_a_void_block_gives_its_last_result_without_a_call() -> None:
-    def go(peer: Peer) -> None:
-        calls: list[int] = []
-        found: list[tuple[bool, int]] = []
-        lost = False
-        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
-            with step:
-                if step.index == 2 and not lost:
-                    lost = True
-                    peer.announce(2)
-                backward(peer, step)
+@in_sessions(2)
+def test_a_call_below_a_void_block_gives_its_last_result_without_a_call(peer: Peer) -> None:
+    calls: list[int] = []
+    found: list[tuple[bool, int]] = []
+    lost = False
+    for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+        with step:
+            if step.index == 2 and not lost:
+                lost = True
+                peer.announce(2)
+            backward(peer, step)
 
-            def evaluate(index: int = step.index) -> dict[str, int]:
-                dist.all_reduce(torch.ones(1))
-                calls.append(index)
-                return {"index": index}
+        def evaluate(index: int = step.index) -> dict[str, int]:
+            dist.all_reduce(torch.ones(1))
+            calls.append(index)
+            return {"index": index}
 
-            # What the script does to a result is no part of what the next one gets.
-            found.append((step.committed, peer.session.run(evaluate).pop("index")))
-        assert calls == [0, 1, 2, 3]
-        assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
-        peer.seat.exchange("done")
-
-    train_together(go, go)
+        # What the script does to a result is no part of what the next one gets.
+        found.append((step.committed, peer.session.run(evaluate).pop("index")))
+    assert calls == [0, 1, 2, 3]
+    assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
+    peer.seat.exchange("done")
 
 
 # ---- errors that a script makes of a lost connection
@@ -173,106 +168,101 @@ def told_alone(_: Exception) -> None:
 
 @pytest.mark.parametrize("tell", [told_from, told_while, told_alone])
 @pytest.mark.parametrize("place", ["block", "call"])
+@in_sessions(2)
 def test_an_error_that_was_raised_for_a_lost_connection_is_a_loss(
-    place: str, tell: Callable[[Exception], None]
+    peer: Peer, place: str, tell: Callable[[Exception], None]
 ) -> None:
-    def go(peer: Peer) -> None:
-        lost = False
+    lost = False
 
-        def lose() -> None:
-            nonlocal lost
-            if lost:
-                return
-            lost = True
-            threading.Timer(0.3, peer.announce, [2]).start()
-            try:
-                raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-            except RuntimeError as error:
-                tell(error)
+    def lose() -> None:
+        nonlocal lost
+        if lost:
+            return
+        lost = True
+        threading.Timer(0.3, peer.announce, [2]).start()
+        try:
+            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+        except RuntimeError as error:
+            tell(error)
 
+    for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+        with step:
+            backward(peer, step)
+            if place == "block":
+                lose()
+        if place == "call":
+            peer.session.run(lose)
+    assert peer.session.committed == 4
+    assert peer.session.generation == 2
+
+
+@pytest.mark.parametrize("place", ["block", "call"])
+@in_sessions(2)
+def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(
+    peer: Peer, place: str
+) -> None:
+    """Of old: the script began after that."""
+
+    def fail() -> None:
+        raise MetricError
+
+    def train() -> None:
         for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
             with step:
                 backward(peer, step)
                 if place == "block":
-                    lose()
-            if place == "call":
-                peer.session.run(lose)
-        assert peer.session.committed == 4
-        assert peer.session.generation == 2
+                    fail()
+            peer.session.run(fail)
 
-    train_together(go, go)
-
-
-@pytest.mark.parametrize("place", ["block", "call"])
-def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(place: str) -> None:
-    """Of old: the script began after that."""
-
-    def go(peer: Peer) -> None:
-
-        def fail() -> None:
-            raise MetricError
-
-        def train() -> None:
-            for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
-                with step:
-                    backward(peer, step)
-                    if place == "block":
-                        fail()
-                peer.session.run(fail)
-
-        try:
-            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
-        except RuntimeError:
-            with pytest.raises(MetricError):
-                train()
-
-    train_together(go, go)
+    try:
+        raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+    except RuntimeError:
+        with pytest.raises(MetricError):
+            train()
 
 
 # ---- calls above a block
 
 
 @pytest.mark.parametrize("calls_below", [0, 1])
+@in_sessions(2)
 def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
+    peer: Peer,
     calls_below: int,
 ) -> None:
     """Which waits there until the other one, whose block does not count, comes to it again."""
+    calls: list[int] = []
+    lost = False
 
-    def go(peer: Peer) -> None:
-        calls: list[int] = []
-        lost = False
+    def lose() -> None:
+        nonlocal lost
+        if not lost:
+            lost = True
+            peer.seat.exchange("one is in the block, the other one in the call")
+            peer.announce(2)
 
-        def lose() -> None:
-            nonlocal lost
-            if not lost:
-                lost = True
-                peer.seat.exchange("one is in the block, the other one in the call")
-                peer.announce(2)
+    def evaluate(index: int) -> float:
+        calls.append(index)
+        total = torch.ones(1)
+        dist.all_reduce(total)
+        peer.session.state["calls"] = peer.session.state.get("calls", 0) + 1
+        if index == 2 and peer.seat.rank == 1:
+            lose()
+        return total.item()
 
-        def evaluate(index: int) -> float:
-            calls.append(index)
-            total = torch.ones(1)
-            dist.all_reduce(total)
-            peer.session.state["calls"] = peer.session.state.get("calls", 0) + 1
-            if index == 2 and peer.seat.rank == 1:
+    for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+        assert peer.session.run(evaluate, step.index) == 2.0
+        with step:
+            if step.index == 2 and peer.seat.rank == 0:
                 lose()
-            return total.item()
-
-        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
-            assert peer.session.run(evaluate, step.index) == 2.0
-            with step:
-                if step.index == 2 and peer.seat.rank == 0:
-                    lose()
-                backward(peer, step)
-            if step.committed:
-                for _ in range(calls_below):
-                    peer.session.run(lambda: dist.all_reduce(torch.ones(1)))
-        assert calls == [0, 1, 2, 2, 3]
-        mine = [peer.weight, peer.session.state["calls"], peer.session.committed]
-        assert mine[1:] == [4, 4]
-        assert peer.seat.exchange(mine) == [mine, mine]
-
-    train_together(go, go)
+            backward(peer, step)
+        if step.committed:
+            for _ in range(calls_below):
+                peer.session.run(lambda: dist.all_reduce(torch.ones(1)))
+    assert calls == [0, 1, 2, 2, 3]
+    mine = [peer.weight, peer.session.state["calls"], peer.session.committed]
+    assert mine[1:] == [4, 4]
+    assert peer.seat.exchange(mine) == [mine, mine]
 
 
 def test_copies_for_a_retry_are_made_before_a_call_is_made_again(
@@ -331,100 +321,88 @@ def test_copies_for_a_retry_are_made_before_a_call_is_made_again(
 # ---- optimizers outside of a block
 
 
-def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused() -> None:
+@in_sessions(2)
+def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused(peer: Peer) -> None:
     """Whose last reduction was lost gets the others' weights of the block's end, and no gradients:
     it would go on without the update."""
-
-    def go(peer: Peer) -> None:
-        for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
-            peer.optimizer.zero_grad()
-            with step:
-                backward(peer, step)
-            with pytest.raises(StepMisused, match="inside"):
-                peer.optimizer.step()
-        peer.seat.exchange("done")
-
-    train_together(go, go)
+    for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
+        peer.optimizer.zero_grad()
+        with step:
+            backward(peer, step)
+        with pytest.raises(StepMisused, match="inside"):
+            peer.optimizer.step()
+    peer.seat.exchange("done")
 
 
-def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own() -> None:
-    def go(peer: Peer) -> None:
-        for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
-            peer.optimizer.step()  # what earlier blocks have added up
-            peer.optimizer.zero_grad()
-            with step:
-                backward(peer, step)
-                peer.optimizer.step()
-            peer.optimizer.zero_grad()
-            peer.model.module(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
-            peer.update()
-        assert peer.session.committed == 2
-        peer.seat.exchange("done")
-
-    train_together(go, go)
+@in_sessions(2)
+def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own(peer: Peer) -> None:
+    for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
+        peer.optimizer.step()  # what earlier blocks have added up
+        peer.optimizer.zero_grad()
+        with step:
+            backward(peer, step)
+            peer.optimizer.step()
+        peer.optimizer.zero_grad()
+        peer.model.module(torch.ones(1, 1, dtype=torch.float64)).sum().backward()
+        peer.update()
+    assert peer.session.committed == 2
+    peer.seat.exchange("done")
 
 
 # ---- leaving the loop
 
 
 @pytest.mark.parametrize("then", ["a call", "another loop", "the end"])
-def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(then: str) -> None:
+@in_sessions(2)
+def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(peer: Peer, then: str) -> None:
     """The index is that of the step whether it counts or not: the last one would be missing."""
-
-    def go(peer: Peer) -> None:
-        data = numbers(8, batch_size=1)
-        for step in peer.session.steps(data, epochs=1):
-            with step:
-                if step.index == 2:
-                    peer.announce(2)
-                backward(peer, step)
+    data = numbers(8, batch_size=1)
+    for step in peer.session.steps(data, epochs=1):
+        with step:
             if step.index == 2:
-                break
-        assert peer.session.committed == 2
-        goes_on: dict[str, Callable[[], Any]] = {
-            "a call": lambda: peer.session.run(lambda: None),
-            "another loop": lambda: next(peer.session.steps(data, epochs=1)),
-            "the end": peer.session._training.finish,
-        }
-        with pytest.raises(StepMisused, match="count"):
-            goes_on[then]()
-        peer.seat.exchange("done")
+                peer.announce(2)
+            backward(peer, step)
+        if step.index == 2:
+            break
+    assert peer.session.committed == 2
+    goes_on: dict[str, Callable[[], Any]] = {
+        "a call": lambda: peer.session.run(lambda: None),
+        "another loop": lambda: next(peer.session.steps(data, epochs=1)),
+        "the end": peer.session._training.finish,
+    }
+    with pytest.raises(StepMisused, match="count"):
+        goes_on[then]()
+    peer.seat.exchange("done")
 
-    train_together(go, go)
+
+@in_sessions(2)
+def test_a_loop_left_after_a_step_that_counts_is_none(peer: Peer) -> None:
+    data = numbers(8, batch_size=1)
+    lost = False
+    for step in peer.session.steps(data, epochs=1):
+        with step:
+            if step.index == 2 and not lost:
+                lost = True
+                peer.announce(2)
+            backward(peer, step)
+        if step.committed and step.index == 2:
+            break
+    assert peer.session.committed == 3
+    assert peer.session.run(lambda: 7) == 7
+    peer.seat.exchange("done")
 
 
-def test_a_loop_left_after_a_step_that_counts_is_none() -> None:
-    def go(peer: Peer) -> None:
-        data = numbers(8, batch_size=1)
-        lost = False
-        for step in peer.session.steps(data, epochs=1):
+@in_sessions(2)
+def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error(peer: Peer) -> None:
+    with contextlib.suppress(ZeroDivisionError):
+        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
             with step:
-                if step.index == 2 and not lost:
-                    lost = True
-                    peer.announce(2)
                 backward(peer, step)
-            if step.committed and step.index == 2:
-                break
-        assert peer.session.committed == 3
-        assert peer.session.run(lambda: 7) == 7
-        peer.seat.exchange("done")
-
-    train_together(go, go)
-
-
-def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error() -> None:
-    def go(peer: Peer) -> None:
-        with contextlib.suppress(ZeroDivisionError):
-            for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
-                with step:
-                    backward(peer, step)
-                    peer.optimizer.step()
-                    raise ZeroDivisionError
-        with pytest.raises(StepMisused, match="exception"):
-            peer.session._training.finish()
-        peer.seat.exchange("done")
-
-    train_together(go, go)
+                peer.optimizer.step()
+                raise ZeroDivisionError
+    with pytest.raises(StepMisused, match="exception"):
+        peer.session._training.finish()
+    peer.seat.exchange("done")
 
 
 # ---- newcomers and loops

@@ -12,7 +12,7 @@ import torch
 
 from elastic.errors import StepMisused
 from elastic.worker.step import Means, Step
-from tests.unit.worker.training_together import Peer, numbers, train_together
+from tests.unit.worker.training_together import Peer, in_sessions, numbers, train_together
 
 PLACES = ["before", "after backward", "after the optimizer"]
 
@@ -50,34 +50,32 @@ CASES = [(place, options) for place in PLACES for options in ONE_MICRO_BATCH] + 
 
 
 @pytest.mark.parametrize(("place", "options"), CASES, ids=str)
-def test_the_mean_is_that_of_the_steps_samples(place: str, options: dict[str, int]) -> None:
-    def go(peer: Peer) -> None:
-        for step in peer.session.steps(numbers(13, **options), epochs=1):
-            samples = range(step.samples.start, step.samples.stop)
-            means = train_with_means(peer, step, place)
-            exact = Fraction(sum(samples), len(samples))
-            squares = Fraction(sum(n * n for n in samples), len(samples))
-            assert means.sample == float(exact)
-            assert math.isclose(means["square"], float(squares), rel_tol=1e-15)
-            assert dict(means).keys() == {"sample", "square"}
-        peer.seat.exchange("done")
+@in_sessions(3)
+def test_the_mean_is_that_of_the_steps_samples(
+    peer: Peer, place: str, options: dict[str, int]
+) -> None:
+    for step in peer.session.steps(numbers(13, **options), epochs=1):
+        samples = range(step.samples.start, step.samples.stop)
+        means = train_with_means(peer, step, place)
+        exact = Fraction(sum(samples), len(samples))
+        squares = Fraction(sum(n * n for n in samples), len(samples))
+        assert means.sample == float(exact)
+        assert math.isclose(means["square"], float(squares), rel_tol=1e-15)
+        assert dict(means).keys() == {"sample", "square"}
+    peer.seat.exchange("done")
 
-    train_together(go, go, go)
 
-
-def test_means_are_the_same_bits_on_every_rank() -> None:
-    def go(peer: Peer) -> None:
-        found = []
-        for step in peer.session.steps(numbers(7, batch_size=1), epochs=1):
-            with step:
-                for (inputs,) in step.batches():
-                    means = step.mean(odd=float(inputs.sum()) / 3.0)
-                    step.backward(peer.model(inputs).mean())
-            found.append(means.odd.hex())
-        assert all(other == found for other in peer.seat.exchange(found))
-        assert peer.session._training.state.means.keys() == {"odd"}
-
-    train_together(go, go, go)
+@in_sessions(3)
+def test_means_are_the_same_bits_on_every_rank(peer: Peer) -> None:
+    found = []
+    for step in peer.session.steps(numbers(7, batch_size=1), epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                means = step.mean(odd=float(inputs.sum()) / 3.0)
+                step.backward(peer.model(inputs).mean())
+        found.append(means.odd.hex())
+    assert all(other == found for other in peer.seat.exchange(found))
+    assert peer.session._training.state.means.keys() == {"odd"}
 
 
 def alone(place: Callable[[Step, Any], object]) -> None:
@@ -101,35 +99,31 @@ def test_a_mean_is_not_known_inside_of_the_block() -> None:
     alone(read)
 
 
-def test_a_mean_does_not_keep_the_graph_and_may_be_a_number() -> None:
-    def go(peer: Peer) -> None:
-        for step in peer.session.steps(numbers(4, batch_size=2), epochs=1):
-            with step:
-                for (inputs,) in step.batches():
-                    loss = peer.model(inputs).mean()
-                    means = step.mean(loss=loss, hits=3, ratio=0.25, flag=True, half=loss.half())
-                    step.backward(loss)
-            assert (means.hits, means.ratio, means.flag) == (3.0, 0.25, 1.0)
-            assert not any(t.requires_grad for _, t in step._summed)
-
-    train_together(go)
+@in_sessions(1)
+def test_a_mean_does_not_keep_the_graph_and_may_be_a_number(peer: Peer) -> None:
+    for step in peer.session.steps(numbers(4, batch_size=2), epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                loss = peer.model(inputs).mean()
+                means = step.mean(loss=loss, hits=3, ratio=0.25, flag=True, half=loss.half())
+                step.backward(loss)
+        assert (means.hits, means.ratio, means.flag) == (3.0, 0.25, 1.0)
+        assert not any(t.requires_grad for _, t in step._summed)
 
 
-def test_means_of_a_block_that_does_not_count_are_nan_and_the_retrys_are_exact() -> None:
-    def go(peer: Peer) -> None:
-        found: list[float] = []
-        lost = False
-        for step in peer.session.steps(numbers(8, batch_size=2), epochs=1):
-            with step:
-                for (inputs,) in step.batches():
-                    means = step.mean(sample=inputs.mean())
-                    if step.index == 1 and not lost:
-                        lost = True
-                        peer.announce(2)
-                    step.backward(peer.model(inputs).mean())
-            found.append(means.sample)
-            assert math.isnan(means.sample) is not step.committed
-        assert [n for n in found if not math.isnan(n)] == [1.5, 5.5]
-        assert len(found) == 3
-
-    train_together(go, go)
+@in_sessions(2)
+def test_means_of_a_block_that_does_not_count_are_nan_and_the_retrys_are_exact(peer: Peer) -> None:
+    found: list[float] = []
+    lost = False
+    for step in peer.session.steps(numbers(8, batch_size=2), epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                means = step.mean(sample=inputs.mean())
+                if step.index == 1 and not lost:
+                    lost = True
+                    peer.announce(2)
+                step.backward(peer.model(inputs).mean())
+        found.append(means.sample)
+        assert math.isnan(means.sample) is not step.committed
+    assert [n for n in found if not math.isnan(n)] == [1.5, 5.5]
+    assert len(found) == 3

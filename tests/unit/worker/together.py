@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import json
 import os
 import signal
@@ -21,6 +23,7 @@ from elastic.worker.group.process_group import Backend, Group, StoreHost
 GLOO = Backend(name="gloo", device=torch.device("cpu"))
 JOIN_TIMEOUT_S = 30.0  # machines may stand still for seconds
 _DEADLINE_S = 60.0
+Test = Callable[..., None]
 
 
 class Seat:
@@ -77,6 +80,27 @@ def run_together(*parts: Callable[[Seat], None]) -> None:
         for stream, (ours, _) in zip(streams, pairs, strict=True):
             stream.close()
             ours.close()
+
+
+def in_processes(count: int) -> Callable[[Test], Test]:
+    """The test is run by each of so many processes; its first argument is the process's seat."""
+    return run_by_each(count, run_together)
+
+
+def run_by_each(count: int, run: Callable[..., None]) -> Callable[[Test], Test]:
+    """`run` gives the test its first argument, and pytest all others."""
+
+    def decorate(test: Test) -> Test:
+        @functools.wraps(test)
+        def decorated(**fixtures: Any) -> None:
+            run(*[functools.partial(test, **fixtures)] * count)
+
+        signature = inspect.signature(test)
+        _, *others = signature.parameters.values()
+        decorated.__signature__ = signature.replace(parameters=others)  # type: ignore[attr-defined]
+        return decorated
+
+    return decorate
 
 
 def _serve(streams: list[IO[str]]) -> None:

@@ -19,7 +19,7 @@ from elastic.worker.session import Session
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.training import Training
-from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, run_together
+from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, Test, run_by_each, run_together
 
 
 class Heard(Reports):
@@ -114,3 +114,8 @@ def numbers(length: int, **options: Any) -> DataLoader:
     """Sample i is i."""
     dataset = TensorDataset(torch.arange(float(length), dtype=torch.float64).unsqueeze(1))
     return DataLoader(dataset, **{"shuffle": False, **options})
+
+
+def in_sessions(count: int) -> Callable[[Test], Test]:
+    """The test is run by each of so many processes; its first argument is the process's peer."""
+    return run_by_each(count, train_together)

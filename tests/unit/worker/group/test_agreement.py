@@ -16,7 +16,7 @@ from elastic.worker.group.membership import (
     explain_mismatch,
 )
 from elastic.worker.state.tensor_specs import describe
-from tests.unit.worker.together import Seat, run_together
+from tests.unit.worker.together import Seat, in_processes, run_together
 
 BIG = 2**62 + 12345  # a digest does not fit a float
 
@@ -38,23 +38,19 @@ def declaration(rank: int) -> Declaration:
     )
 
 
-def test_every_field_of_every_declaration_reaches_everybody() -> None:
-    def go(seat: Seat) -> None:
-        declared = declare(seat.join(), declaration(seat.rank))
-        assert declared == tuple(map(declaration, range(3)))
-        flags = [f.name for f in dataclasses.fields(Declaration) if f.type == "bool"]
-        assert all(type(getattr(d, name)) is bool for d in declared for name in flags)
-
-    run_together(go, go, go)
+@in_processes(3)
+def test_every_field_of_every_declaration_reaches_everybody(seat: Seat) -> None:
+    declared = declare(seat.join(), declaration(seat.rank))
+    assert declared == tuple(map(declaration, range(3)))
+    flags = [f.name for f in dataclasses.fields(Declaration) if f.type == "bool"]
+    assert all(type(getattr(d, name)) is bool for d in declared for name in flags)
 
 
-def test_a_default_device_of_the_scripts_changes_nothing() -> None:
-    def go(seat: Seat) -> None:
-        group = seat.join()
-        with torch.device("meta"):
-            assert declare(group, declaration(seat.rank)) == tuple(map(declaration, range(2)))
-
-    run_together(go, go)
+@in_processes(2)
+def test_a_default_device_of_the_scripts_changes_nothing(seat: Seat) -> None:
+    group = seat.join()
+    with torch.device("meta"):
+        assert declare(group, declaration(seat.rank)) == tuple(map(declaration, range(2)))
 
 
 def test_the_odd_members_are_told_what_differs_and_the_others_go_on() -> None:
@@ -70,21 +66,17 @@ def test_the_odd_members_are_told_what_differs_and_the_others_go_on() -> None:
     run_together(odd, right, odd)
 
 
-def test_equal_parameters_differ_nowhere_and_need_no_names() -> None:
-    def go(seat: Seat) -> None:
-        assert differing_parameters(seat.join(), BIG, dict) == {}
-
-    run_together(go, go)
+@in_processes(2)
+def test_equal_parameters_differ_nowhere_and_need_no_names(seat: Seat) -> None:
+    assert differing_parameters(seat.join(), BIG, dict) == {}
 
 
-def test_only_the_odd_member_learns_the_names_that_differ_from_rank_0() -> None:
-    def go(seat: Seat) -> None:
-        odd = seat.rank == 1
-        names = {"model.b": 1, "model.w": 3 if odd else 2, "same": BIG}
-        found = differing_parameters(seat.join(), BIG + odd, lambda: names)
-        assert found == {1: ["model.w"] if odd else []}
-
-    run_together(go, go, go)
+@in_processes(3)
+def test_only_the_odd_member_learns_the_names_that_differ_from_rank_0(seat: Seat) -> None:
+    odd = seat.rank == 1
+    names = {"model.b": 1, "model.w": 3 if odd else 2, "same": BIG}
+    found = differing_parameters(seat.join(), BIG + odd, lambda: names)
+    assert found == {1: ["model.w"] if odd else []}
 
 
 def test_differences_are_the_names_of_one_side_only_and_of_unequal_digests() -> None:

@@ -11,7 +11,7 @@ import pytest
 from elastic.errors import GroupLost, StepMisused
 from elastic.worker.group.membership import answer, meet
 from elastic.worker.group.process_group import Group, is_group_loss
-from tests.unit.worker.together import Seat, die, run_together, stay_away
+from tests.unit.worker.together import Seat, die, in_processes, run_together, stay_away
 from tests.unit.worker.together import meet as all_reduce
 from tests.waiting import eventually
 
@@ -34,42 +34,35 @@ def expect_loss(group: Group, call: Call) -> None:
     assert is_group_loss(caught.value, group)
 
 
-def test_members_that_make_the_same_calls_meet_in_each() -> None:
-    def go(seat: Seat) -> None:
-        group = seat.join()
-        for committed in (3, 4):
-            for number, call in enumerate((EVALUATE, SAVE, EVALUATE)):
-                meet(group, committed, number, call)
-                all_reduce()
-        seat.exchange("done")
-
-    run_together(go, go, go)
+@in_processes(3)
+def test_members_that_make_the_same_calls_meet_in_each(seat: Seat) -> None:
+    group = seat.join()
+    for committed in (3, 4):
+        for number, call in enumerate((EVALUATE, SAVE, EVALUATE)):
+            meet(group, committed, number, call)
+            all_reduce()
+    seat.exchange("done")
 
 
-def test_the_place_of_a_call_may_differ_between_members() -> None:
+@in_processes(2)
+def test_the_place_of_a_call_may_differ_between_members(seat: Seat) -> None:
     """A script may retry a call from another line; what counts is what is called."""
-
-    def go(seat: Seat) -> None:
-        meet(seat.join(), 3, 0, Call(EVALUATE.what, f"train.py:{seat.rank}"))
-        seat.exchange("done")
-
-    run_together(go, go)
+    meet(seat.join(), 3, 0, Call(EVALUATE.what, f"train.py:{seat.rank}"))
+    seat.exchange("done")
 
 
-def test_different_calls_are_refused_on_all_members_with_both_places() -> None:
-    def go(seat: Seat) -> None:
-        group = seat.join()
-        meet(group, 3, 0, EVALUATE)
-        with pytest.raises(StepMisused) as caught:
-            meet(group, 3, 1, SAVE if seat.rank == 1 else EVALUATE)
-        said = str(caught.value)
-        for call in (EVALUATE, SAVE):
-            assert call.what in said
-            assert call.where in said
-        assert "step 3" in said
-        seat.exchange("done")
-
-    run_together(go, go, go)
+@in_processes(3)
+def test_different_calls_are_refused_on_all_members_with_both_places(seat: Seat) -> None:
+    group = seat.join()
+    meet(group, 3, 0, EVALUATE)
+    with pytest.raises(StepMisused) as caught:
+        meet(group, 3, 1, SAVE if seat.rank == 1 else EVALUATE)
+    said = str(caught.value)
+    for call in (EVALUATE, SAVE):
+        assert call.what in said
+        assert call.where in said
+    assert "step 3" in said
+    seat.exchange("done")
 
 
 def test_nobody_waits_in_vain_for_a_member_in_a_block() -> None:
@@ -124,16 +117,14 @@ def test_an_answer_of_another_step_is_none() -> None:
     run_together(call, come_late)
 
 
-def test_nothing_is_answered_that_nobody_asked() -> None:
-    def go(seat: Seat) -> None:
-        group = seat.join()
-        answer(group, 3, "inside the block")
-        seat.exchange("answered")
-        assert group.store is not None
-        assert not group.store.check([f"elsewhere/3/{rank}" for rank in range(2)])
-        seat.exchange("done")
-
-    run_together(go, go)
+@in_processes(2)
+def test_nothing_is_answered_that_nobody_asked(seat: Seat) -> None:
+    group = seat.join()
+    answer(group, 3, "inside the block")
+    seat.exchange("answered")
+    assert group.store is not None
+    assert not group.store.check([f"elsewhere/3/{rank}" for rank in range(2)])
+    seat.exchange("done")
 
 
 def test_an_abort_frees_a_member_that_waits_for_others() -> None:
@@ -152,20 +143,18 @@ def test_a_member_that_is_alone_meets_nobody(alone: Group) -> None:
     meet(alone, 3, 0, EVALUATE)
 
 
-def test_calls_of_an_earlier_group_do_not_count() -> None:
-    def go(seat: Seat) -> None:
-        first = seat.join(1)
-        assert first.store is not None
-        if seat.rank == 0:
-            threading.Timer(0.05, first.abort).start()
-            expect_loss(first, SAVE)
-        seat.exchange("aborted")
-        first.abort()
-        first.close()
-        meet(seat.join(2), 3, 0, EVALUATE)
-        seat.exchange("done")
-
-    run_together(go, go)
+@in_processes(2)
+def test_calls_of_an_earlier_group_do_not_count(seat: Seat) -> None:
+    first = seat.join(1)
+    assert first.store is not None
+    if seat.rank == 0:
+        threading.Timer(0.05, first.abort).start()
+        expect_loss(first, SAVE)
+    seat.exchange("aborted")
+    first.abort()
+    first.close()
+    meet(seat.join(2), 3, 0, EVALUATE)
+    seat.exchange("done")
 
 
 def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
@@ -184,20 +173,17 @@ def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
     run_together(die_early, wait)
 
 
-def test_calls_that_are_over_leave_nothing_in_the_store() -> None:
+@in_processes(2)
+def test_calls_that_are_over_leave_nothing_in_the_store(seat: Seat) -> None:
     """A script may evaluate a million times in one group."""
-
-    def go(seat: Seat) -> None:
-        group = seat.join()
-        for number in range(3):
-            meet(group, 3, number, EVALUATE)
-        seat.exchange("met")
-        before = group.store.num_keys() if group.store is not None else 0
-        for number in range(3, 53):
-            meet(group, 3, number, EVALUATE)
-        seat.exchange("met again")
-        assert group.store is not None
-        assert before - 1 <= group.store.num_keys() <= before + 1
-        seat.exchange("done")
-
-    run_together(go, go)
+    group = seat.join()
+    for number in range(3):
+        meet(group, 3, number, EVALUATE)
+    seat.exchange("met")
+    before = group.store.num_keys() if group.store is not None else 0
+    for number in range(3, 53):
+        meet(group, 3, number, EVALUATE)
+    seat.exchange("met again")
+    assert group.store is not None
+    assert before - 1 <= group.store.num_keys() <= before + 1
+    seat.exchange("done")

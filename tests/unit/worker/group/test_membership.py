@@ -13,7 +13,7 @@ from elastic.core.worker.machine import Worker
 from elastic.errors import GroupLost
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group, StoreHost
-from tests.unit.worker.together import GLOO, Seat, meet, run_together
+from tests.unit.worker.together import GLOO, Seat, in_processes, meet, run_together
 
 
 class Place:
@@ -49,73 +49,67 @@ def entered(seat: Seat, worker: str = "w0") -> Place:
     return place
 
 
-def test_the_way_through_a_group_alone() -> None:
-    def go(seat: Seat) -> None:
-        place = Place("w0", seat.host)
-        threading.Timer(0.05, place.membership.announce, [seat.generation(1)]).start()
-        group = place.enter()
-        assert place.membership.group is group
-        assert (group.rank, group.world_size) == (0, 1)
-        assert not place.membership.must_leave()
-        place.membership.announce(seat.generation(2, leave_after=8))
-        assert not place.membership.must_leave()
-        assert not group.aborted
-        place.membership.announce(seat.generation(3))
-        assert group.aborted
-        assert place.membership.must_leave()
-        place.membership.leave()
-        assert place.membership.group is None
-        assert place.enter().generation.number == 3
-        place.membership.finish()
-        waiting = [WorkerPhase.SPARE, WorkerPhase.PREPARING, WorkerPhase.READY]
-        assert [p for p in place.phases() if p in waiting][:3] == waiting
-        last = place.reports[-1]
-        assert (last.phase, last.generation, last.committed) == (WorkerPhase.FINISHED, 3, 7)
-        durations = place.membership.durations
-        assert durations.join_s > 0.0
-        assert durations.since_ready_s() < 1.0
-
-    run_together(go)
+@in_processes(1)
+def test_the_way_through_a_group_alone(seat: Seat) -> None:
+    place = Place("w0", seat.host)
+    threading.Timer(0.05, place.membership.announce, [seat.generation(1)]).start()
+    group = place.enter()
+    assert place.membership.group is group
+    assert (group.rank, group.world_size) == (0, 1)
+    assert not place.membership.must_leave()
+    place.membership.announce(seat.generation(2, leave_after=8))
+    assert not place.membership.must_leave()
+    assert not group.aborted
+    place.membership.announce(seat.generation(3))
+    assert group.aborted
+    assert place.membership.must_leave()
+    place.membership.leave()
+    assert place.membership.group is None
+    assert place.enter().generation.number == 3
+    place.membership.finish()
+    waiting = [WorkerPhase.SPARE, WorkerPhase.PREPARING, WorkerPhase.READY]
+    assert [p for p in place.phases() if p in waiting][:3] == waiting
+    last = place.reports[-1]
+    assert (last.phase, last.generation, last.committed) == (WorkerPhase.FINISHED, 3, 7)
+    durations = place.membership.durations
+    assert durations.join_s > 0.0
+    assert durations.since_ready_s() < 1.0
 
 
 @pytest.mark.parametrize("settled", [{}, {"leave_after": 9}], ids=["confirmed", "moved on"])
-def test_a_planned_change_is_awaited_at_its_boundary(settled: dict[str, int]) -> None:
-    def go(seat: Seat) -> None:
-        place = Place("w0", seat.host)
+@in_processes(1)
+def test_a_planned_change_is_awaited_at_its_boundary(seat: Seat, settled: dict[str, int]) -> None:
+    place = Place("w0", seat.host)
+    place.membership.announce(seat.generation(1))
+    group = place.enter()
+    planned = seat.generation(2, leave_after=7)
+    place.membership.announce(replace(planned, provisional=True))
+    assert not place.membership.must_leave()
+    began = time.monotonic()
+    threading.Timer(0.1, place.membership.announce, [replace(planned, **settled)]).start()
+    assert place.membership.await_settlement(7, 60.0)
+    assert time.monotonic() - began >= 0.1
+    assert place.membership.must_leave() is (not settled)
+    assert not group.aborted
+
+
+@in_processes(1)
+def test_waiting_for_a_settlement_ends_with_a_change_at_once_or_with_its_time(seat: Seat) -> None:
+    provisional = replace(seat.generation(2, leave_after=7), provisional=True)
+    superseded, forgotten = Place("w0", seat.host), Place("w0", seat.host)
+    for place in (superseded, forgotten):
         place.membership.announce(seat.generation(1))
-        group = place.enter()
-        planned = seat.generation(2, leave_after=7)
-        place.membership.announce(replace(planned, provisional=True))
-        assert not place.membership.must_leave()
-        began = time.monotonic()
-        threading.Timer(0.1, place.membership.announce, [replace(planned, **settled)]).start()
-        assert place.membership.await_settlement(7, 60.0)
-        assert time.monotonic() - began >= 0.1
-        assert place.membership.must_leave() is (not settled)
-        assert not group.aborted
-
-    run_together(go)
-
-
-def test_waiting_for_a_settlement_ends_with_a_change_at_once_or_with_its_time() -> None:
-    def go(seat: Seat) -> None:
-        provisional = replace(seat.generation(2, leave_after=7), provisional=True)
-        superseded, forgotten = Place("w0", seat.host), Place("w0", seat.host)
-        for place in (superseded, forgotten):
-            place.membership.announce(seat.generation(1))
-            place.enter()
-            place.membership.announce(provisional)
-            if place is superseded:
-                threading.Timer(0.1, place.membership.announce, [seat.generation(3)]).start()
-                assert place.membership.await_settlement(7, 60.0)
-                assert place.membership.must_leave()
-                place.membership.leave()
-        assert not forgotten.membership.await_settlement(7, 0.1)
-        assert forgotten.membership.await_settlement(6, 60.0)  # not at the boundary yet
-        forgotten.membership.leave()
-        assert forgotten.enter().generation == provisional
-
-    run_together(go)
+        place.enter()
+        place.membership.announce(provisional)
+        if place is superseded:
+            threading.Timer(0.1, place.membership.announce, [seat.generation(3)]).start()
+            assert place.membership.await_settlement(7, 60.0)
+            assert place.membership.must_leave()
+            place.membership.leave()
+    assert not forgotten.membership.await_settlement(7, 0.1)
+    assert forgotten.membership.await_settlement(6, 60.0)  # not at the boundary yet
+    forgotten.membership.leave()
+    assert forgotten.enter().generation == provisional
 
 
 def test_a_blocked_collective_is_freed_by_an_announcement() -> None:
@@ -165,57 +159,52 @@ def test_a_group_that_breaks_by_itself_is_reported_broken() -> None:
     run_together(break_it, notice)
 
 
-def test_building_a_group_is_given_up_for_a_newer_one() -> None:
+@in_processes(1)
+def test_building_a_group_is_given_up_for_a_newer_one(seat: Seat) -> None:
     """Nobody else comes to generation 1; generation 2 does without them."""
-
-    def go(seat: Seat) -> None:
-        place = Place("w0", seat.host)
-        alone = seat.generation(2)
-        absent = Member(worker="w1", node="n", slot=0, endpoint="127.0.0.1:1")
-        with_another = Generation(
-            number=1,
-            incarnation="i",
-            members=(*alone.members, absent),
-            reason=ChangeReason.STARTED,
-        )
-        place.membership.announce(with_another)
-        threading.Timer(0.1, place.membership.announce, [alone]).start()
-        began = time.monotonic()
-        with pytest.raises(GroupLost) as caught:
-            place.enter()
-        place.membership.lost(caught.value)
-        assert not place.reports[-1].broken
-        assert place.enter().generation.number == 2
-        assert time.monotonic() - began < place.membership.join_timeout_s
-
-    run_together(go)
-
-
-def test_a_group_aborted_while_its_members_agree_is_not_joined() -> None:
-    def go(seat: Seat) -> None:
-        place = Place("w0", seat.host)
-        place.membership.announce(seat.generation(1))
-        place.membership.join(place.host, GLOO)
-        place.membership.announce(seat.generation(2))
-        with pytest.raises(GroupLost) as caught:
-            place.membership.joined(7)
-        assert WorkerPhase.TRAINING not in place.phases()
-        place.membership.lost(caught.value)
-        assert place.enter().generation.number == 2
-        assert place.reports[-1].has_state
-
-    run_together(go)
-
-
-def test_a_state_that_is_being_overwritten_is_not_offered_until_the_member_has_joined() -> None:
-    def go(seat: Seat) -> None:
-        place = entered(seat)
-        assert place.reports[-1].has_state
-        place.membership.drop_state()
-        assert not place.reports[-1].has_state
-        place.membership.announce(seat.generation(2))
-        place.membership.leave()
+    place = Place("w0", seat.host)
+    alone = seat.generation(2)
+    absent = Member(worker="w1", node="n", slot=0, endpoint="127.0.0.1:1")
+    with_another = Generation(
+        number=1,
+        incarnation="i",
+        members=(*alone.members, absent),
+        reason=ChangeReason.STARTED,
+    )
+    place.membership.announce(with_another)
+    threading.Timer(0.1, place.membership.announce, [alone]).start()
+    began = time.monotonic()
+    with pytest.raises(GroupLost) as caught:
         place.enter()
-        assert place.reports[-1].has_state
+    place.membership.lost(caught.value)
+    assert not place.reports[-1].broken
+    assert place.enter().generation.number == 2
+    assert time.monotonic() - began < place.membership.join_timeout_s
 
-    run_together(go)
+
+@in_processes(1)
+def test_a_group_aborted_while_its_members_agree_is_not_joined(seat: Seat) -> None:
+    place = Place("w0", seat.host)
+    place.membership.announce(seat.generation(1))
+    place.membership.join(place.host, GLOO)
+    place.membership.announce(seat.generation(2))
+    with pytest.raises(GroupLost) as caught:
+        place.membership.joined(7)
+    assert WorkerPhase.TRAINING not in place.phases()
+    place.membership.lost(caught.value)
+    assert place.enter().generation.number == 2
+    assert place.reports[-1].has_state
+
+
+@in_processes(1)
+def test_a_state_that_is_being_overwritten_is_not_offered_until_the_member_has_joined(
+    seat: Seat,
+) -> None:
+    place = entered(seat)
+    assert place.reports[-1].has_state
+    place.membership.drop_state()
+    assert not place.reports[-1].has_state
+    place.membership.announce(seat.generation(2))
+    place.membership.leave()
+    place.enter()
+    assert place.reports[-1].has_state

@@ -29,6 +29,7 @@ from tests.unit.worker.together import (
     JOIN_TIMEOUT_S,
     Seat,
     die,
+    in_processes,
     meet,
     run_together,
     stay_away,
@@ -228,38 +229,35 @@ def test_a_callback_that_outlives_its_group_does_not_end_the_process() -> None:
 
 @pytest.mark.parametrize("made", ["its own", "a group of the script"])
 @pytest.mark.parametrize("ends", ["aborted", "as planned"])
-def test_a_group_whose_threads_free_tensors_ends(ends: str, made: str) -> None:
+@in_processes(2)
+def test_a_group_whose_threads_free_tensors_ends(seat: Seat, ends: str, made: str) -> None:
     """They need the GIL for that. With torch 2.6 the end of a group waited for them and kept it:
     the whole process stood still."""
-
-    def go(seat: Seat) -> None:
-        sys.setswitchinterval(1e-6)  # they have it now and then, and never for all tensors at once
-        group = seat.join()
-        torch_group = dist.group.WORLD if made == "its own" else dist.new_group()
-        assert torch_group is not None
-        meet()
-        seat.exchange("joined")
-        tensors = [torch.zeros(1) for _ in range(5000)]
-        reduced = threading.Event()
-        if ends == "as planned":
-            future = torch_group.allreduce(tensors).get_future()
-            future.then(lambda _: reduced.set())
-            del future
-        elif seat.rank == 0:  # the other does not come
-            torch_group.allreduce(tensors)
-        del torch_group
-        tensors.clear()
-        if ends == "aborted":
-            group.abort()
-        else:
-            assert reduced.wait(JOIN_TIMEOUT_S)
-        group.close()
-        for thread in threading.enumerate():
-            if thread.name == "elastic-discard":
-                thread.join()
-        assert len(seat.exchange("lives")) == 2
-
-    run_together(go, go)
+    sys.setswitchinterval(1e-6)  # they have it now and then, and never for all tensors at once
+    group = seat.join()
+    torch_group = dist.group.WORLD if made == "its own" else dist.new_group()
+    assert torch_group is not None
+    meet()
+    seat.exchange("joined")
+    tensors = [torch.zeros(1) for _ in range(5000)]
+    reduced = threading.Event()
+    if ends == "as planned":
+        future = torch_group.allreduce(tensors).get_future()
+        future.then(lambda _: reduced.set())
+        del future
+    elif seat.rank == 0:  # the other does not come
+        torch_group.allreduce(tensors)
+    del torch_group
+    tensors.clear()
+    if ends == "aborted":
+        group.abort()
+    else:
+        assert reduced.wait(JOIN_TIMEOUT_S)
+    group.close()
+    for thread in threading.enumerate():
+        if thread.name == "elastic-discard":
+            thread.join()
+    assert len(seat.exchange("lives")) == 2
 
 
 def test_a_group_that_was_never_built_is_not_waited_for() -> None:
@@ -390,18 +388,16 @@ def test_a_member_that_leaves_does_not_take_back_what_it_sent() -> None:
     run_together(leave, read)
 
 
-def test_errors_of_the_script_in_a_real_group_are_not_taken_for_its_loss() -> None:
-    def mistake(seat: Seat) -> None:
-        group = seat.join()
-        for wrong in (
-            lambda: dist.send(torch.zeros(1), 0),
-            lambda: dist.all_gather([torch.zeros(1)] * 3, torch.zeros(1)),
-        ):
-            with pytest.raises(Exception, match=r"\w") as caught:
-                wrong()
-            assert not is_group_loss(caught.value, group), repr(caught.value)
-
-    run_together(mistake)
+@in_processes(1)
+def test_errors_of_the_script_in_a_real_group_are_not_taken_for_its_loss(seat: Seat) -> None:
+    group = seat.join()
+    for wrong in (
+        lambda: dist.send(torch.zeros(1), 0),
+        lambda: dist.all_gather([torch.zeros(1)] * 3, torch.zeros(1)),
+    ):
+        with pytest.raises(Exception, match=r"\w") as caught:
+            wrong()
+        assert not is_group_loss(caught.value, group), repr(caught.value)
 
 
 def test_building_ends_when_it_is_aborted() -> None:
@@ -481,20 +477,18 @@ def test_building_is_aborted_while_the_store_does_not_answer() -> None:
     run_together(connect)
 
 
-def test_collectives_are_counted() -> None:
-    def count(seat: Seat) -> None:
-        group = seat.join()
-        before = group.collectives()
-        for _ in range(3):
-            meet()
-        assert group.collectives() == before + 3
-        below = dist.new_group([0, 1])
-        before = group.collectives()
-        dist.all_reduce(torch.zeros(1), group=below)
+@in_processes(2)
+def test_collectives_are_counted(seat: Seat) -> None:
+    group = seat.join()
+    before = group.collectives()
+    for _ in range(3):
         meet()
-        assert group.collectives() == before + 2
-
-    run_together(count, count)
+    assert group.collectives() == before + 3
+    below = dist.new_group([0, 1])
+    before = group.collectives()
+    dist.all_reduce(torch.zeros(1), group=below)
+    meet()
+    assert group.collectives() == before + 2
 
 
 def test_where_torch_does_not_count_there_is_a_collective_between_any_two_looks() -> None:
@@ -548,17 +542,15 @@ def test_an_abort_from_another_thread_ends_what_is_queued_without_an_error(
 
 @pytest.mark.parametrize("backend", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
 @pytest.mark.usefixtures("manners")
-def test_a_late_abort_leaves_the_next_group_alone(backend: Backend) -> None:
-    def rejoin(seat: Seat) -> None:
-        first = seat.join(1, backend=backend)
-        meet()
-        first.close()
-        second = seat.join(2, backend=backend)
-        first.abort()
-        meet()
-        second.settle()
-
-    run_together(rejoin, rejoin)
+@in_processes(2)
+def test_a_late_abort_leaves_the_next_group_alone(seat: Seat, backend: Backend) -> None:
+    first = seat.join(1, backend=backend)
+    meet()
+    first.close()
+    second = seat.join(2, backend=backend)
+    first.abort()
+    meet()
+    second.settle()
 
 
 def test_two_threads_that_abort_at_once_abort_once(
@@ -641,18 +633,17 @@ def test_a_late_abort_of_a_group_that_never_came_up_leaves_the_next_one_alone(
     run_together(rejoin, rejoin)
 
 
+@in_processes(1)
 def test_an_abort_leaves_alone_what_the_script_has_put_in_place_of_its_group(
+    seat: Seat,
     manners: Backend,
 ) -> None:
-    def replace(seat: Seat) -> None:
-        first = seat.join(1, backend=manners)
-        dist.destroy_process_group()
-        second = seat.join(2, backend=manners)
-        first.abort()
-        meet()
-        second.settle()
-
-    run_together(replace)
+    first = seat.join(1, backend=manners)
+    dist.destroy_process_group()
+    second = seat.join(2, backend=manners)
+    first.abort()
+    meet()
+    second.settle()
 
 
 @pytest.mark.parametrize("backend", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
@@ -702,19 +693,17 @@ def test_the_watchdog_that_is_left_on_ends_the_survivor(monkeypatch: pytest.Monk
     run_together(survive, be_killed)
 
 
+@in_processes(3)
 def test_a_member_that_leaves_as_planned_does_not_break_the_last_collective(
+    seat: Seat,
     manners: Backend,
 ) -> None:
     """To abort is the only way to end such a group, and would do so while peers are in it."""
-
-    def come_and_go(seat: Seat) -> None:
-        for number in range(1, 21):
-            group = seat.join(number, backend=manners)
-            meet()
-            group.settle()
-            group.close()
-
-    run_together(come_and_go, come_and_go, come_and_go)
+    for number in range(1, 21):
+        group = seat.join(number, backend=manners)
+        meet()
+        group.settle()
+        group.close()
 
 
 def test_leaving_does_not_wait_long_for_a_member_that_is_gone(manners: Backend) -> None:
@@ -740,45 +729,41 @@ def test_leaving_does_not_wait_long_for_a_member_that_is_gone(manners: Backend) 
 @pytest.mark.skipif(
     not hasattr(TCPStore, "list_keys"), reason="this torch cannot list the keys of a store"
 )
-def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0() -> None:
+@in_processes(2)
+def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0(seat: Seat) -> None:
     """It may have rank 0 in thousands of groups."""
-
-    def go(seat: Seat) -> None:
-        counts, store = [], seat.host._store
-        for number in range(1, 8):
-            group = seat.join(number)
-            seat.exchange("joined")
-
-            def left(kept: str = f"i/{number}/") -> list[str]:
-                return [k for k in store.list_keys() if "/" in k and not k.startswith(kept)]
-
-            eventually(lambda: seat.rank > 0 or not left(), lambda: f"{left()}", 20.0)
-            counts.append(store.num_keys())
-            seat.exchange("swept")
-            group.close()
-        assert max(counts[1:]) <= counts[0] + 2, counts
-
-    run_together(go, go)
-
-
-def test_an_uncaught_exception_after_any_number_of_groups_meets_one_hook_of_torch() -> None:
-    """torch chains another one to it with each group, until they call each other too deep."""
-
-    def go(seat: Seat) -> None:
-        before = sys.excepthook
-        for number in range(1, 6):
-            group = seat.join(number)
-            seat.exchange("joined")
-            if number % 2:
-                group.abort()
-            group.close()
-            assert sys.excepthook is before
-        last = seat.join(6)
-        hook = sys.excepthook
+    counts, store = [], seat.host._store
+    for number in range(1, 8):
+        group = seat.join(number)
         seat.exchange("joined")
-        sys.excepthook = lambda *found: hook(*found)  # the script's own stays
-        mine = sys.excepthook
-        last.close()
-        assert sys.excepthook is mine
 
-    run_together(go, go)
+        def left(kept: str = f"i/{number}/") -> list[str]:
+            return [k for k in store.list_keys() if "/" in k and not k.startswith(kept)]
+
+        eventually(lambda: seat.rank > 0 or not left(), lambda: f"{left()}", 20.0)
+        counts.append(store.num_keys())
+        seat.exchange("swept")
+        group.close()
+    assert max(counts[1:]) <= counts[0] + 2, counts
+
+
+@in_processes(2)
+def test_an_uncaught_exception_after_any_number_of_groups_meets_one_hook_of_torch(
+    seat: Seat,
+) -> None:
+    """torch chains another one to it with each group, until they call each other too deep."""
+    before = sys.excepthook
+    for number in range(1, 6):
+        group = seat.join(number)
+        seat.exchange("joined")
+        if number % 2:
+            group.abort()
+        group.close()
+        assert sys.excepthook is before
+    last = seat.join(6)
+    hook = sys.excepthook
+    seat.exchange("joined")
+    sys.excepthook = lambda *found: hook(*found)  # the script's own stays
+    mine = sys.excepthook
+    last.close()
+    assert sys.excepthook is mine

@@ -15,38 +15,31 @@ from elastic.errors import CheckpointWriteError, TransientError
 from elastic.v1 import job_pb2 as pb
 
 
-@pytest.fixture
-def directory(tmp_path: Path) -> CheckpointDirectory:
-    return open_directory(str(tmp_path))
-
-
-@pytest.fixture
-def commits(directory: CheckpointDirectory) -> CheckpointCommits:
-    return CheckpointCommits(directory, job="digits", run="r1", keep_last=2)
-
-
 def name(index: int, generation: int = 1) -> str:
     return shard_name(index, 2, group_name(generation, "run"))
 
 
-class Members:
-    """Write shares to the directory and report them."""
+class Run:
+    """Its members write shares to the directory and report them, and `commits` is its leader's."""
 
-    def __init__(self, directory: CheckpointDirectory, commits: CheckpointCommits) -> None:
-        self._directory = directory
-        self._commits = commits
+    def __init__(
+        self, directory: CheckpointDirectory, job: str = "digits", run: str = "r1"
+    ) -> None:
+        self.directory = directory
+        self.commits = CheckpointCommits(directory, job=job, run=run, keep_last=2)
+        self.claim, self.commit = self.commits.claim, self.commits.commit
 
     def save(self, step: int, *indices: int, generation: int = 1, size_bytes: int = 10) -> None:
         for index in indices:
             relative = path_in_step(step, name(index, generation))
-            digest = self._directory.write(relative, b"x" * size_bytes)
+            digest = self.directory.write(relative, b"x" * size_bytes)
             self.report(step, index, generation, digest.size_bytes)
 
     def report(self, step: int, index: int, generation: int, size_bytes: int) -> None:
         digest = pb.FileDigest(
             name=name(index, generation), size_bytes=size_bytes, xxh3_128=f"{index:032x}"
         )
-        self._commits.reported(
+        self.commits.reported(
             pb.ShardSaved(
                 worker=f"w{index}",
                 step=step,
@@ -62,17 +55,15 @@ class Members:
 
 
 @pytest.fixture
-def members(directory: CheckpointDirectory, commits: CheckpointCommits) -> Members:
-    return Members(directory, commits)
+def run(tmp_path: Path) -> Run:
+    return Run(open_directory(str(tmp_path)))
 
 
-def test_the_manifest_says_what_was_reported(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
-    members.save(5, 1, size_bytes=7)
-    members.save(5, 0)
-    assert commits.commit(5, 1).size_bytes == 17
-    manifest = catalog.read_manifest(directory, 5)
+def test_the_manifest_says_what_was_reported(run: Run) -> None:
+    run.save(5, 1, size_bytes=7)
+    run.save(5, 0)
+    assert run.commit(5, 1).size_bytes == 17
+    manifest = catalog.read_manifest(run.directory, 5)
     assert (manifest.job, manifest.step, manifest.generation) == ("digits", 5, 1)
     assert (manifest.world_size, manifest.epoch, manifest.cursor) == (2, 3, 64)
     assert manifest.learning_rate == {"0": 0.5}
@@ -80,199 +71,169 @@ def test_the_manifest_says_what_was_reported(
         (name(0), 10),
         (name(1), 7),
     ]
-    assert commits.url == directory.url
+    assert run.commits.url == run.directory.url
 
 
-def test_generations_are_kept_apart(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
+def test_generations_are_kept_apart(run: Run) -> None:
     """A share that was written before the group broke may hold other bytes."""
-    members.save(5, 0, generation=1, size_bytes=1)
-    members.save(5, 0, 1, generation=2, size_bytes=100)
-    members.report(5, 1, generation=1, size_bytes=1)
-    assert commits.commit(5, 2).size_bytes == 200
-    assert catalog.read_manifest(directory, 5).generation == 2
-    assert directory.list("step-000000005") == ["manifest.json", name(0, 2), name(1, 2)]
+    run.save(5, 0, generation=1, size_bytes=1)
+    run.save(5, 0, 1, generation=2, size_bytes=100)
+    run.report(5, 1, generation=1, size_bytes=1)
+    assert run.commit(5, 2).size_bytes == 200
+    assert catalog.read_manifest(run.directory, 5).generation == 2
+    assert run.directory.list("step-000000005") == ["manifest.json", name(0, 2), name(1, 2)]
 
 
-def test_a_step_that_is_committed_is_not_committed_again(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
+def test_a_step_that_is_committed_is_not_committed_again(run: Run) -> None:
     """Two groups may have saved it; the second one's files may be swept already."""
-    members.save(5, 0, 1, generation=1)
-    members.save(5, 0, 1, generation=2, size_bytes=100)
-    assert commits.commit(5, 1).size_bytes == 20
-    assert commits.commit(5, 2).size_bytes == 20
-    assert catalog.read_manifest(directory, 5).generation == 1
-    assert directory.list("step-000000005") == ["manifest.json", name(0, 1), name(1, 1)]
+    run.save(5, 0, 1, generation=1)
+    run.save(5, 0, 1, generation=2, size_bytes=100)
+    assert run.commit(5, 1).size_bytes == 20
+    assert run.commit(5, 2).size_bytes == 20
+    assert catalog.read_manifest(run.directory, 5).generation == 1
+    assert run.directory.list("step-000000005") == ["manifest.json", name(0, 1), name(1, 1)]
 
 
-def test_a_share_reported_again_counts_once(members: Members, commits: CheckpointCommits) -> None:
-    members.save(5, 0, 1, 1)
-    assert commits.commit(5, 1).size_bytes == 20
+def test_a_share_reported_again_counts_once(run: Run) -> None:
+    run.save(5, 0, 1, 1)
+    assert run.commit(5, 1).size_bytes == 20
 
 
-def test_old_checkpoints_are_removed(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
+def test_old_checkpoints_are_removed(run: Run) -> None:
     for step in (5, 10, 15):
-        members.save(step, 0, 1)
-        commits.commit(step, 1)
-    assert set(catalog.list_checkpoints(directory)) == {5, 10, 15}
-    commits.prune()
-    assert set(catalog.list_checkpoints(directory)) == {10, 15}
+        run.save(step, 0, 1)
+        run.commit(step, 1)
+    assert set(catalog.list_checkpoints(run.directory)) == {5, 10, 15}
+    run.commits.prune()
+    assert set(catalog.list_checkpoints(run.directory)) == {10, 15}
 
 
-def test_what_is_abandoned_or_overtaken_is_forgotten(
-    members: Members, commits: CheckpointCommits
-) -> None:
-    members.save(5, 0)
-    commits.forget(5, 1)
-    commits.forget(5, 1)
+def test_what_is_abandoned_or_overtaken_is_forgotten(run: Run) -> None:
+    run.save(5, 0)
+    run.commits.forget(5, 1)
+    run.commits.forget(5, 1)
     with pytest.raises(CheckpointWriteError, match="step 5 is not committed"):
-        commits.commit(5, 1)
-    members.save(5, 0, 1)
-    members.save(10, 0, 1, generation=2)
-    commits.commit(10, 2)
+        run.commit(5, 1)
+    run.save(5, 0, 1)
+    run.save(10, 0, 1, generation=2)
+    run.commit(10, 2)
     with pytest.raises(CheckpointWriteError, match="later step was first"):
-        commits.commit(5, 1)
+        run.commit(5, 1)
 
 
-def test_a_share_that_is_not_there_leaves_the_earlier_checkpoint(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
-    members.save(5, 0, 1)
-    commits.commit(5, 1)
-    members.save(10, 0)
-    members.report(10, 1, generation=1, size_bytes=10)
+def test_a_share_that_is_not_there_leaves_the_earlier_checkpoint(run: Run) -> None:
+    run.save(5, 0, 1)
+    run.commit(5, 1)
+    run.save(10, 0)
+    run.report(10, 1, generation=1, size_bytes=10)
     with pytest.raises(CheckpointWriteError, match="missing"):
-        commits.commit(10, 1)
-    assert set(catalog.list_checkpoints(directory)) == {5}
+        run.commit(10, 1)
+    assert set(catalog.list_checkpoints(run.directory)) == {5}
 
 
-def test_one_that_a_later_one_has_overtaken_is_not_made_of_what_came_since(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
-    members.save(5, 0)
-    members.save(6, 0, 1)
-    commits.commit(6, 1)
-    members.save(5, 1)
+def test_one_that_a_later_one_has_overtaken_is_not_made_of_what_came_since(run: Run) -> None:
+    run.save(5, 0)
+    run.save(6, 0, 1)
+    run.commit(6, 1)
+    run.save(5, 1)
     with pytest.raises(CheckpointWriteError, match="later step was first"):
-        commits.commit(5, 1)
-    assert catalog.list_checkpoints(directory) == (6,)
+        run.commit(5, 1)
+    assert catalog.list_checkpoints(run.directory) == (6,)
 
 
 def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
-    members: Members,
-    commits: CheckpointCommits,
-    directory: CheckpointDirectory,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """This one was paused after it had looked."""
-    members.save(5, 0, 1)
-    members.save(5, 0, 1, generation=2, size_bytes=100)
-    other = CheckpointCommits(directory, job="digits", run="r1", keep_last=2)
+    run.save(5, 0, 1)
+    run.save(5, 0, 1, generation=2, size_bytes=100)
+    other = Run(run.directory)
     other.claim()
-    Members(directory, other).save(5, 0, 1, generation=2, size_bytes=100)
-    commits.claim()
-    write = directory.write
+    other.save(5, 0, 1, generation=2, size_bytes=100)
+    run.claim()
+    write = run.directory.write
 
     def pause_and_write(relative: str, data: bytes, *, replace: bool) -> FileDigest:
         monkeypatch.undo()
         assert other.commit(5, 2).size_bytes == 200
         return write(relative, data, replace=replace)
 
-    monkeypatch.setattr(directory, "write", pause_and_write)
-    assert commits.commit(5, 1).size_bytes == 200
-    assert catalog.read_manifest(directory, 5).generation == 2
+    monkeypatch.setattr(run.directory, "write", pause_and_write)
+    assert run.commit(5, 1).size_bytes == 200
+    assert catalog.read_manifest(run.directory, 5).generation == 2
 
 
-def test_a_run_whose_directory_another_has_taken_is_refused(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
-    commits.claim()
-    members.save(5, 0, 1)
-    commits.commit(5, 1)
-    other = CheckpointCommits(directory, job="letters", run="r2", keep_last=2)
+def test_a_run_whose_directory_another_has_taken_is_refused(run: Run) -> None:
+    run.claim()
+    run.save(5, 0, 1)
+    run.commit(5, 1)
+    other = Run(run.directory, "letters", "r2")
     other.claim()
-    members.save(6, 0, 1)
+    run.save(6, 0, 1)
     with pytest.raises(CheckpointWriteError, match=r"job letters saves in .* since 20..-"):
-        commits.commit(6, 1)
-    Members(directory, other).save(7, 0, 1)
+        run.commit(6, 1)
+    other.save(7, 0, 1)
     assert other.commit(7, 1).size_bytes == 20
-    assert catalog.list_checkpoints(directory) == (7, 5)
+    assert catalog.list_checkpoints(run.directory) == (7, 5)
 
 
-def test_leaders_of_one_run_follow_each_other(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
-    commits.claim()
-    next_leader = CheckpointCommits(directory, job="digits", run="r1", keep_last=2)
+def test_leaders_of_one_run_follow_each_other(run: Run) -> None:
+    run.claim()
+    next_leader = Run(run.directory)
     next_leader.claim()
-    members.save(5, 0, 1)
-    assert commits.commit(5, 1).size_bytes == 20
+    run.save(5, 0, 1)
+    assert run.commit(5, 1).size_bytes == 20
 
 
-def test_a_directory_that_was_tidied_up_stays_with_its_run(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory
-) -> None:
-    commits.claim()
-    directory.remove("owner.json")
-    members.save(5, 0, 1)
-    commits.commit(5, 1)
-    other = CheckpointCommits(directory, job="digits", run="r2", keep_last=2)
+def test_a_directory_that_was_tidied_up_stays_with_its_run(run: Run) -> None:
+    run.claim()
+    run.directory.remove("owner.json")
+    run.save(5, 0, 1)
+    run.commit(5, 1)
+    other = Run(run.directory, "digits", "r2")
     other.claim()
-    members.save(6, 0, 1)
+    run.save(6, 0, 1)
     with pytest.raises(CheckpointWriteError, match="a run of job digits saves"):
-        commits.commit(6, 1)
+        run.commit(6, 1)
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"job":"j","run":"r","since_unix_s":1e300}'])
-def test_an_owner_that_makes_no_sense_is_none(
-    members: Members, commits: CheckpointCommits, directory: CheckpointDirectory, content: bytes
-) -> None:
-    directory.write("owner.json", content)
-    commits.claim()
-    members.save(5, 0, 1)
-    assert commits.commit(5, 1).size_bytes == 20
+def test_an_owner_that_makes_no_sense_is_none(run: Run, content: bytes) -> None:
+    run.directory.write("owner.json", content)
+    run.claim()
+    run.save(5, 0, 1)
+    assert run.commit(5, 1).size_bytes == 20
 
 
 def test_a_directory_that_did_not_answer_is_claimed_by_the_first_commit(
-    members: Members,
-    commits: CheckpointCommits,
-    directory: CheckpointDirectory,
-    monkeypatch: pytest.MonkeyPatch,
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def silent(relative: str) -> bytes:
         raise TransientError(f"{relative} cannot be read")
 
-    CheckpointCommits(directory, job="letters", run="r2", keep_last=2).claim()
+    Run(run.directory, "letters", "r2").claim()
     with monkeypatch.context() as while_down:
-        while_down.setattr(directory, "read", silent)
-        commits.claim()
-    members.save(5, 0, 1)
-    assert commits.commit(5, 1).size_bytes == 20
-    members.save(6, 0, 1)
-    assert commits.commit(6, 1).size_bytes == 20
+        while_down.setattr(run.directory, "read", silent)
+        run.claim()
+    run.save(5, 0, 1)
+    assert run.commit(5, 1).size_bytes == 20
+    run.save(6, 0, 1)
+    assert run.commit(6, 1).size_bytes == 20
 
 
-def test_saves_that_never_become_whole_are_not_kept_for_ever(
-    members: Members, commits: CheckpointCommits
-) -> None:
+def test_saves_that_never_become_whole_are_not_kept_for_ever(run: Run) -> None:
     """As on a disk that is full for days: late shares of those that were given up."""
     for step in range(1000):
-        members.report(step, 0, generation=1, size_bytes=1)
-    assert len(commits._reports) == 64
-    members.save(1000, 0, 1)
-    assert commits.commit(1000, 1).size_bytes == 20
+        run.report(step, 0, generation=1, size_bytes=1)
+    assert len(run.commits._reports) == 64
+    run.save(1000, 0, 1)
+    assert run.commit(1000, 1).size_bytes == 20
 
 
-def test_durations_are_those_of_the_slowest_member(
-    members: Members, commits: CheckpointCommits
-) -> None:
-    members.save(5, 0, 1)
-    for report in commits._reports[5, 1].values():
+def test_durations_are_those_of_the_slowest_member(run: Run) -> None:
+    run.save(5, 0, 1)
+    for report in run.commits._reports[5, 1].values():
         report.stall_s, report.write_s = 0.1 * (report.index + 1), 3.0 - report.index
-    done = commits.commit(5, 1)
+    done = run.commit(5, 1)
     assert done.stall_s == pytest.approx(0.2)
     assert 3.1 <= done.save_s < 30.0

@@ -51,6 +51,14 @@ def enter(model: DistributedModel, group: Group) -> None:
     model.passes.together = True
 
 
+@pytest.fixture
+def model(net: Net, alone: Group) -> DistributedModel:
+    """Of the net, in a group."""
+    model = DistributedModel(net, {})
+    enter(model, alone)
+    return model
+
+
 def ddp_of(model: DistributedModel) -> nn.parallel.DistributedDataParallel:
     return model.passes.wrapper
 
@@ -159,9 +167,7 @@ def test_options_are_ddps(net: Net, alone: Group) -> None:
     assert ddp_of(model).bucket_bytes_cap == 7 * 2**20
 
 
-def test_only_the_last_micro_batch_is_reduced(net: Net, alone: Group) -> None:
-    model = DistributedModel(net, {})
-    enter(model, alone)
+def test_only_the_last_micro_batch_is_reduced(model: DistributedModel) -> None:
     reductions: list[int] = []
     model.register_comm_hook(None, counting(reductions))
     for reduce in (False, False, True):
@@ -364,9 +370,7 @@ def in_block(model: DistributedModel, call: Callable[[], object]) -> None:
     model.require_reduced()
 
 
-def test_calling_the_bare_module_is_refused_by_name(net: Net, alone: Group) -> None:
-    model = DistributedModel(net, {})
-    enter(model, alone)
+def test_calling_the_bare_module_is_refused_by_name(net: Net, model: DistributedModel) -> None:
     with pytest.raises(StepMisused, match=r"Net.*module"):
         in_block(model, lambda: step(net))
     in_block(model, lambda: step(model))
@@ -377,11 +381,9 @@ def test_calling_the_bare_module_is_refused_by_name(net: Net, alone: Group) -> N
 
 
 def test_a_model_that_rests_in_a_step_is_none_that_was_called_wrongly(
-    net: Net, alone: Group
+    model: DistributedModel,
 ) -> None:
     """Two models that take turns: the script still zeroes the gradients of both."""
-    model = DistributedModel(net, {})
-    enter(model, alone)
     in_block(model, lambda: step(model))
     in_block(model, lambda: None)
     in_block(model, lambda: model.zero_grad(set_to_none=False))
@@ -408,9 +410,7 @@ def test_outside_of_blocks_and_calls_nothing_is_sent(net: Net, alone: Group) -> 
     assert net.last.weight.grad is not None
 
 
-def test_gradients_of_a_pass_above_the_block_are_refused(net: Net, alone: Group) -> None:
-    model = DistributedModel(net, {})
-    enter(model, alone)
+def test_gradients_of_a_pass_above_the_block_are_refused(model: DistributedModel) -> None:
     model.passes.together = False
     outputs = model(torch.randn(6, 4))
     model.begin_block()
@@ -420,10 +420,10 @@ def test_gradients_of_a_pass_above_the_block_are_refused(net: Net, alone: Group)
         model.require_reduced()
 
 
-def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(net: Net, alone: Group) -> None:
+def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(
+    net: Net, model: DistributedModel
+) -> None:
     """A GAN freezes and thaws in every step: it goes to and fro between two."""
-    model = DistributedModel(net, {})
-    enter(model, alone)
     whole = ddp_of(model)
     for _ in range(3):
         net.first.requires_grad_(False)
@@ -466,9 +466,9 @@ def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
     assert sum(sizes) == trained
 
 
-def test_flags_that_change_between_micro_batches_are_noticed(net: Net, alone: Group) -> None:
-    model = DistributedModel(net, {})
-    enter(model, alone)
+def test_flags_that_change_between_micro_batches_are_noticed(
+    net: Net, model: DistributedModel
+) -> None:
     model.begin_block()
     model.reduce_gradients(False)
     step(model)

@@ -25,7 +25,7 @@ from benchmarks.cluster_faults import Faults, Figures
 from benchmarks.cluster_steps import MarkedSteps
 from benchmarks.cluster_torchrun import kill_a_node, torchrun_job
 from benchmarks.jobs import SCRIPTS
-from benchmarks.report import save, show, spread
+from benchmarks.report import command_line, save, show, spread
 from benchmarks.scripts.mlp import SIZES
 from examples.ledger_check import audit
 from tests.cluster import NODES, Cluster, network_with_etcd
@@ -91,9 +91,7 @@ def _pauses(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=_KINDS, default=_KINDS, help="faults (all)")
     parser.add_argument("--kills", type=int, default=10, help="of a node (10)")
     parser.add_argument("--torchrun-kills", type=int, default=3, help="of a node (3)")

@@ -16,7 +16,7 @@ from typing import Any
 
 from benchmarks.jobs import Job
 from benchmarks.kill_figures import KillFigures, kill_figures
-from benchmarks.report import spread
+from benchmarks.report import command_line, spread
 from benchmarks.scripts.mlp import SIZES
 from benchmarks.scripts.step_log import Mark, commits
 
@@ -29,9 +29,7 @@ Start = Callable[[str, Path, argparse.Namespace], Job]
 
 def parse_kill_options(description: str | None) -> argparse.Namespace:
     """The command line of a benchmark that kills workers."""
-    parser = argparse.ArgumentParser(
-        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(description)
     parser.add_argument("--kills", type=int, default=10, help="kills on each side (10)")
     parser.add_argument("--kills-per-job", type=int, default=2, help="then the other side (2)")
     parser.add_argument("--workers", type=int, default=3, help="workers of the job (3)")

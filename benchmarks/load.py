@@ -27,7 +27,7 @@ from typing import Any
 import grpc.aio
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from benchmarks.report import save, show
+from benchmarks.report import command_line, save, show
 from elastic.rpc.control_client import OPTIONS
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
@@ -172,9 +172,7 @@ _COLUMNS = (
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--agents", nargs="+", type=int, default=[10, 100, 1000])
     return parser.parse_args()
 

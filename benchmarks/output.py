@@ -26,7 +26,7 @@ from pathlib import Path
 from benchmarks.jobs import Job, elastic_job
 from benchmarks.kill_figures import kill_figures
 from benchmarks.kills import settled
-from benchmarks.report import save, seconds, show
+from benchmarks.report import command_line, save, seconds, show
 from benchmarks.scripts.noisy_train import NOISE
 from elastic.cli.operator import Target
 
@@ -70,9 +70,7 @@ def main() -> None:
 
 
 def _options() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--noise-s", type=float, default=60.0, help="of writing before the kill")
     parser.add_argument("--kills", type=int, default=3, help="on each side, one a job (3)")
     return parser.parse_args()

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.jobs import Job, ddp_job, elastic_job, torchrun_job
-from benchmarks.report import save, show
+from benchmarks.report import command_line, save, show
 from benchmarks.scripts.mlp import SIZES
 from benchmarks.scripts.step_log import commits
 from benchmarks.scripts.turns import allow
@@ -198,9 +198,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3])
     parser.add_argument(

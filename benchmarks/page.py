@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.jobs import elastic_job
-from benchmarks.report import save, show
+from benchmarks.report import command_line, save, show
 from elastic.core.membership import WorkerPhase
 from tests import page_jobs
 from tests.browser import Tab, browser
@@ -57,9 +57,7 @@ def main() -> None:
 
 
 def _parse() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = command_line(__doc__)
     parser.add_argument("--times", type=int, default=10, help="of first paint and of kills (10)")
     return parser.parse_args()
 

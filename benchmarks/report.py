@@ -1,7 +1,8 @@
-"""What every benchmark leaves behind: a table on the terminal and a JSON file."""
+"""The way in and out of every benchmark: its options, a table on the terminal, and a JSON file."""
 
 from __future__ import annotations
 
+import argparse
 import datetime
 import json
 import os
@@ -19,6 +20,13 @@ from rich.console import Console
 from rich.table import Table
 
 RESULTS = Path(__file__).parent / "results"
+
+
+def command_line(description: str | None) -> argparse.ArgumentParser:
+    """That of a benchmark, which shows the description as it is written."""
+    return argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -172,6 +172,11 @@ class TrainingJob(LoopbackJob):
         super().__init__(place, script, **named, **ENVIRONMENT)
         self.steps = StepRecords(out)
 
+    def all_train(self) -> None:
+        """In one group."""
+        self.wait(lambda: self.world() == len(NODES), "a group of all")
+        self.trains_on()
+
     def trains_on(self, steps: int = 10) -> None:
         """As many more are committed."""
         reached = self.steps.newest()
@@ -187,8 +192,7 @@ def training_job(
         job.start_coordinator()
         for node in NODES:
             job.start_agent(node, *options.get(node, ()))
-        job.wait(lambda: job.world() == len(NODES), "a group of all")
-        job.trains_on()
+        job.all_train()
         yield job
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from elastic.runtime.orphans import is_zombie
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
-from tests.integration.loopback_job import NODES, TrainingJob, training_job
+from tests.integration.loopback_job import TrainingJob, training_job
 from tests.integration.running import Place, command_line
 from tests.job_process import CommandProcess
 from tests.waiting import eventually
@@ -73,8 +73,7 @@ def test_an_agent_that_is_the_first_process_begins_anew(
         job.start_coordinator()
         job.start_agent("b")
         agent = job.start_agent("a", under=_AS_FIRST_PROCESS)
-        job.wait(lambda: job.world() == len(NODES), "a group of all")
-        job.trains_on()
+        job.all_train()
         (pid,) = _children(agent.process.pid)
         _begins_anew(job, agent, pid, times=times)
 

@@ -58,8 +58,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         job.wait(lambda: job.events("elected"), "a leader")
         job.start_agents()
         job.start_candidate()
-        job.wait(lambda: job.world() == len(NODES), "a group of all")
-        job.trains_on()
+        job.all_train()
         yield job
 
 

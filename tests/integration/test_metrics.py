@@ -102,8 +102,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         job.start_candidate()
         job.wait(lambda: job.events("elected"), "a leader")
         job.start_agents("--http-address", "127.0.0.1:0")
-        job.wait(lambda: job.world() == len(NODES), "a group of all")
-        job.trains_on()
+        job.all_train()
         yield job
 
 

@@ -31,6 +31,15 @@ def manager(tmp_path: Path) -> Iterator[FakeServiceManager]:
         yield manager
 
 
+def begun_anew(agent: CommandProcess, manager: FakeServiceManager, ready: int) -> int:
+    """An agent that has been ready reloads; the index of the message that it is ready again."""
+    agent.process.send_signal(signal.SIGHUP)
+    reload = manager.wait_for("RELOADING=1", after=ready)
+    anew = manager.wait_for("READY=1", after=reload)
+    assert agent.named("agent_started")[-1]["begun_anew"]
+    return anew
+
+
 def test_an_agent_is_ready_once_registered_and_begins_anew_as_a_reload(
     job: TrainingJob, manager: FakeServiceManager
 ) -> None:
@@ -38,10 +47,7 @@ def test_an_agent_is_ready_once_registered_and_begins_anew_as_a_reload(
     ready = manager.wait_for("READY=1")
     assert manager.all_of("STATUS")[0] == "registers in etcd"
     manager.wait_for("STATUS=waits for a group, without a coordinator", after=ready)
-    agent.process.send_signal(signal.SIGHUP)
-    reload = manager.wait_for("RELOADING=1", after=ready)
-    anew = manager.wait_for("READY=1", after=reload)
-    assert agent.named("agent_started")[-1]["begun_anew"]
+    anew = begun_anew(agent, manager, ready)
     manager.wait_for("WATCHDOG=1", after=anew)
     agent.process.terminate()
     stop = manager.wait_for("STOPPING=1", after=anew)
@@ -65,10 +71,7 @@ def test_an_agent_is_followed_from_its_start_through_reloads_to_its_end(
         variables = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
         assert not [v for v in variables if v.split(b"=")[0].decode() in NOTICE_VARIABLES]
 
-    agent.process.send_signal(signal.SIGHUP)
-    reload = manager.wait_for("RELOADING=1", after=ready)
-    anew = manager.wait_for("READY=1", after=reload)
-    assert agent.named("agent_started")[-1]["begun_anew"]
+    anew = begun_anew(agent, manager, ready)
     manager.wait_for("STATUS=generation 1, step ", after=anew)
     manager.wait_for("WATCHDOG=1", after=anew)
     assert manager.count("READY=1") == 2

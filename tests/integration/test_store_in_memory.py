@@ -43,8 +43,7 @@ class Job(TrainingJob):
         self.start_agent(NODES[0])
         self.start_coordinator("--store", "memory", "--agent-grace-s", "20", **of_the_coordinator)
         self.start_agent(NODES[1])
-        self.wait(lambda: self.world() == len(NODES), "a group of all")
-        self.trains_on()
+        self.all_train()
 
     def stop_all(self) -> None:
         assert self.start("stop").wait() == 0, self.story()

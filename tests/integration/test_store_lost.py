@@ -126,8 +126,7 @@ def job(place: Place, backed: Backed) -> Iterator[Job]:
     try:
         job.start_coordinator_with_ledger()
         job.start_agents()
-        job.wait(lambda: job.world() == len(NODES), "a group of all")
-        job.trains_on()
+        job.all_train()
         yield job
         if not job.events("stray_group_ended"):
             numbers = job.numbers()

@@ -45,7 +45,7 @@ class Leader:
     """One term."""
 
     def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
-        self.diary, self.store = Diary(), store
+        self.diary, self.store, self._leadership = Diary(), store, leadership
         self.tasks: list[asyncio.Task[None]] = []
         self.accounts = SlotAccounts(2)
         self.incidents = IncidentRecords(
@@ -62,6 +62,10 @@ class Leader:
         del name
         self.tasks.append(asyncio.ensure_future(work))
 
+    def next(self) -> Leader:
+        """Another term, for which nothing but the store remains."""
+        return Leader(self.store, self._leadership)
+
     async def kept(self) -> dict[int, dict[str, Any]]:
         await asyncio.gather(*self.tasks)
         return await load_incidents(self.store, "job", "default")
@@ -72,9 +76,14 @@ async def term() -> tuple[MemoryStore, Leadership]:
     return store, await lead(store, job="job", candidate="c")
 
 
-async def test_an_incident_is_kept_told_and_explained() -> None:
+async def with_a_failed_save() -> Leader:
     leader = Leader(*await term())
     leader.incidents.save_failed(10, 1, "the disk is full")
+    return leader
+
+
+async def test_an_incident_is_kept_told_and_explained() -> None:
+    leader = await with_a_failed_save()
     (entry,) = leader.diary.of("incident")
     assert entry["explain"] == "elastic explain 1"
     assert entry["summary"] == "the checkpoint of step 10 was not saved: the disk is full"
@@ -87,12 +96,10 @@ async def test_an_incident_is_kept_told_and_explained() -> None:
 
 
 async def test_the_next_leader_has_them_and_numbers_on() -> None:
-    store, leadership = await term()
-    first = Leader(store, leadership)
-    first.incidents.save_failed(10, 1, "the disk is full")
+    first = await with_a_failed_save()
     await first.kept()
-    await store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
-    second = Leader(store, leadership)
+    await first.store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
+    second = first.next()
     await second.incidents.load(None, ())
     second.incidents.save_failed(20, 2, "the network is down")
     found = await second.kept()
@@ -136,12 +143,10 @@ async def test_one_that_was_over_before_the_leader_had_told_of_it_ends_at_once()
 
 
 async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
-    store, leadership = await term()
-    first = Leader(store, leadership)
-    first.incidents.save_failed(10, 1, "the disk is full")
+    first = await with_a_failed_save()
     assert (await first.kept())[1]["lost_s"] == 0.0
     first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
-    second = Leader(store, leadership)
+    second = first.next()
     second.accounts.adopt(first.accounts.to_document(5.0, 0.0), 5.0, 0.0)
     await second.incidents.load(None, ())
     second.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 2.5
@@ -153,25 +158,21 @@ async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -
 
 
 async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
-    store, leadership = await term()
-    first = Leader(store, leadership)
-    first.incidents.save_failed(10, 1, "the disk is full")
+    first = await with_a_failed_save()
     accounts = first.accounts.to_document(5.0, 0.0)
     first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
     first.incidents.saved()
     await first.kept()
-    second = Leader(store, leadership)
+    second = first.next()
     second.accounts.adopt(accounts, 5.0, 0.0)
     await second.incidents.load(None, ())
     assert second.incidents.document(1)["lost_s"] == 30.0
 
 
 async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_next_one() -> None:
-    store, leadership = await term()
-    first = Leader(store, leadership)
-    first.incidents.save_failed(10, 1, "the disk is full")
+    first = await with_a_failed_save()
     await first.kept()
-    second = Leader(store, leadership)
+    second = first.next()
     await second.incidents.load(None, ())
     second.incidents.saved()
     found = await second.kept()

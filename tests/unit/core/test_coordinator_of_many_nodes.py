@@ -20,6 +20,7 @@ from elastic.core.membership import (
     WorkerStatus,
 )
 from tests.unit.core.cluster_views import FINISHED, JOINING, READY, TRAINING, generation, status
+from tests.unit.core.test_coordinator import killed
 
 POLICY = FormationPolicy(
     min_workers=1,
@@ -106,11 +107,6 @@ def running(*workers: str, **policy: object) -> Job:
     job.tell(*(reported(trains(w, 1)) for w in workers))
     assert job.machine.phase is JobPhase.RUNNING
     return job
-
-
-def killed(worker: str) -> ev.WorkerFailed:
-    failure = Failure(worker=worker, kind=FailureKind.SIGNAL, signature="signal 9")
-    return ev.WorkerFailed(node=worker[0], failure=failure)
 
 
 # ---- a running group under a new coordinator

@@ -26,10 +26,16 @@ def ready() -> Worker:
     return worker
 
 
-def training(committed: int = 5) -> Worker:
+def joining() -> Worker:
+    """On its way into the first group."""
     worker = ready()
     worker.generation_announced(FIRST)
     worker.join_began(FIRST)
+    return worker
+
+
+def training(committed: int = 5) -> Worker:
+    worker = joining()
     worker.joined(FIRST, committed)
     return worker
 
@@ -166,17 +172,13 @@ def test_old_news_is_refused() -> None:
 def test_a_join_is_given_up_for_a_change_at_once_only(
     announced: Generation, expected: bool
 ) -> None:
-    worker = ready()
-    worker.generation_announced(FIRST)
-    worker.join_began(FIRST)
+    worker = joining()
     worker.generation_announced(announced)
     assert worker.superseded() is expected
 
 
 def test_a_half_received_state_is_not_worth_asking_for() -> None:
-    worker = ready()
-    worker.generation_announced(FIRST)
-    worker.join_began(FIRST)
+    worker = joining()
     worker.joined(FIRST, 3)
     worker.group_broke(3, "reset")
     worker.generation_announced(AT_ONCE)
@@ -194,9 +196,7 @@ def test_a_step_out_of_turn_ends_the_process() -> None:
 
 def test_a_join_is_given_up_for_a_planned_change_of_a_later_group() -> None:
     """The step at which it takes effect is one of a group that this worker is not in."""
-    worker = ready()
-    worker.generation_announced(FIRST)
-    worker.join_began(FIRST)
+    worker = joining()
     missed_one = replace(PLANNED, number=3)
     assert AbortGroup(generation=1) in worker.generation_announced(missed_one)
     assert worker.superseded()

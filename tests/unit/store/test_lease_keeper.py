@@ -10,16 +10,10 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.store.interface import LeaseLost
 from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 from elastic.store.memory import MemoryStore
+from tests.unit.store.failing_store import Clock
 from tests.waiting import until
 
 TTL_S = 3.0
-
-
-class Clock:
-    now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 class Fragile(MemoryStore):

@@ -195,13 +195,13 @@ async def _why_not_ready(candidate: Candidate, store: Store, job: str) -> str:
 
 def _condition(candidate: Candidate) -> Condition:
     """For the service manager: ready once it campaigns, or has nothing to do."""
-    term = candidate.term
-    if term is None:
+    led = candidate.group
+    if led is None:
         status = "follows" if candidate.stands else "waits for etcd"
-    elif term.generation == 0:
+    elif led.generation == 0:
         status = "leads, no group yet"
     else:
-        status = f"leads, generation {term.generation}, {term.world_size} workers, step {term.step}"
+        status = f"leads, generation {led.generation}, {led.world_size} workers, step {led.step}"
     return Condition(ready=candidate.stands, status=status)
 
 

@@ -7,7 +7,7 @@ import contextlib
 from collections.abc import AsyncIterator
 from typing import Any
 
-from elastic.coordinator.daemon import CoordinatorDaemon, Term
+from elastic.coordinator.daemon import CoordinatorDaemon, GroupFigures
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.job_options import JobOptions
 from elastic.coordinator.leadership import (
@@ -258,10 +258,10 @@ class Candidate:
         return "it neither leads nor follows yet"
 
     @property
-    def term(self) -> Term | None:
+    def group(self) -> GroupFigures | None:
         """The group that it leads; None while it does not lead."""
         leader = self.agents()
-        return leader.term if leader is not None else None
+        return leader.group if leader is not None else None
 
     # ---- ControlHandler
 

@@ -72,8 +72,8 @@ _NOTICES = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Term:
-    """A leader's term in three figures."""
+class GroupFigures:
+    """A leader's group in three figures."""
 
     generation: int = 0
     """Its number; 0: there is no group yet."""
@@ -264,13 +264,13 @@ class CoordinatorDaemon:
             recorder.record()
 
     @property
-    def term(self) -> Term:
+    def group(self) -> GroupFigures:
         """The group that it leads."""
         current = self.machine.current
         if current is None:
-            return Term()
+            return GroupFigures()
         step = self.machine.committed
-        return Term(generation=current.number, world_size=current.world_size, step=step)
+        return GroupFigures(generation=current.number, world_size=current.world_size, step=step)
 
     async def _sample(self, history: JobHistory) -> None:
         while not self.ended.done():

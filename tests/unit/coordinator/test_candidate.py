@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from elastic.coordinator.candidate import Candidate, NotLeading
-from elastic.coordinator.daemon import CoordinatorDaemon, Term
+from elastic.coordinator.daemon import CoordinatorDaemon, GroupFigures
 from elastic.coordinator.leadership import lead, save_generation
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
@@ -157,14 +157,14 @@ async def test_one_that_waits_says_who_leads_and_what_it_waits_for(
     assert "standing_by" not in contest.one.diary.names()
 
 
-async def test_both_stand_and_the_leader_knows_its_term(contest: Contest) -> None:
+async def test_both_stand_and_the_leader_knows_its_group(contest: Contest) -> None:
     one, two = contest.one.candidate, contest.two.candidate
     assert (one.stands, two.stands) == (True, True)
-    assert (one.term, two.term) == (Term(), None)
+    assert (one.group, two.group) == (GroupFigures(), None)
     stream, number = await group_of_one(contest.one)
     progress = job_pb2.Progress(worker="w", generation=number, committed=7)
     contest.one.says(stream, pb.AgentMessage(progress=progress))
-    assert one.term == Term(generation=number, world_size=1, step=7)
+    assert one.group == GroupFigures(generation=number, world_size=1, step=7)
 
 
 async def test_what_agents_say_to_a_leader_that_has_stepped_down_is_for_nobody(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
+from elastic.rpc.control import AgentStream
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
@@ -29,6 +31,7 @@ from tests.unit.coordinator.agents import (
 )
 
 ONE, OTHER = "0123", "4567"
+OTHER_COMMAND = {"command": "other.py", "command_digest": "x"}
 RUNNING = Generation(
     number=3,
     incarnation="c",
@@ -44,6 +47,12 @@ class Place:
         self.store, self.daemon, self.diary = store, daemon, diary
         self.registry = NodeRegistry(store, daemon, job="job", isolation_timeout_s=60.0)
         daemon.registry = self.registry
+
+    def connect(self, node: str, token: str, **hello: Any) -> AgentStream:
+        """An agent comes, and says hello."""
+        stream = agent(node, token, **hello)
+        self.daemon.agent_connected(stream)
+        return stream
 
     async def registered(self, token: str) -> None:
         document = NodeDocument(
@@ -90,11 +99,9 @@ async def test_another_agent_does_not_take_the_place_of_the_one_that_is_register
     place: Place,
 ) -> None:
     await place.registered(ONE)
-    first = agent("n1", ONE)
-    place.daemon.agent_connected(first)
+    first = place.connect("n1", ONE)
     for _ in range(3):
-        second = agent("n1", OTHER)
-        place.daemon.agent_connected(second)
+        second = place.connect("n1", OTHER)
         assert closed(second)
         place.daemon.agent_lost(second)
     assert None not in kinds(first)
@@ -105,21 +112,17 @@ async def test_another_agent_does_not_take_the_place_of_the_one_that_is_register
 
 async def test_one_that_has_lost_its_name_attends_no_more(place: Place) -> None:
     await place.registered(ONE)
-    first = agent("n1", ONE)
-    place.daemon.agent_connected(first)
+    first = place.connect("n1", ONE)
     await place.registered(OTHER)
     assert closed(first)
     place.daemon.agent_lost(first)
-    second = agent("n1", OTHER)
-    place.daemon.agent_connected(second)
+    second = place.connect("n1", OTHER)
     assert None not in kinds(second)
 
 
 async def test_one_that_is_started_again_takes_its_own_place(place: Place) -> None:
     await place.registered(ONE)
-    first, again = agent("n1", ONE), agent("n1", ONE)
-    place.daemon.agent_connected(first)
-    place.daemon.agent_connected(again)
+    first, again = place.connect("n1", ONE), place.connect("n1", ONE)
     assert closed(first)
     assert None not in kinds(again)
 
@@ -129,9 +132,9 @@ async def test_the_machine_hears_that_a_node_has_opened_another_stream(
 ) -> None:
     heard: list[ev.Event] = []
     monkeypatch.setattr(Coordinator, "handle", lambda _self, event, _now: heard.append(event) or [])
-    place.daemon.agent_connected(agent("n1", ONE))
+    place.connect("n1", ONE)
     assert heard == []
-    place.daemon.agent_connected(agent("n1", ONE))
+    place.connect("n1", ONE)
     assert heard == [ev.NodeReconnected(node=f"n1@{ONE}")]
 
 
@@ -139,11 +142,9 @@ async def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in
     place: Place,
 ) -> None:
     """Nobody attends under the name that is known, or it is known for nobody."""
-    early = agent("n1", ONE)
-    place.daemon.agent_connected(early)
+    early = place.connect("n1", ONE)
     assert None not in kinds(early)
-    later = agent("n1", OTHER)
-    place.daemon.agent_connected(later)
+    later = place.connect("n1", OTHER)
     assert closed(early)
     assert None not in kinds(later)
     await place.registered(OTHER)
@@ -158,50 +159,42 @@ async def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_
     place: Place,
 ) -> None:
     """And not the agent that comes first."""
-    stranger = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(stranger)
+    stranger = place.connect("n2", OTHER, **OTHER_COMMAND)
     assert kinds(stranger) == []  # before it has told what it has found on its node
     place.daemon.agent_said(stranger, view())
     assert refused(stranger).for_now
     (told,) = place.diary.of("node_refused")
     assert "'other.py', not 'train.py'" in told["reason"]
     assert "may live on 'n1'" in told["reason"]
-    member = agent("n1", ONE)
-    place.daemon.agent_connected(member)
+    member = place.connect("n1", ONE)
     assert None not in kinds(member)
-    again = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(again)
+    again = place.connect("n2", OTHER, **OTHER_COMMAND)
     assert not refused(again).for_now
 
 
 @runs_already
 async def test_once_nobody_can_train_any_more_a_job_may_run_something_else(place: Place) -> None:
     place.daemon.node_gone("n1", ONE)
-    newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(newcomer)
+    newcomer = place.connect("n2", OTHER, **OTHER_COMMAND)
     assert None not in kinds(newcomer)
 
 
 @runs_already
 async def test_all_nodes_may_come_back_with_another_command(place: Place) -> None:
     """The last one that was out of contact tells that nothing of the group is left."""
-    waiting = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(waiting)
+    waiting = place.connect("n2", OTHER, **OTHER_COMMAND)
     place.daemon.agent_said(waiting, view())
     assert refused(waiting).for_now
-    member = agent("n1", ONE, command="other.py", command_digest="x")
-    place.daemon.agent_connected(member)
+    member = place.connect("n1", ONE, **OTHER_COMMAND)
     place.daemon.agent_said(member, view(worker("n1-2", WorkerPhase.SPARE)))
     assert None not in kinds(member)
-    again = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(again)
+    again = place.connect("n2", OTHER, **OTHER_COMMAND)
     assert None not in kinds(again)
 
 
 @runs_already
 async def test_a_node_with_workers_of_the_group_may_not_run_another_command(place: Place) -> None:
-    member = agent("n1", ONE, command="other.py", command_digest="x")
-    place.daemon.agent_connected(member)
+    member = place.connect("n1", ONE, **OTHER_COMMAND)
     place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
     assert "than the workers that it has found" in (turned_away := refused(member)).message
     assert not turned_away.for_now
@@ -213,7 +206,7 @@ async def test_a_coordinator_without_a_directory_does_not_lead_a_group_that_save
     place: Place,
 ) -> None:
     """It could complete no checkpoint, and not end the job without losing steps."""
-    place.daemon.agent_connected(agent("n1", ONE, saves=True))
+    place.connect("n1", ONE, saves=True)
     error = place.daemon.ended.exception()
     assert isinstance(error, ConfigurationError)
     assert "--checkpoint-dir, this coordinator has not" in str(error)
@@ -226,26 +219,23 @@ async def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_
     """Its agent renews its lease, so that its workers may train on."""
     await place.registered(ONE)
     place.daemon.node_gone("n1", None)
-    stranger = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(stranger)
+    stranger = place.connect("n2", OTHER, **OTHER_COMMAND)
     place.daemon.agent_said(stranger, view())
     assert refused(stranger).for_now
     await place.registered(OTHER)  # another machine takes the name
     place.daemon.node_gone("n1", None)
-    newcomer = agent("n2", OTHER, command="other.py", command_digest="x")
-    place.daemon.agent_connected(newcomer)
+    newcomer = place.connect("n2", OTHER, **OTHER_COMMAND)
     assert None not in kinds(newcomer)
 
 
 @pytest.mark.parametrize("before", [Command()])
 async def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs(place: Place) -> None:
-    first = agent("n1", ONE)
-    place.daemon.agent_connected(first)
+    first = place.connect("n1", ONE)
     assert None not in kinds(first)
 
 
 async def test_names_that_are_refused_are_not_remembered_for_ever(place: Place) -> None:
     for number in range(1100):
-        place.daemon.agent_connected(agent(f"n{number}", ONE, version="0.0.1"))
+        place.connect(f"n{number}", ONE, version="0.0.1")
     assert len(place.diary.of("node_refused")) == 1100
     assert len(place.daemon._refused) == 1000

@@ -189,10 +189,13 @@ def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator
     """Within, the running loop is watched, and hardly held up by the garbage collector."""
     watch = LoopWatch(journal, pauses)
     collections = ShortCollections()
+    thresholds = gc.get_threshold()
     gc.callbacks.append(collections)
+    gc.set_threshold(*thresholds[:2], _OFTEN)
     try:
         yield watch
     finally:
+        gc.set_threshold(*thresholds)
         gc.callbacks.remove(collections)
         gc.unfreeze()
         watch.close()
@@ -200,6 +203,7 @@ def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator
 
 _OLDEST = 2  # objects that collections of younger ones have left
 _GROWN = 2
+_OFTEN = 1  # a full collection after two of younger objects: some 15,000, which take a few ms
 
 
 class ShortCollections:

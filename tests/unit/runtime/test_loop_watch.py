@@ -161,3 +161,21 @@ async def test_garbage_in_what_was_in_use_is_found_when_there_is_twice_as_much()
         gc.collect()
         assert ended == ["ended"]
     del kept, grown
+
+
+async def test_many_new_objects_are_looked_at_some_at_a_time() -> None:
+    looked_at: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            looked_at.append(len(gc.get_objects()))
+
+    with watched_loop(Told().journal):
+        gc.collect()
+        gc.callbacks.append(note)
+        try:
+            kept = [[n] for n in range(45_000)]  # fewer than there were before
+        finally:
+            gc.callbacks.remove(note)
+    assert len(looked_at) == len(kept) // 20_000
+    assert max(looked_at) < 30_000, "one of a hundred thousand takes 30 ms"

@@ -1,7 +1,7 @@
 """The exceptions that users and operators see, in two families: mend something, or try again later.
 
 ElasticError
-├── ConfigurationError      mend the configuration, the script or the data; retrying cannot help
+├── ConfigurationError      fix the configuration, the script or the data; retrying cannot help
 │   ├── CheckpointMismatch  the checkpoint belongs to another model
 │   ├── ModelMismatch       the members of the group track different things
 │   ├── NodeRefused         this node differs from the others in what must be the same
@@ -49,7 +49,7 @@ _MEANINGS = {
     ExitCode.SCRIPT_FAILED: "failed",
     ExitCode.USAGE: "wrong usage",
     ExitCode.TEMPORARY: "what is needed did not answer or was full",
-    ExitCode.CONFIGURATION: "something must be mended",
+    ExitCode.CONFIGURATION: "something must be fixed",
     ExitCode.DRAINED: "drained",
     ExitCode.QUARANTINED: "in quarantine",
     ExitCode.STOPPED: "stopped by an operator",
@@ -73,7 +73,7 @@ class ElasticError(Exception):
 
 
 class ConfigurationError(ElasticError):
-    """Something must be mended first: names what was wrong, its value and what to do."""
+    """Something must be fixed first: names what was wrong, its value and what to do."""
 
     exit_code = ExitCode.CONFIGURATION
 

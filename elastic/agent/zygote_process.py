@@ -227,8 +227,8 @@ class ZygoteProcess:
                     raise
                 raise ConfigurationError(
                     f"the workers' interpreter {sys.executable!r} cannot be run: "
-                    f"{error.strerror}; it is the one that runs elastic itself: mend or install it "
-                    "anew, and start elastic with an absolute path"
+                    f"{error.strerror}; it is the one that runs elastic itself: repair it or "
+                    "reinstall it, and start elastic with an absolute path"
                 ) from error
 
     def _take(self, event: pb.ZygoteEvent) -> None:

@@ -331,7 +331,7 @@ def _advice(error: OSError) -> str:
         case errno.ENOSPC | errno.EDQUOT:
             return "free some space or choose another one"
         case _:
-            return "mend that or choose another one"
+            return "fix that or choose another one"
 
 
 class RemoteDirectory:

@@ -290,11 +290,11 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "zygote_lost": lambda f: f["reason"],
     "run_directory_lost": lambda f: (
-        f"the run's directory was removed, and cannot be made anew: {f['reason']}; workers that "
+        f"the run's directory was removed, and cannot be made again: {f['reason']}; workers that "
         "start now find nobody"
     ),
     "run_directory_made_anew": lambda f: (
-        f"the run's directory was removed; it is made anew: {f['path']}"
+        f"the run's directory was removed; it was made again: {f['path']}"
     ),
     "job_finished": lambda f: f"finished after {f['committed']} steps{_goodput(f)}{_because(f)}",
     "job_ended": lambda f: f"ended after {f['committed']} steps{_goodput(f)}{_because(f)}",

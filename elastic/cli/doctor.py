@@ -53,7 +53,7 @@ def doctor(settings: MachineSettings, *, output: str) -> int:
 
 
 def exit_code(verdicts: Sequence[Verdict], fail_on: FailOn) -> int:
-    """0, 78 if something must be mended, 75 if all that counts may pass by itself."""
+    """0, 78 if something must be fixed, 75 if all that counts may pass by itself."""
     counts = {
         FailOn.NEVER: (),
         FailOn.ERROR: (Result.ERROR,),

@@ -160,7 +160,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Keeps one data-parallel PyTorch job training while machines come and go.",
     epilog="Exit codes: 0 finished, 1 the script failed, 2 usage, 75 try again later, "
-    "78 mend the configuration, 80 to 84 drained, in quarantine, stopped, refused, not saved, "
+    "78 fix the configuration, 80 to 84 drained, in quarantine, stopped, refused, not saved, "
     "130 and 143 left after Ctrl-C and SIGTERM. docs/EVENTS.md has what to do about each.",
 )
 
@@ -471,7 +471,7 @@ def doctor(*, output: _Output = "table", config: _Config = None, **options: Any)
 
     It looks at versions, names, ports, clocks, etcd, disks, GPUs. Start it on all nodes at once,
     with --peers, to check what is between them. docs/DOCTOR.md says what to do about each fault.
-    Exit code 78: something must be mended; 75: what is wrong may pass.
+    Exit code 78: something must be fixed; 75: what is wrong may pass.
     """
     from elastic.cli.doctor import doctor as examine
 

@@ -159,7 +159,7 @@ def resolution(found: Resolution) -> Verdict:
     told = f"{', '.join(found.addresses)} in {_seconds(found.took_s)}"
     if found.took_s >= SLOW_NAME_S:
         remedy = (
-            "peers look each other up when a group forms: mend the first name server of "
+            "peers look each other up when a group forms: fix the first name server of "
             "/etc/resolv.conf, or add the hosts to /etc/hosts"
         )
         return _warning(check, subject, told, Fault.NAME_SLOW, remedy)
@@ -448,9 +448,7 @@ def _shared(found: Peer, subject: str) -> Verdict:
 def accelerator(found: Accelerator) -> Iterator[Verdict]:
     """Whether torch works here, with the GPUs that there are."""
     if found.error:
-        remedy = (
-            "mend the installation of torch in this environment, then try: python -c 'import torch'"
-        )
+        remedy = "reinstall torch in this environment, then try: python -c 'import torch'"
         yield _error("torch", "import", found.error, Fault.TORCH_UNUSABLE, remedy)
         return
     yield _ok("torch", "import", f"{found.torch}, {_built_for(found)}")
@@ -515,7 +513,7 @@ def all_reduce(found: AllReduce) -> Verdict:
 
 def hangs(probe: str, deadline_s: float) -> Verdict:
     """A probe that has not ended."""
-    remedy = "mend what it waits for, a file system or a device most likely: it would hold up a job"
+    remedy = "repair the file system or the device that it waits for: it would hold up a job"
     told = f"has not ended within {deadline_s:g} s"
     return _error(probe, "probe", told, Fault.PROBE_HANGS, remedy, may_pass=True)
 

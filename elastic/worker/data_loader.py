@@ -389,7 +389,7 @@ def _length(dataset: torch_data.Dataset[Any]) -> int:
     name = type(dataset).__name__
     if isinstance(dataset, torch_data.IterableDataset):
         raise ConfigurationError(
-            f"{needs}; {name} is an IterableDataset, whose samples cannot be divided anew when "
+            f"{needs}; {name} is an IterableDataset, whose samples cannot be divided again when "
             "the group changes: make it a Dataset with __len__ and __getitem__"
         )
     try:

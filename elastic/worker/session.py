@@ -212,7 +212,7 @@ class Session:
         if not isinstance(data, DataLoader):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
             raise ConfigurationError(
-                f"session.steps({kind}): its samples cannot be divided anew when the group "
+                f"session.steps({kind}): its samples cannot be divided again when the group "
                 "changes; write data = elastic.DataLoader(dataset, batch_size=...), which takes "
                 "the options of torch's DataLoader"
             )

@@ -90,18 +90,18 @@ def fired(watcher: Prometheus, since_s: float, *, quick: bool) -> set[str]:
     return {n.removesuffix(QUICK) for n in names if n.endswith(QUICK) == quick}
 
 
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[WatchedCluster]:
+@pytest.fixture
+def cluster(tmp_path: Path) -> Iterator[WatchedCluster]:
     require_hosts()
     with network_with_etcd() as (net, etcd):
-        cluster = WatchedCluster(net, etcd, tmp_path_factory.mktemp("watched"))
+        cluster = WatchedCluster(net, etcd, tmp_path)
         cluster.agent_options += ("--node-ttl-s", "3")
         cluster.coordinator_options += ("--agent-grace-s", "3", "--min-workers", "2")
         cluster.coordinator_options += ("--max-restarts", "20", "--restart-window-s", "60")
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def watcher(cluster: WatchedCluster) -> Iterator[Prometheus]:
     quick = cluster.files / "quick.yml"
     quick.write_text(quick_rules())

@@ -392,6 +392,15 @@ MISSING: list[tuple[Values, str]] = [
     ({"tls": {"mode": "secret"}}, "name the Secrets with tls.secrets"),
     ({"tls": {"secrets": {"agent": "x"}}}, "tls.mode is insecure: set tls.mode=secret"),
     ({"coordinators": {"http": {"enabled": False, "podMonitor": True}}}, "nothing serves metrics"),
+    (
+        {
+            "coordinators": {
+                "http": {"podMonitor": True},
+                "settings": {"metrics_address": "0.0.0.0:9500"},
+            }
+        },
+        "metrics_address moves /metrics away from port 9400",
+    ),
     ({"kueue": {"queue": "q"}, "agents": {"kind": "DaemonSet"}}, "Kueue does not queue"),
     (
         {"coordinators": {"minWorkers": 9, "maxWorkers": 8}},

@@ -354,7 +354,7 @@ def load_latest(
         return None
     raise CheckpointDamaged(
         f"none of the {len(reasons)} checkpoints in {directory.url} is intact; restore one from a "
-        f"copy, or choose an empty directory to start anew: {'; '.join(reasons)}"
+        f"copy, or choose an empty directory to start from the beginning: {'; '.join(reasons)}"
     )
 
 

@@ -18,8 +18,11 @@ __all__ = ["timeout"]
 
 
 @contextlib.asynccontextmanager
-async def timeout_of_python_3_10(delay_s: float) -> AsyncIterator[None]:
-    """As asyncio's of Python 3.11, where tasks count how often they were cancelled."""
+async def timeout_of_python_3_10(delay_s: float | None) -> AsyncIterator[None]:
+    """As asyncio's of Python 3.11, where tasks count cancellations. delay_s: None for no limit."""
+    if delay_s is None:
+        yield
+        return
     task: Any = asyncio.current_task()
     before = task.cancel
     expiring = expired = others = False

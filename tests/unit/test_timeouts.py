@@ -45,6 +45,11 @@ async def test_what_is_done_in_time_is_left_alone(timeout: Any) -> None:
     await asyncio.sleep(0.02)
 
 
+async def test_without_a_limit_the_wait_goes_on_to_its_end(timeout: Any) -> None:
+    async with timeout(None):
+        assert await asyncio.sleep(0.01, "done") == "done"
+
+
 async def test_the_inner_or_the_outer_time_is_over(timeout: Any) -> None:
     async with timeout(5.0):
         with pytest.raises(asyncio.TimeoutError):

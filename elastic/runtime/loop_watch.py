@@ -191,7 +191,7 @@ def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator
     collections = ShortCollections()
     thresholds = gc.get_threshold()
     gc.callbacks.append(collections)
-    gc.set_threshold(*thresholds[:2], _OFTEN)
+    gc.set_threshold(*_THRESHOLDS)
     try:
         yield watch
     finally:
@@ -203,7 +203,9 @@ def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator
 
 _OLDEST = 2  # objects that collections of younger ones have left
 _GROWN = 2
-_OFTEN = 1  # a full collection after two of younger objects: some 15,000, which take a few ms
+_THRESHOLDS = 700, 10, 1
+"""A full collection after two of younger objects: of some 15,000 objects, which takes a few ms. The
+first two are those of Python before 3.13."""
 
 
 class ShortCollections:

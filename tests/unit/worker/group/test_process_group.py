@@ -337,15 +337,24 @@ def test_connections_that_a_script_makes_meanwhile_are_left_alone() -> None:
     def block(seat: Seat) -> None:
         prefetcher = Prefetcher()
         group = Group(seat.generation(), seat.rank, GLOO)
-        before = prefetcher.made()
+
+        def let_the_other_come() -> None:
+            during = prefetcher.made() + 10
+            eventually(lambda: prefetcher.made() > during)
+            seat.exchange("may come")
+
+        threading.Thread(target=let_the_other_come, daemon=True).start()
         group.build(seat.host, JOIN_TIMEOUT_S)
-        assert prefetcher.made() > before
         threading.Timer(0.1, group.abort).start()
         expect_loss(group)
         assert prefetcher.broken() == 0
         seat.exchange("freed")
 
-    run_together(block, stay_away)
+    def come_late(seat: Seat) -> None:
+        seat.exchange("may come")
+        stay_away(seat)
+
+    run_together(block, come_late)
 
 
 def test_connections_of_the_script_are_left_alone_by_a_group_that_does_not_come_up() -> None:

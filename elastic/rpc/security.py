@@ -20,7 +20,7 @@ _UNIX = "unix:"
 class Report(Protocol):
     """Takes an event with its fields, as `Journal.record` does."""
 
-    def __call__(self, name: str, /, **fields: Any) -> None: ...  # noqa: D102
+    def __call__(self, name: str, /, **fields: Any) -> None: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -1,4 +1,4 @@
-"""`python -m elastic.cli`."""
+"""Runs the `elastic` command as `python -m elastic.cli`."""
 
 from elastic.cli.main import main
 

@@ -1,4 +1,4 @@
-"""`elastic agent`: one node of a job of many."""
+"""`elastic agent`: runs one node of a job of many nodes."""
 
 from __future__ import annotations
 
@@ -74,27 +74,26 @@ from elastic.store.measured import MeasuredStore, StoreCalls
 from elastic.v1.control_pb2 import AgentHello
 from elastic.version import __version__
 
-_LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown where nodes of a job differ
+_LAUNCHED = {True: ("--launch torchrun",), False: ()}  # shown if the nodes of a job differ
 _TOKEN_SHOWN = 4  # characters of the start token in the names of workers
 STOP_MARGIN_S = 20.0
-"""Seconds beyond the drain time-out in which an agent that leaves has ended for certain."""
+"""Seconds beyond the drain time-out that an agent takes at most to leave."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCommand:
-    """What to run on this node: the script and its arguments, and how."""
+    """The script with its arguments, and the settings of `elastic agent`."""
 
     settings: NodeSettings
     argv: Sequence[str]
 
     @property
     def node(self) -> str:
-        """The node's name."""
         return self.settings.node_name or host_name()
 
     @property
     def machine(self) -> str:
-        """What it runs on. Raises ConfigurationError if that has no name."""
+        """The machine's name. Raises ConfigurationError if it is not a valid name."""
         name = self.settings.machine or socket.gethostname()
         try:
             require_node_name(name, "machine")
@@ -104,17 +103,17 @@ class NodeCommand:
 
     @property
     def origin(self) -> dict[str, str]:
-        """Whose events and lines these are."""
+        """The job, run and node that every event and line of output names."""
         return {"job": self.settings.job, "run": self.settings.run_id, "node": self.node}
 
     @property
     def classic(self) -> bool:
-        """The script was written for torchrun."""
+        """Whether the script was written for torchrun."""
         return _is_classic(self.argv[0], self.settings.launch, self.settings.module)
 
     @property
     def text(self) -> str:
-        """All that must be equal on all nodes of a job, for people: without secrets."""
+        """The settings that must be equal on all nodes of a job, for people: without secrets."""
         s = self.settings
         parts = [*_LAUNCHED[self.classic]]
         if s.checkpoint_dir is not None:
@@ -126,38 +125,35 @@ class NodeCommand:
 
     @property
     def digest(self) -> str:
-        """Equal on all nodes of a job."""
+        """A hash of the settings that must be equal on all nodes of a job."""
         s = self.settings
         same = [*self.argv, s.checkpoint_dir, s.checkpoint_every, s.record_samples, self.classic]
-        same += ["module"] if s.module else []  # a script's digest is that of older versions
+        same += ["module"] if s.module else []  # as in older versions for a script
         return hashlib.blake2b(json.dumps(same).encode(), digest_size=16).hexdigest()
 
 
 @functools.cache
 def _is_classic(program: str, launch: Launch, module: bool) -> bool:
-    """Looked at once: a package may have many files, and all that is told of it must agree."""
+    """Cached: a package may have many files to read, and every answer must be the same."""
     return is_classic(program, launch, module=module)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attended:
-    """How an agent's part has ended."""
+    """How the agent ended: with an exit code, or to start again in this process."""
 
     exit_code: int
     begins_anew: NewStart | None = None
-    """SIGHUP: what the process is to do next."""
+    """Set after SIGHUP: executes the agent's command again in this process."""
 
 
 def attend(command: NodeCommand) -> Attended:
-    """Take part until the job ends, or this node leaves it.
-
-    Raises ConfigurationError.
-    """
+    """Take part until the job ends or this node leaves it. Raises ConfigurationError."""
     kept = inherited()
     notice = ServiceNotice.of_environment(os.environ)
     settings = command.settings
     require_command(command.argv, module=settings.module)
-    unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial has asked
+    unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial checked
     if settings.worker_port_range is not None:
         _require_right_to(settings.worker_port_range.first)
     if is_trial():
@@ -259,9 +255,9 @@ async def _attend(
 
 
 def _require_reachable(node_host: str | None) -> str:
-    """Why that cannot be told now; empty if it is reached.
+    """Why it cannot be found out now whether `node_host` reaches this machine; empty if it does.
 
-    Raises ConfigurationError where workers of other nodes would wait in vain for those of this one.
+    Raises ConfigurationError if it does not: other nodes' workers would wait for this node's.
     """
     if node_host is None:
         return ""
@@ -273,13 +269,14 @@ def _require_reachable(node_host: str | None) -> str:
             "reach this machine, or leave the option out"
         ) from error
     except TransientError as error:
-        # Others resolve it when they connect. Who waits for a network at boot must not end.
+        # Other nodes resolve the name only when they connect, so an agent that starts at boot
+        # before the network is up must not end here.
         return f"--node-host {node_host!r} cannot be looked at now: {error}"
     return ""
 
 
 def _require_right_to(port: int) -> None:
-    """Raises ConfigurationError for ports that need a right which this process does not have."""
+    """Raises ConfigurationError for a port that needs a privilege which this process lacks."""
     try:
         socket.create_server(("", port)).close()
     except PermissionError as error:
@@ -288,11 +285,11 @@ def _require_right_to(port: int) -> None:
             "(CAP_NET_BIND_SERVICE); give a range from 1024 on"
         ) from error
     except OSError:
-        return  # in use: the workers pass over it
+        return  # the port is in use: workers skip it
 
 
 class _Node:
-    """The agent and its ties, put together."""
+    """The agent daemon with its registration, leader watch, signals and service manager."""
 
     def __init__(
         self,
@@ -348,13 +345,13 @@ class _Node:
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
         self._let_go = self._lost_directory = False
-        self._had_ended = False  # the run, before this agent came to it
+        self._had_ended = False  # the run had ended before this agent started
         self._leaves_because = ""
         self._leaves = self._begins = self._ignores_hangup = False
         self._had_terminal = has_terminal()
-        self._signals = SignalCount()  # to end
+        self._signals = SignalCount()  # signals that ask it to leave
         self.begins_anew: NewStart | None = None
-        """Once SIGHUP has ended this agent."""
+        """Set once SIGHUP has ended this agent."""
         self._contact = LastContact(directory.path / "last-contact")
         journal.record(
             "agent_started",
@@ -368,7 +365,7 @@ class _Node:
         )
 
     async def start(self) -> None:
-        """Adopt or warm up workers, take the name, follow the leader."""
+        """Adopt or start workers, register the node, and follow the leader."""
         self._handle_signals()
         await self.daemon.start()
         keeping = make_anew_when_lost(
@@ -396,13 +393,13 @@ class _Node:
         return str(self._directory.path)
 
     def spare_what_it_found(self) -> None:
-        """An agent that was started wrongly does not end what a right one can adopt."""
+        """Leave adopted workers to the next agent: only this one's settings are wrong."""
         if self.daemon.adopts:
             self._journal.record("handing_over", grace_s=self._settings.grace_s)
             self._let_go = True
 
     def condition(self) -> Condition:
-        """For the service manager: ready once it has its name, or has nothing to do."""
+        """Ready, for the service manager, once the node is registered or the run has ended."""
         return Condition(
             ready=self._leaders.registered.is_set() or self._had_ended, status=self._status()
         )
@@ -428,7 +425,7 @@ class _Node:
             await self._registration.close()
 
     def tell_end(self, exit_code: int) -> None:
-        """The agent's last word, for who reads its log alone."""
+        """Record why the agent ended, for a reader who has only this log."""
         self._journal.record(
             "agent_ended",
             exit_code=exit_code,
@@ -437,13 +434,13 @@ class _Node:
         )
 
     def collector(self, counts: EntryCounts) -> Callable[[Found], None]:
-        """Adds what is known of the node now."""
+        """Take the node's figures now; return the function that adds them to the metrics."""
         registered = self._registration.held()
         figures = self.daemon.figures(counts.by_name, registered=registered)
         return functools.partial(collect, figures=figures)
 
     async def why_not_ready(self) -> str:
-        """Empty once it is registered and hears a coordinator."""
+        """Empty once the node is registered and a coordinator answers."""
         if not self._registration.held():
             return "etcd has not confirmed that this node is registered"
         return "" if self.daemon.in_contact else "no coordinator answers"
@@ -464,9 +461,9 @@ class _Node:
         await self._registration.keep()
 
     async def _hear_of_end(self, ends: RunEnds) -> None:
-        """The leader tells; but this node may have been cut off then.
+        """Watch the store for the run's end: this node may be cut off when the leader tells it.
 
-        That the others have left is no end for one that still waits to take a place of theirs.
+        If all other nodes have left, the run has not ended for a node that waits to register.
         """
         while (end := await ends.next_end()).left and not self._leaders.registered.is_set():
             pass
@@ -483,8 +480,8 @@ class _Node:
         self._leave(int(ExitCode.TERMINATED), reason)
 
     def _handle_signals(self) -> None:
-        """First signal: this node leaves at a step boundary. Second: at once. SIGHUP: the command
-        begins anew in this process, its workers train on."""
+        """First signal: the node leaves at a step boundary. Second: at once. SIGHUP: the command
+        starts again in this process while the workers train on."""
         loop = asyncio.get_running_loop()
         for number in LEAVE_SIGNALS:
             loop.add_signal_handler(number, self._end, number)
@@ -516,7 +513,7 @@ class _Node:
             self.tasks.start(self._begin_anew(), "begin-anew")
 
     async def _begin_anew(self) -> None:
-        """What cannot be started must not end what runs."""
+        """Start the command again. If it cannot start, this agent goes on."""
         try:
             await off_loop(try_start)
             await off_loop(functools.partial(require_countable, self._directory.path))
@@ -527,7 +524,7 @@ class _Node:
             self._notice.reloaded()
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
-        # Copies: the directory's own are closed as soon as nothing refers to it any more.
+        # Copies: Python closes the directory's own once nothing refers to the directory.
         descriptors = {name: os.dup(own) for name, own in self._directory.descriptors.items()}
         if (listener := self.daemon.keep_listening()) is not None:
             descriptors[AGENT_SOCKET] = listener
@@ -535,7 +532,7 @@ class _Node:
         for number in STRAY_SIGNALS:
             loop.remove_signal_handler(number)
         if self._ignores_hangup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as it was found
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as this process found it
         self.begins_anew = NewStart(descriptors)
         self._let_go = True
         self.daemon.end(ExitCode.OK)

@@ -1,5 +1,5 @@
-"""`elastic certs`: an authority of one's own, and the certificates that it issues: they name a job,
-and the roles of their holders.
+"""`elastic certs`: makes a certificate authority, and issues certificates that name a job and the
+roles of their holders.
 
 Keys are on the curve P-256. The certificates have the extensions that strict verification asks for
 (RFC 5280, section 4.2.1): key identifiers, key usage, basic constraints.
@@ -32,7 +32,7 @@ _OURS = "job.elastic"
 
 
 def init(directory: Path, *, days: int) -> None:
-    """Make an authority, and say what comes next. Raises ConfigurationError."""
+    """Make an authority, and print what to do next. Raises ConfigurationError."""
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -56,7 +56,7 @@ def issue(
     days: int,
     name: str | None,
 ) -> None:
-    """Sign a certificate of the job with the authority in `directory`, and say how it is used.
+    """Sign a certificate of the job with the authority in `directory`, and print how to use it.
 
     Raises ConfigurationError.
     """
@@ -128,7 +128,7 @@ def _paths(directory: Path, name: str) -> tuple[Path, Path]:
 
 
 def _write(directory: Path, name: str, signed: Signed) -> tuple[Path, Path]:
-    """Both files, for this user alone, or none."""
+    """Write both files, readable by this user alone, or neither."""
     certificate, key = _paths(directory, name)
     written: list[Path] = []
     try:
@@ -175,7 +175,7 @@ class Signed:
 
 
 def make_authority(name: str, days: int) -> Signed:
-    """A new one, which can sign certificates but no other authorities."""
+    """Make an authority that can sign certificates, but no further authorities."""
     key = ec.generate_private_key(ec.SECP256R1())
     subject = _named(name)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
@@ -190,10 +190,10 @@ def make_authority(name: str, days: int) -> Signed:
 
 
 class Authority:
-    """One that was made before."""
+    """An existing authority, from its files; it signs certificates."""
 
     def __init__(self, certificate: bytes, key: bytes) -> None:
-        """Raises ValueError: they cannot be read, or are not an authority and its key."""
+        """Raises ValueError if they cannot be read, or are not an authority and its key."""
         self._certificate = x509.load_pem_x509_certificate(certificate)
         try:
             loaded = serialization.load_pem_private_key(key, password=None)
@@ -215,9 +215,10 @@ class Authority:
     def sign(
         self, job: str, *, roles: Collection[JobRole] = (), hosts: Sequence[str] = (), days: int
     ) -> Signed:
-        """A new key, and its certificate for the job, limited to the roles if there are any.
+        """Make a key and its certificate for the job, limited to `roles` if any are given.
 
-        It does not outlive the authority. Raises ConfigurationError if that has expired.
+        The certificate does not outlive the authority. Raises ConfigurationError if the authority
+        has expired.
         """
         until = self._certificate.not_valid_after_utc
         if until <= _now():
@@ -249,7 +250,7 @@ class Authority:
 
 
 def _purposes(roles: Collection[JobRole]) -> list[x509.ObjectIdentifier]:
-    """Only a coordinator is asked; it looks at other coordinators as well."""
+    """Only a coordinator is a server; it is also a client of other coordinators."""
     if roles and JobRole.COORDINATOR not in roles:
         return [ExtendedKeyUsageOID.CLIENT_AUTH]
     return [ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH]

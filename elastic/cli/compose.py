@@ -1,5 +1,5 @@
-"""What `elastic run` has in common with a coordinator and an agent of a job of many nodes: the
-same settings make the same options of each."""
+"""Builds options from the settings that `elastic run` shares with `elastic coordinator` and
+`elastic agent`."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from elastic.settings.shared import StragglerAction
 
 
 def checkpoint_directory(url: str | None) -> CheckpointDirectory | None:
-    """The directory, once it was written to and read from.
+    """Open the directory, and try to write and read in it.
 
-    Raises ConfigurationError for one that cannot be used, TransientError for one that may be later.
+    Raises ConfigurationError if it cannot be used, TransientError if that may change by itself.
     """
     if url is None:
         return None
@@ -27,7 +27,7 @@ def checkpoint_directory(url: str | None) -> CheckpointDirectory | None:
 
 
 def checkpoint_place(url: str | None) -> str:
-    """The same for workers, whose working directory may be another; empty for none."""
+    """The URL, or the absolute path: workers may have another working directory. Empty for none."""
     if url is None or "://" in url:
         return url or ""
     return os.path.abspath(url)
@@ -38,7 +38,7 @@ def job_options(
     formation: FormationPolicy,
     checkpoints: CheckpointDirectory | None,
 ) -> JobOptions:
-    """What both kinds of coordinator are told of the job."""
+    """The options of a job that `elastic run` and `elastic coordinator` have in common."""
     return JobOptions(
         job=settings.job,
         formation=formation,

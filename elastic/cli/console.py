@@ -1,4 +1,4 @@
-"""What `elastic run` shows: a live line on a terminal, JSON lines elsewhere, workers' output."""
+"""Shows events and workers' output: with a live line on a terminal, as JSON lines elsewhere."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from elastic.settings.run import Console
 PROGRESS_EVERY_S = 5.0
 _PRINT_EVERY_S = 0.1
 ENDS = ("job_finished", "job_ended")
-_MOST_LINES = 200  # at once: far more than a terminal's height
+_MOST_LINES = 200  # printed at once: far more than a terminal's height
 
 
 class JsonDisplay:
-    """Events as JSON lines on stderr, workers' lines on stdout: with a prefix, or as JSON too.
+    """Writes events as JSON lines to stderr, workers' lines to stdout: with a prefix, or as JSON.
 
-    origin: that of the workers' lines, see Entry.
+    origin: the `origin` of workers' lines, see Entry.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class JsonDisplay:
         self._progress_at: float | None = None
 
     def entry(self, entry: Entry) -> None:
-        """Write it; progress, which comes several times a second, only now and then."""
+        """Write the entry; progress, often several a second, only every `PROGRESS_EVERY_S`."""
         if entry.name == "progress":
             now = self._clock()
             if self._progress_at is not None and now - self._progress_at < PROGRESS_EVERY_S:
@@ -57,7 +57,6 @@ class JsonDisplay:
         self._write(entry)
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
-        """Write it if it is to be shown."""
         if self._write_output is not None:
             fields = {"worker": worker, "rank": rank, "stream": "output", "line": line}
             self._write_output(
@@ -68,14 +67,14 @@ class JsonDisplay:
             self._out.flush()
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """There is nothing to close here; LiveDisplay needs it."""
 
 
 class LiveDisplay:
-    """One line that is kept up to date, with events and workers' lines above it.
+    """Keeps one line up to date, with events and workers' lines above it.
 
-    A thread of its own lays them out, which takes far longer than to hand them over. Of more lines
-    than anybody could read, the newest are shown, and how many are not.
+    A separate thread lays the lines out, because that takes far longer than handing them over. If
+    more lines come than anybody could read, it shows the newest and the number of the others.
     """
 
     def __init__(self, choice: Console) -> None:
@@ -95,7 +94,7 @@ class LiveDisplay:
         self._printer.start()
 
     def entry(self, entry: Entry) -> None:
-        """Fold progress into the line, print the rest above it."""
+        """Show progress in the live line, and print other events above it."""
         if entry.name == "progress":
             self._facts = dict(entry.fields)
             return
@@ -109,12 +108,11 @@ class LiveDisplay:
                 self._show(Text(printable(line), style="dim"))
 
     def output(self, rank: int | None, worker: str, line: str) -> None:
-        """Print it above the line if it is to be shown."""
         if _is_shown(self._choice, rank, worker):
             self._show(prefix(rank, worker) + printable(line, colours=True))
 
     def close(self) -> None:
-        """Show what waits, and take the line away."""
+        """Print the waiting lines, and remove the live line."""
         self._closing.set()
         self._printer.join()
         self._live.stop()
@@ -156,7 +154,6 @@ class LiveDisplay:
 
 
 def prefix(rank: int | None, worker: str) -> str:
-    """What stands before a worker's line."""
     return f"[rank {rank}] " if rank is not None else f"[{worker}] "
 
 
@@ -199,7 +196,7 @@ def _style(name: str) -> str:
 
 
 def describe(entry: Entry) -> str | None:
-    """The entry as a person reads it; None for what only machines need."""
+    """The entry as text for people; None if only machines need it."""
     form = _FORMS.get(entry.name)
     return form({**entry.fields, **entry.fields.get("details", {})}) if form is not None else None
 
@@ -298,7 +295,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "job_finished": lambda f: f"finished after {f['committed']} steps{_goodput(f)}{_because(f)}",
     "job_ended": lambda f: f"ended after {f['committed']} steps{_goodput(f)}{_because(f)}",
-    # ---- of many nodes
+    # ---- jobs of many nodes
     "already_ended": lambda f: f["message"],
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
     "agent_ended": lambda f: f"{f['meaning']} (exit code {f['exit_code']}){_because(f)}",
@@ -353,7 +350,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "node_drained": lambda f: f"{_place(f)} is left and kept out: {f['reason']}",
     "node_quarantined": lambda f: f"{_place(f)} is in quarantine: {f['reason']}",
     "node_cleared": lambda f: f"{_place(f)} may take part again",
-    # ---- of connections
+    # ---- connections
     "security_warning": lambda f: f"warning: {f['message']}",
     "warning": lambda f: f"warning: {f['message']}",
     "certificates_reloaded": lambda f: f"{f['certificate']} is used, until {f['expires']}",

@@ -1,4 +1,4 @@
-"""`elastic coordinator`: one candidate for the lead of a job of many nodes."""
+"""`elastic coordinator`: runs one candidate for the leadership of a job of many nodes."""
 
 from __future__ import annotations
 
@@ -67,15 +67,15 @@ _SIGNALS = {
 }
 _STOP_GRACE_S = 0.5
 _HEARD_WITHIN_S = 5.0
-"""Who leads the run again removes its end from etcd, and a watch that is late does not show it: for
-so long agents can hear that all have left."""
+"""Seconds before this coordinator campaigns again for a run that all nodes have left. The next
+leader removes the run's end from etcd, and a late watch would not show that end to an agent."""
 _STORE_WITHIN_S = 1.0
 STOP_TIMEOUT_S = 10.0
-"""Seconds in which a coordinator that makes way has ended for certain."""
+"""Seconds that a coordinator that makes way for another one takes at most."""
 
 
 def coordinate(settings: CoordinatorSettings) -> int:
-    """Follow and lead until the job ends or a signal comes; the exit code.
+    """Follow and lead until the job ends or a signal comes; return the exit code.
 
     Raises ConfigurationError.
     """
@@ -169,13 +169,13 @@ async def _coordinate(
 async def _store_of(
     settings: CoordinatorSettings,
 ) -> AsyncIterator[tuple[Store, Sequence[grpc.GenericRpcHandler]]]:
-    """And what serves it to others, where that is for this process to do."""
+    """The store; if this process keeps it in memory, also the gRPC handlers that serve it."""
     if settings.store.store is StoreKind.ETCD:
         async with open_store(settings.store, security=settings.security) as etcd:
             yield etcd, ()
         return
-    # Revisions are never those of a store that a process before this one had: it would have had to
-    # write once a millisecond. So nobody takes one for the other.
+    # Revisions begin at the time in ms. The store of an earlier process has not reached them: it
+    # would have had to write once a millisecond. So nobody mistakes one store for the other.
     memory = MemoryStore(revision=time.time_ns() // 1_000_000)
     yield memory, EtcdService(memory, version=__version__).handlers()
 
@@ -194,7 +194,7 @@ async def _why_not_ready(candidate: Candidate, store: Store, job: str) -> str:
 
 
 def _condition(candidate: Candidate) -> Condition:
-    """For the service manager: ready once it campaigns, or has nothing to do."""
+    """Ready, for the service manager, once it campaigns or the run has ended."""
     led = candidate.group
     if led is None:
         status = "follows" if candidate.stands else "waits for etcd"
@@ -208,7 +208,7 @@ def _condition(candidate: Candidate) -> Condition:
 async def _until_signalled(
     working: asyncio.Future[int], ends: list[int], journal: Journal, notice: ServiceNotice
 ) -> int:
-    """A signal makes way for another coordinator; the job goes on."""
+    """Wait for `working`. A signal cancels it: another coordinator leads, and the job goes on."""
     loop = asyncio.get_running_loop()
     codes: list[ExitCode] = []
     count = SignalCount()
@@ -216,7 +216,7 @@ async def _until_signalled(
     def leave(number: signal.Signals) -> None:
         again = count.is_another(loop.time())
         if codes and not again:
-            return  # it gives up its key already, and is to end with that
+            return  # `working` is already being cancelled, and gives up its election key
         codes.append(_SIGNALS[number])
         journal.record("leaving", reason=number.name)
         notice.stopping(STOP_TIMEOUT_S)
@@ -235,8 +235,8 @@ async def _until_signalled(
 
 
 async def _while_served(work: Coroutine[Any, Any, int], server: ControlServer, address: str) -> int:
-    """Work as long as agents can come to it. Raises TransientError when they no longer can: another
-    coordinator, or this one once it is started again, can be reached."""
+    """Run `work` as long as agents can connect. Raises TransientError when they no longer can, so
+    that another coordinator leads, or this one after a restart."""
     working = asyncio.ensure_future(work)
     deaf = asyncio.ensure_future(server.until_deaf())
     try:
@@ -258,12 +258,12 @@ async def _while_served(work: Coroutine[Any, Any, int], server: ControlServer, a
 async def _work(
     candidate: Candidate, journal: Journal, after_end: AfterEnd, ends: list[int]
 ) -> int:
-    """The run's exit code; with `serve` it is put into `ends`, and only a signal ends this."""
+    """The run's exit code. With `serve` it goes into `ends`, and only a signal ends this."""
     while True:
         exit_code = await candidate.run()
         if after_end is AfterEnd.EXIT:
             return exit_code
-        if exit_code not in _SIGNALS.values():  # those nodes that have left come back
+        if exit_code not in _SIGNALS.values():  # else all nodes left, and may return
             ends.append(exit_code)
             journal.record("serving_after_end", exit_code=exit_code)
             await asyncio.Future()

@@ -1,4 +1,4 @@
-"""`elastic doctor`: examines this node, tells what was found, and whether a job should begin."""
+"""`elastic doctor`: examines this node, prints the findings, and says if a job can begin."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REMOTE = "://"
 
 
 def doctor(settings: MachineSettings, *, output: str) -> int:
-    """Examine this node, print what was found, and return the exit code.
+    """Examine this node, print the findings, and return the exit code.
 
     Raises ConfigurationError.
     """
@@ -53,7 +53,7 @@ def doctor(settings: MachineSettings, *, output: str) -> int:
 
 
 def exit_code(verdicts: Sequence[Verdict], fail_on: FailOn) -> int:
-    """0, 78 if something must be fixed, 75 if all that counts may pass by itself."""
+    """0; 78 if something must be fixed; 75 if everything that counts may pass by itself."""
     counts = {
         FailOn.NEVER: (),
         FailOn.ERROR: (Result.ERROR,),
@@ -67,7 +67,7 @@ def exit_code(verdicts: Sequence[Verdict], fail_on: FailOn) -> int:
 
 
 def document(verdicts: Sequence[Verdict], *, node: str, took_s: float, code: int) -> dict[str, Any]:
-    """For programs."""
+    """The findings as JSON values."""
     return {
         "node": node,
         "elastic": __version__,
@@ -107,7 +107,7 @@ def _print(verdicts: Sequence[Verdict], *, node: str, took_s: float) -> None:
 
 
 def _directories(settings: MachineSettings) -> list[tuple[Path, str]]:
-    """Those on this machine; a URL has no room that can be asked for."""
+    """The local directories to check, and what each is for. The free space of a URL is unknown."""
     state = settings.state_dir or Path(os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir())
     found = [
         (settings.log_dir or log_root(), "logs"),

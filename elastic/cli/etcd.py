@@ -1,4 +1,4 @@
-"""The store and the addresses of the commands that work with etcd."""
+"""Opens etcd for commands, and finds the addresses and names that nodes register there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic.store.etcd.store import EtcdStore
 def open_store(
     settings: StoreSettings, *, security: SecuritySettings, total_timeout_s: float | None = None
 ) -> EtcdStore:
-    """total_timeout_s: for a call, all attempts together; None: the store's own.
+    """total_timeout_s: seconds for all attempts of a call together; None: the store's default.
 
     Raises ConfigurationError.
     """
@@ -29,7 +29,10 @@ def open_store(
 
 
 def options_of_store(settings: StoreSettings, security: SecuritySettings) -> EtcdOptions:
-    """The way to etcd. Raises ConfigurationError."""
+    """How to reach etcd. With https, the job's TLS files are used if etcd's own are not set.
+
+    Raises ConfigurationError.
+    """
     files = (settings.etcd_ca, settings.etcd_cert, settings.etcd_key)
     if not any(files) and any(one.startswith("https://") for one in settings.etcd):
         files = (security.tls_ca, security.tls_cert, security.tls_key)
@@ -45,12 +48,12 @@ def options_of_store(settings: StoreSettings, security: SecuritySettings) -> Etc
 
 
 def address_towards(settings: StoreSettings) -> str:
-    """This machine's address on the way to etcd: the one that other nodes are likely to reach."""
+    """This machine's address on the route to etcd, which other nodes can probably reach too."""
     for endpoint in parse_endpoints(",".join(settings.etcd), tls_by_default=False):
         with contextlib.suppress(OSError):
             found = network.address_towards(endpoint.host, endpoint.port)
-            # Its own name leads a machine to itself, on Debian to 127.0.1.1: others do not get
-            # there. Who writes a loopback address means it.
+            # A machine may resolve its own name to loopback (on Debian to 127.0.1.1), which others
+            # cannot reach. A loopback address in --etcd is intended, and kept.
             own_name = _is_loopback(found) and not _is_loopback(endpoint.host)
             return network.address_for_others() if own_name else found
     return socket.gethostname()
@@ -66,5 +69,5 @@ def _is_loopback(host: str) -> bool:
 
 
 def host_name() -> str:
-    """The first label of this machine's name, as node names allow it."""
+    """The first label of this machine's name in lower case, as node names allow it."""
     return Path(socket.gethostname()).name.partition(".")[0].lower()

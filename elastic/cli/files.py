@@ -1,5 +1,5 @@
-"""`elastic checkpoint` and `elastic files`: checkpoints, and the units, the chart, alert rules,
-protos and documents that come with elastic. Neither needs a job.
+"""`elastic checkpoint` lists and verifies checkpoints; `elastic files` lists or copies the units,
+chart, alert rules, protos and documents that come with elastic. Neither needs a job.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from elastic.errors import CheckpointDamaged, ConfigurationError, refusal_of
 
 
 def list_checkpoints(url: str, *, output: str) -> None:
-    """Print what the directory holds. Raises ElasticError."""
+    """Print the checkpoints in the directory. Raises ElasticError."""
     as_json = require_format(output)
     directory = open_directory(url)
     found = catalog.scan(directory)
@@ -38,7 +38,7 @@ def list_checkpoints(url: str, *, output: str) -> None:
 
 
 def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
-    """Compare every file with its digest; return the exit code. Raises ElasticError."""
+    """Compare every file with its digest; return 1 if one differs. Raises ElasticError."""
     as_json = require_format(output)
     directory = open_directory(url)
     steps = catalog.list_checkpoints(directory)
@@ -77,7 +77,7 @@ def _row(directory: CheckpointDirectory, step: int) -> dict[str, Any]:
 
 
 def _verify(directory: CheckpointDirectory, step: int) -> list[catalog.Problem]:
-    """Show how far a long read is, where somebody watches."""
+    """Verify one checkpoint, with the progress on standard error if that is a terminal."""
     total = 0
     shown = sys.stderr.isatty()
 
@@ -100,7 +100,7 @@ _EXECUTABLE = b"#!"
 
 
 def carried_files(pattern: str | None, *, to: Path | None, output: str) -> None:
-    """List those that match, or copy them below `to`. Raises ElasticError."""
+    """List the files that match `pattern`, or copy them below `to`. Raises ElasticError."""
     as_json = require_format(output)
     root = _root()
     found = [path for path in _carried(root) if pattern is None or _matches(path, pattern)]
@@ -120,14 +120,14 @@ def carried_files(pattern: str | None, *, to: Path | None, output: str) -> None:
 
 
 def _root() -> Path:
-    """In the installed package; beside it, where it is run from its repository."""
+    """The files' directory: in an installed package, or the repository that elastic runs from."""
     package = Path(__file__).parent.parent
     carried = package / "carried"
     return carried if carried.is_dir() else package.parent
 
 
 def _carried(root: Path) -> Iterator[Path]:
-    """Relative to the root, by name."""
+    """The paths of all files, relative to `root`."""
     yield from (Path(name) for name in _DOCUMENTS if (root / name).is_file())
     for folder in _FOLDERS:
         for path in sorted((root / folder).rglob("*")):
@@ -144,7 +144,7 @@ def _matches(path: Path, pattern: str) -> bool:
 
 
 def _copy(root: Path, found: list[Path], to: Path) -> None:
-    """All or, if one of them is there already, none."""
+    """Copy all files, or none if one of them exists already."""
     there = [str(to / path) for path in found if os.path.lexists(to / path)]
     if there:
         raise ConfigurationError(
@@ -156,7 +156,7 @@ def _copy(root: Path, found: list[Path], to: Path) -> None:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
-            if content.startswith(_EXECUTABLE):  # zip files forget it
+            if content.startswith(_EXECUTABLE):  # zip files lose the mode
                 target.chmod(stat.S_IMODE(target.stat().st_mode) | 0o111)
         except OSError as error:
             raise refusal_of(

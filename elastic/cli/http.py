@@ -1,4 +1,4 @@
-"""Serves a daemon's page, metrics and health: on which address, and for which clients."""
+"""Serves a daemon's page, metrics and health: chooses the addresses, and which clients may read."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _END_WITHIN_S = 1.0
 def require_http_protection(
     address: str | None, security: Security, option: str = _PAGE_OPTION
 ) -> None:
-    """Raises ConfigurationError where others could read what nothing protects."""
+    """Raises ConfigurationError if other machines could read the job's figures unprotected."""
     if address is None or address == OFF or stays_here(address):
         return
     if not isinstance(security, Tls) and not security.insecure:
@@ -55,7 +55,7 @@ def require_http_protection(
 
 
 def checkpoint_directories(url: str | None, **others: str) -> Directories:
-    """The directories of a daemon whose space can be told, by what they are for."""
+    """The local directories of a daemon, by purpose, whose free space is in the metrics."""
     if url is not None and "://" not in url:
         others["checkpoints"] = os.path.abspath(url)
     return Directories(others)
@@ -63,20 +63,19 @@ def checkpoint_directories(url: str | None, **others: str) -> Directories:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpSite:
-    """One address, and what is served there besides health."""
+    """An address, and what is served there besides health checks."""
 
     address: str
     option: str = _PAGE_OPTION
     is_default: bool = False
-    """Nobody has asked for it, so it may be had by another."""
+    """No setting names this address, so the daemon goes on if it cannot listen there."""
     page: bool = False
     metrics: bool = True
     token: str | None = field(default=None, repr=False)
-    """Of who acts at the page; empty: a certificate is enough; None: nobody does."""
+    """The secret for actions at the page; empty: a certificate is enough; None: no actions."""
 
     @property
     def parts(self) -> str:
-        """In words."""
         served = ["page"] * self.page + ["metrics"] * self.metrics
         return f"{', '.join(served)} and health checks" if served else "health checks"
 
@@ -86,9 +85,10 @@ def http_sites(
     security: Security,
     default: str | None = None,
 ) -> list[HttpSite]:
-    """What is wanted, that of the page last: its address may be `default`, without which it goes.
+    """The sites that the settings ask for, the page's last. `default` is the page's address if they
+    name none; the daemon goes on without the page if it cannot listen there.
 
-    Raises ConfigurationError where others could read what nothing protects, or act on it.
+    Raises ConfigurationError if other machines could read the job's figures, or act, unprotected.
     """
     address, metrics = settings.http_address or default or OFF, settings.metrics_address or OFF
     is_apart = settings.metrics_address not in (None, address)
@@ -105,7 +105,7 @@ def http_sites(
 def _token_of(
     settings: CoordinatorSettings | RunSettings, security: Security, address: str
 ) -> str | None:
-    """See HttpSite. Raises ConfigurationError where nothing would ask who acts."""
+    """`HttpSite.token`. Raises ConfigurationError if anyone who reaches the page could act."""
     file = settings.page_token_file
     if not settings.page_actions:
         return None
@@ -140,12 +140,12 @@ async def watched_over_http(
     *,
     tells_of_certificates: bool = False,
 ) -> AsyncIterator[str]:
-    """Within, it is served, the page at the address that this gives; empty: nowhere.
+    """Serve `watched` while the context is open; yield the page's address, empty if there is none.
 
-    tells_of_certificates: when they are replaced or cannot be used; else gRPC does.
+    A loopback address is served in plain text, others with the job's certificates if it has any.
+    tells_of_certificates: record when they are replaced or cannot be used; False if gRPC does so.
 
-    On a loopback address in plain text; elsewhere with the job's certificates, if it has any.
-    Raises ConfigurationError, and TransientError where no name server answers.
+    Raises ConfigurationError, and TransientError if no name server answers.
     """
     newest: NewestCertificate | None = None
     if isinstance(security, Tls):
@@ -162,14 +162,14 @@ async def watched_over_http(
 
 @contextlib.asynccontextmanager
 async def _running(server: _Serving | None, journal: Journal) -> AsyncIterator[str]:
-    """Within, it serves, at the address that this gives; empty: nowhere."""
+    """Run the server while the context is open; yield its address, empty if it does not run."""
     if server is None:
         yield ""
         return
     address = server.address
     try:
         server.start()
-    except RuntimeError as error:  # there is no thread to be had
+    except RuntimeError as error:  # no thread can be started
         _go_without(journal, error, server.site)
         address = ""
     try:
@@ -217,16 +217,17 @@ async def _server(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Guard:
-    """Who may see what; each says why not, empty: one may."""
+    """Decides which requests are allowed; each check returns why not, or an empty text."""
 
     may_scrape: Callable[..., str]
-    """Or have a method of the coordinator called."""
+    """Check a request for metrics, or for a call of one of the coordinator's methods."""
     is_local: bool
-    """Only this machine reaches it."""
+    """The address is a loopback one."""
 
     def may_see(self, request: Request) -> str:
-        """The page. A site elsewhere could have its own name lead a browser to a loopback address,
-        and read what is served there: so that has to be asked for as what it is."""
+        """Check a request for the page. At a loopback address the Host must be an address or
+        localhost: another site could resolve its own name to loopback, and so read the page
+        through a browser (DNS rebinding)."""
         if self.is_local and not _is_address(request.host):
             return (
                 f"this page is at a loopback address, and was asked for as {request.host!r}: ask "
@@ -250,11 +251,12 @@ def _go_without(journal: Journal, error: Exception, site: HttpSite) -> None:
 
 _SWITCH_S = 0.0005
 """Seconds that the event loop waits for the interpreter's lock while the server's thread writes an
-answer. It waits several times from a message to its answer: with Python's 5 ms that was 25 ms."""
+answer. It waits several times between a message and its answer: with Python's default of 5 ms that
+took 25 ms."""
 
 
 class _Serving:
-    """The server's thread, which also imports it: that takes longer than all else of a start."""
+    """Runs the server in a thread that also imports it, which takes longest of all at a start."""
 
     def __init__(
         self,
@@ -278,12 +280,11 @@ class _Serving:
         self._thread = threading.Thread(target=self._run, name="elastic-http", daemon=True)
 
     def start(self) -> None:
-        """Begin."""
         sys.setswitchinterval(_SWITCH_S)
         self._thread.start()
 
     def close(self) -> None:
-        """End; blocks for a short time at most."""
+        """Stop the server; blocks for `_END_WITHIN_S` at most."""
         with self._lock:
             self._closed = True
             if self._server is not None:
@@ -300,7 +301,7 @@ class _Serving:
                 self._server = server
                 if self._closed:
                     server.close()
-            server.run()  # if it is closed by now, to give back what it holds
+            server.run()  # also if it is closed by now: run() frees what it holds
         except Exception as error:  # noqa: BLE001 - the daemon goes on without
             message = f"{self.site.parts} are not served: {type(error).__name__}: {error}"
             self._report("warning", source="http", message=message)
@@ -334,7 +335,7 @@ class _Serving:
 
 
 def _admission(security: Security) -> Callable[..., str]:
-    """Over TLS, metrics are for certificates of the job, whatever role they are limited to."""
+    """Over TLS, metrics need a certificate of the job, with any role."""
     if not isinstance(security, Tls):
         return lambda *_: ""
     job = security.job

@@ -1,7 +1,7 @@
-"""How a script is to be started: of which kind it is, with which environment, logged where.
+"""Decides how to start a script: for elastic or for torchrun, its environment, its log directory.
 
-Which file `python -m NAME` runs is found without importing anything: packages may import torch, and
-nothing of a script is to run in the agent.
+The file that `python -m NAME` runs is found without importing anything, because packages may import
+torch, and no code of a script may run in the agent.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ _PACKAGE = "elastic"
 
 
 def is_classic(script: str | Path, launch: Launch, *, module: bool = False) -> bool:
-    """Was it written for torchrun? Unless told, it was if neither it nor any module beside it that
-    it imports, in turn, imports elastic. One that is no Python is left to say so itself, once.
+    """Whether the script was written for torchrun. With Launch.AUTO, it was if neither it nor any
+    module beside it that it imports, directly or indirectly, imports elastic. A script that cannot
+    be parsed is started as elastic's: it reports its own error, once.
 
-    module: it is the name of one, and those beside it are those of its package and of the working
-    directory. Raises ConfigurationError if there is none of this name.
+    module: `script` is a module's name; the modules beside it are those of its package and of the
+    working directory. Raises ConfigurationError if there is no module of this name.
     """
     if launch is not Launch.AUTO:
         return launch is Launch.TORCHRUN
@@ -40,13 +41,13 @@ def is_classic(script: str | Path, launch: Launch, *, module: bool = False) -> b
 
 
 class _Examined(NamedTuple):
-    """What is run, and where Python finds what it imports."""
+    """The file to run, and where Python finds the modules that it imports."""
 
     path: Path
     directory: Path | None
-    """In which Python looks first."""
+    """The directory that Python searches first; None: the usual path only."""
     package: str = ""
-    """To which a module belongs; it is found in `root`, with all that is in it."""
+    """The outermost package of a module, which lies in `root`; empty for a script."""
     root: Path = Path()
 
     @classmethod
@@ -60,15 +61,15 @@ class _Examined(NamedTuple):
         return cls(found.path, directory, found.package, found.root)
 
     def first(self) -> Iterator[Path]:
-        """What Python runs in any case: packages come before what is in them."""
+        """The files that Python runs in any case: `path`, and the packages that contain it."""
         yield self.path
         if self.package:
             within = self.path.relative_to(self.root).with_suffix("")
             yield from _beside(self.root, ".".join(within.parts))
 
     def imported(self, name: str) -> Iterator[Path]:
-        """Files of an absolute import. Of what lies beside an installed package, which is all that
-        is installed, only the package is its own."""
+        """The files that an absolute import may run. An installed package lies beside all others
+        that are installed, so in `root` only its own modules count."""
         if self.directory is not None:
             yield from _beside(self.directory, name)
         if self.package and name.partition(".")[0] == self.package:
@@ -100,13 +101,13 @@ def _imports_none(examined: _Examined) -> bool:
 
 
 def require_command(argv: Sequence[str], *, module: bool = False) -> None:
-    """Raises ConfigurationError unless it is a file and arguments that workers can be told of.
+    """Raises ConfigurationError unless `argv` is a script that exists, and arguments in UTF-8.
 
-    module: not a file, but the name of a module.
+    module: the first argument is a module's name instead.
     """
     try:
         os.getcwd()
-    except OSError as error:  # in which torch cannot be imported
+    except OSError as error:  # torch cannot be imported there
         raise ConfigurationError(
             f"the current directory is gone ({error.strerror}); change to another one"
         ) from error
@@ -136,8 +137,8 @@ def _require_file(script: Path) -> None:
 
 
 def log_directory(job: str, parent: Path | None) -> Path:
-    """A new one for this run. Raises ConfigurationError, and TransientError where the disk is
-    full."""
+    """Make a log directory for this run. Raises ConfigurationError, and TransientError if the disk
+    is full."""
     root = parent or log_root()
     try:
         return make_directory(root, job)
@@ -150,7 +151,7 @@ def log_directory(job: str, parent: Path | None) -> Path:
 
 
 def log_root() -> Path:
-    """Where logs go unless told. Raises ConfigurationError."""
+    """Where logs go by default. Raises ConfigurationError if there is no home directory."""
     try:
         return _state_home() / "elastic" / "logs"
     except RuntimeError as error:  # no HOME, and a user id without a name
@@ -161,24 +162,24 @@ def log_root() -> Path:
 
 
 def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, str]:
-    """This process's but its secrets, and what several workers on a machine need besides, who are
-    reached at `host`."""
+    """This process's environment without its secrets, and with what several workers on a machine
+    need. Other nodes reach the workers at `host`."""
     secrets = {option.variable for option in options_of(NodeSettings) if option.secret}
     withheld = {*secrets, *NOTICE_VARIABLES}
     environment = {name: value for name, value in os.environ.items() if name not in withheld}
     for name, wish in {"GRPC_VERBOSITY": "NONE", "GRPC_DNS_RESOLVER": "native"}.items():
-        if environment.get(name) == wish:  # our own, see main.py
+        if environment.get(name) == wish:  # set by main.py
             del environment[name]
-    # Several workers must not each take every core. torchrun gives each one, if there are several.
+    # Several workers must not each use every core. With several, torchrun gives each one thread.
     threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
     if not classic or workers > 1:
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     if not classic:
-        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are no news here
-    # torch asks for the names of its peers when it first connects; a name server that has gone
-    # with the rest of the network must not hold up the group that is formed without them.
+        environment.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # broken sockets are usual here
+    # torch resolves its peers' names when it first connects. If a part of the network is lost with
+    # the name server in it, that must not hold up the group that forms without that part.
     environment.setdefault("RES_OPTIONS", "timeout:1 attempts:2")
-    if (interface := interface_of(host)) is not None:  # gloo would look for the host's own name
+    if (interface := interface_of(host)) is not None:  # else gloo resolves the host's own name
         environment.setdefault("GLOO_SOCKET_IFNAME", interface)
     return environment
 
@@ -187,12 +188,12 @@ def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, s
 
 
 def _state_home() -> Path:
-    """XDG base directory specification: data that should persist but is no configuration."""
+    """$XDG_STATE_HOME of the XDG base directory specification: data that persists between runs."""
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state")
 
 
 def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Leading dots and the dotted names that follow them."""
+    """Each import in the file: how many dots lead, and the dotted name that follows them."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
@@ -202,7 +203,7 @@ def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
 
 
 def _beside(directory: Path, name: str) -> Iterator[Path]:
-    """Where Python, which looks beside the script first, would find the module and its parents."""
+    """The files in `directory` that Python would run to import the module and its parents."""
     path = directory
     for part in name.split("."):
         path = path / part
@@ -215,14 +216,14 @@ _MAIN = "__main__"
 
 
 class ModuleFile(NamedTuple):
-    """A module that can be run; that of a package is its `__main__`."""
+    """A module that `python -m` can run; for a package, its `__main__`."""
 
     name: str
     path: Path
 
     @property
     def package(self) -> str:
-        """The outermost, or the module's own name where it is in none."""
+        """The outermost package, or the module's own name if it is in none."""
         return self.name.partition(".")[0]
 
     @property
@@ -232,11 +233,11 @@ class ModuleFile(NamedTuple):
 
 
 def module_file(name: str) -> ModuleFile:
-    """Raises ConfigurationError unless it is a module that can be read."""
+    """Find the module to run. Raises ConfigurationError unless there is one that can be read."""
     parts = name.split(".")
     if not all(parts) or os.sep in name or not name.isprintable() or parts[0] == _MAIN:
         raise ConfigurationError(f"{name!r} is no module's name; {_advice(name, '')}")
-    importlib.invalidate_caches()  # it may have been written just now
+    importlib.invalidate_caches()  # the module may be a moment old
     specs = list(_specs(name, parts))
     if specs[-1].submodule_search_locations is not None:
         within = _locations(specs[-1])
@@ -267,7 +268,7 @@ def looks_here() -> bool:
 
 
 def _specs(name: str, parts: Sequence[str]) -> Iterator[ModuleSpec]:
-    """Those of the packages, outermost first, and of the module."""
+    """The specs of the packages, outermost first, and of the module."""
     spec = _outermost(parts[0])
     if spec is None:
         where = f"no {parts[0]!r} in {_here()}, nor among what is installed"
@@ -277,7 +278,7 @@ def _specs(name: str, parts: Sequence[str]) -> Iterator[ModuleSpec]:
         outer = ".".join(parts[:depth])
         if spec.submodule_search_locations is None:
             raise _missing(name, f"{outer!r} ({_place(spec)}) is no package")
-        # By its last name alone: the full one makes Python look for packages among those imported.
+        # The last part alone: given the full name, Python looks for its parent in sys.modules.
         within = PathFinder.find_spec(part, _locations(spec))
         if within is None:
             _require_open(name, _locations(spec))
@@ -287,7 +288,7 @@ def _specs(name: str, parts: Sequence[str]) -> Iterator[ModuleSpec]:
 
 
 def _outermost(name: str) -> ModuleSpec | None:
-    """As a worker will find it, whose path has no directory of the command `elastic`."""
+    """Find it as a worker will: a worker's path lacks the directory of the `elastic` command."""
     own = os.path.dirname(os.path.realpath(sys.argv[0]))
     path = sys.path[1:] if sys.path[:1] == [own] else sys.path
     path = [os.getcwd(), *path] if looks_here() else path
@@ -303,12 +304,11 @@ def _locations(spec: ModuleSpec) -> list[str]:
 
 
 def _place(spec: ModuleSpec) -> str:
-    """For people."""
     return ", ".join(_locations(spec)) or spec.origin or "?"
 
 
 def _require_readable(name: str, spec: ModuleSpec) -> None:
-    read = getattr(spec.loader, "get_data", None)  # also of an archive
+    read = getattr(spec.loader, "get_data", None)  # importers of zip files have it too
     if read is None or not spec.has_location:  # a package without __init__.py
         return
     try:
@@ -321,7 +321,7 @@ def _require_readable(name: str, spec: ModuleSpec) -> None:
 
 
 def _require_open(name: str, directories: Sequence[str]) -> None:
-    """What lies in a directory that cannot be looked into is no package to Python, and has no
+    """Raises ConfigurationError if a directory cannot be read: to Python it seems to have no
     modules."""
     for directory in directories:
         try:

@@ -1,7 +1,6 @@
-"""The `elastic` command: parses, builds, and turns errors into messages and exit codes.
+"""The `elastic` command: parses options, runs the command, and turns errors into exit codes.
 
 Options are made from the settings, so that help, defaults and names have one source.
-
 """
 
 from __future__ import annotations
@@ -39,17 +38,17 @@ from elastic.version import __version__
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-_HELP_COLUMNS = 100  # at most; on a narrower terminal as many as it has
-_FLAG_COLUMNS = 34  # longer ones have a line of their own
+_HELP_COLUMNS = 100  # at most; fewer on a narrower terminal
+_FLAG_COLUMNS = 34  # longer flags have their own line
 _NAMED = inspect.Parameter.KEYWORD_ONLY
 
 
 def with_options(settings: type) -> Callable[[F], F]:
     """Replace `**options` in the signature by one option per setting of the class.
 
-    Positional ones have parameters of their own. They are texts, or None or a truth value for
-    --flag/--no-flag; `load_settings` checks them together with the other sources. Secrets have no
-    option.
+    An option's value is its text, or a bool for --flag/--no-flag; None: not given. `load_settings`
+    checks it together with the other sources. Secrets have no option, and positional settings have
+    parameters of their own.
     """
 
     def decorate(function: F) -> F:
@@ -65,10 +64,10 @@ def with_options(settings: type) -> Callable[[F], F]:
 
 
 class SettingsCommand(TyperCommand):
-    """A command that says of a setting it does not have which command has it, and whose help has a
-    section for each group of settings.
+    """A command whose help has a section for each group of settings, and whose error for a setting
+    that it lacks names the command that has it.
 
-    For `app.command(cls=SettingsCommand)`.
+    Use it as `app.command(cls=SettingsCommand)`.
     """
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
@@ -87,12 +86,12 @@ class SettingsCommand(TyperCommand):
                     formatter.write_dl([_plain(*r) for r in records], col_max=_FLAG_COLUMNS)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As in click; the types are those of typer's own copy of it, or of click's."""
+        """As in click. Types and errors come from click, or from the copy of click inside typer."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:
             flag = getattr(error, "option_name", None)
-            unknown = hasattr(error, "possibilities")  # of click's NoSuchOption alone
+            unknown = hasattr(error, "possibilities")  # only click's NoSuchOption has it
             told = unknown and flag and _of_another_command(flag, f"`{ctx.command_path}`")
             if not told:
                 raise
@@ -100,7 +99,7 @@ class SettingsCommand(TyperCommand):
 
 
 def _plain(flags: str, text: str) -> tuple[str, str]:
-    """Without what typer puts around a default given as text."""
+    """Remove the parentheses that typer puts around a default given as text."""
     text = text.replace("[default: (required)]", "[required]")
     return flags, re.sub(r"\[default: \((.*)\)\]$", r"[default: \1]", text)
 
@@ -136,7 +135,7 @@ def _parameter(option: Option) -> inspect.Parameter:
         names = [option.flag]
     if option.short:
         names.insert(0, option.short)
-    default = option.shown_default if option.default is not None else False  # the text says it
+    default = option.shown_default if option.default is not None else False  # the help says it
     declared = typer.Option(
         *names,
         help=option.help,
@@ -165,7 +164,7 @@ app = typer.Typer(
 )
 
 
-def _tell_version(asked: bool) -> None:  # typer's callbacks take it so
+def _tell_version(asked: bool) -> None:  # typer passes it by position
     if asked:
         print(f"elastic {__version__}")
         raise typer.Exit
@@ -181,7 +180,7 @@ _Version = Annotated[
 
 @app.callback()
 def _main(*, version: _Version = False) -> None:
-    del version  # told as the options are read
+    del version  # its callback prints it
 
 
 checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
@@ -289,8 +288,8 @@ _Output = Annotated[str, typer.Option(help="table or json.")]
 
 
 def _on_a_job(command: F) -> F:
-    """A command on a running job. It declares its own arguments and options; the function of its
-    name in cli/operator.py carries it out, on the job that --address and the settings mean.
+    """Register a command on a running job. It declares its own arguments and options; the function
+    of the same name in cli/operator.py runs it on the job that --address and the settings choose.
     """
     own = dict(inspect.signature(command, eval_str=True).parameters)
 
@@ -599,21 +598,21 @@ def certs_issue(
 
 def main() -> None:
     """Entry point of the console script."""
-    # Read by gRPC when it is imported: it would write of every failed handshake between our lines.
+    # gRPC reads both when it is imported. It would log every failed handshake between our lines.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    # Its own resolver asks name servers also for what /etc/hosts has: 13 s where they are silent.
+    # Its own resolver asks name servers even for hosts in /etc/hosts: 13 s if they are silent.
     os.environ.setdefault("GRPC_DNS_RESOLVER", "native")
     app(prog_name="elastic")
 
 
 @contextlib.contextmanager
 def _errors() -> Iterator[None]:
-    """Errors meant for people end in one message and their exit code, not in a traceback.
+    """Turn errors meant for people into one message and their exit code, without a traceback.
 
-    The traceback of any other is written here, where standard error may still be one that does not
-    block.
+    Tracebacks of other errors are written here, while standard error may still be the non-blocking
+    one of `never_blocking`.
     """
-    if isinstance(sys.stdout, io.TextIOWrapper):  # paths and names may have bytes that are no text
+    if isinstance(sys.stdout, io.TextIOWrapper):  # paths may have bytes that are not text
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
@@ -622,17 +621,17 @@ def _errors() -> Iterator[None]:
     except BrokenPipeError as error:
         if not _nobody_reads():
             raise _told(error) from None
-        raise  # as after `| head`: typer ends the command without a word
+        raise  # as after `| head`: typer ends the command silently
     except ElasticError as error:
         for line in str(error).splitlines():
             print(f"elastic: {line}", file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
-    except Exception as error:  # noqa: BLE001 - the last one who can say it
+    except Exception as error:  # noqa: BLE001 - nobody else would report it
         raise _told(error) from None
 
 
 def _told(error: Exception) -> typer.Exit:
-    """With what this is to end, once it has been said."""
+    """Print the error; return the exit for it."""
     refused = _refused_by_the_system(error)
     if refused is None:
         traceback.print_exc()
@@ -643,26 +642,26 @@ def _told(error: Exception) -> typer.Exit:
 
 
 def _nobody_reads() -> bool:
-    """Standard output is a pipe whose reader has gone."""
+    """Whether standard output is a pipe whose reader has gone."""
     try:
         looked = select.poll()
         looked.register(sys.stdout, 0)
         return isinstance(sys.stdout, io.TextIOWrapper) and bool(looked.poll(0))
-    except (OSError, ValueError):  # it is closed, or none of the system's
+    except (OSError, ValueError):  # it is closed, or has no descriptor
         return False
 
 
 def _say_no_more() -> None:
-    """All has been said. As what was half made is taken apart, such as asyncio's event loop without
-    its pipe, Python would complain of it.
+    """Silence Python, which would complain when it destroys half-made objects, such as an event
+    loop without its pipe. The error itself is already printed.
     """
     sys.unraisablehook = lambda _: None
     warnings.simplefilter("ignore")
 
 
 def _refused_by_the_system(error: Exception) -> str | None:
-    """In words, if it is no fault of elastic: descriptors, threads, memory or storage are short, or
-    there is no permission. Names the line that asked, since there may have been no other word.
+    """The error as a message if the system is its cause: too few descriptors, threads, memory or
+    storage, or no permission; else None. It names the line of code, since nothing else may do so.
     """
     if isinstance(error, OSError) and error.strerror:
         about = f" ({error.filename})" if error.filename else ""
@@ -680,12 +679,12 @@ def _refused_by_the_system(error: Exception) -> str | None:
 
 
 def _to_run(script: str | None, arguments: list[str] | None) -> dict[str, Any]:
-    """As settings; without arguments here those of the environment or the file count."""
+    """Both as settings. Without arguments, those in the environment or the file apply."""
     return {"script": script, "args": arguments or None}
 
 
 def _require_name(command: str, script: Path | None, options: dict[str, Any]) -> None:
-    """A command line with -m and no name anywhere is wrong usage."""
+    """Exit with a usage error for -m if no source names a module."""
     if script is None and options["module"]:
         print(
             "elastic: -m needs the name of a module: "
@@ -696,8 +695,8 @@ def _require_name(command: str, script: Path | None, options: dict[str, Any]) ->
 
 
 def _target(address: str | None, config: Path | None, options: dict[str, Any]) -> Any:
-    """The coordinator at the address; else a job in etcd if etcd is given, or one of this
-    machine.
+    """The coordinator at `address`; else a job in etcd if etcd is given, else one of `elastic run`
+    on this machine.
     """
     from elastic.cli.operator import Target
 
@@ -714,6 +713,6 @@ def _target(address: str | None, config: Path | None, options: dict[str, Any]) -
 
 
 def _device_counts() -> DeviceCounts:
-    """Devices of this machine. GPUs by their device files: torch takes seconds to import."""
+    """Count this machine's devices; GPUs by their device files: torch takes seconds to import."""
     gpus = len([d for d in os.listdir("/dev") if d.removeprefix("nvidia").isdigit()])
     return DeviceCounts(gpu=gpus, cpu=len(os.sched_getaffinity(0)))

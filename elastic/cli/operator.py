@@ -1,5 +1,5 @@
-"""The commands with which operators look at a running job and act on it: what they ask, of which
-coordinator, and how its answers are shown to people and to programs."""
+"""Operators' commands on a job: they find its coordinator, ask it or have it act, and print the
+answer as text or JSON."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from elastic.version import __version__
 
 T = TypeVar("T")
 _NEXT_LEADER_S = 0.25
-_STORE_SHARE = 0.8  # of the time for an answer
+_STORE_SHARE = 0.8  # of the time-out for an answer
 _LEAST_S = 2.0  # for one coordinator's answer
 _OF_EVERY_EVENT = ("severity", "job", "run")
 _LAST_EVENTS = ("job_finished", "job_ended")
@@ -59,8 +59,8 @@ _LAST_EVENTS = ("job_finished", "job_ended")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """Which job: one of this machine by name, or the only one, asked as `local` says; one whose
-    coordinator is at `address` and is asked as `direct` says; or one in etcd by `settings`."""
+    """The job that a command is for: `job` on this machine (None: the only one), asked as `local`
+    says; the coordinator at `address`, asked as `direct` says; or a job in etcd by `settings`."""
 
     job: str | None = None
     address: str | None = None
@@ -70,27 +70,26 @@ class Target:
 
     @property
     def job_name(self) -> str:
-        """As far as it was named."""
+        """Empty if no name was given."""
         if self.settings is not None:
             return self.settings.job
         return self.direct.job if self.address is not None else self.job or ""
 
     @property
     def timeout_s(self) -> float:
-        """How long to wait for an answer."""
         if self.settings is not None:
             return self.settings.timeout_s
         return self.direct.timeout_s if self.address is not None else self.local.timeout_s
 
     def share_of(self, left_s: float) -> float:
-        """How long one coordinator may take of the time that is left. A leader that is silent is
-        followed by another one."""
+        """Seconds of `left_s` that one coordinator may take to answer: another one may follow a
+        silent leader."""
         return left_s if self.settings is None else min(left_s, max(left_s / 4, _LEAST_S))
 
     @asynccontextmanager
     async def client(self, timeout_s: float | None = None) -> AsyncIterator[ControlClient]:
-        """To the coordinator that leads. Raises ElasticError: AlreadyEnded if the run has ended and
-        nobody leads, TransientError after `timeout_s`."""
+        """A client of the leader. Raises ElasticError: AlreadyEnded if the run has ended and nobody
+        leads, TransientError after `timeout_s`."""
         client = await self._find(self.timeout_s if timeout_s is None else timeout_s)
         try:
             yield client
@@ -104,7 +103,7 @@ class Target:
                 return ControlClient(find_job(self.job).address, report=no_report)
             _require_address(self.address)
             security = choose_security(self.direct.job, self.direct.security)
-            if is_unix_socket(self.address):  # of `elastic run`, for which there is no certificate
+            if is_unix_socket(self.address):  # `elastic run` has no certificate
                 security = PLAINTEXT
             return ControlClient(self.address, security=security, report=no_report)
         security = choose_security(settings.job, settings.security)
@@ -120,8 +119,8 @@ class Target:
 
 
 async def _leader_of(store: Store, job: str) -> Leader | None:
-    """Who leads; None if nobody does now. Raises AlreadyEnded if nobody will, and
-    TransientError."""
+    """The leader; None if there is none now. Raises AlreadyEnded if the job's newest run has ended,
+    so that no leader will follow, and TransientError."""
     leader = await find_leader(store, job=job)
     if leader is None and (end := await newest_end(store, job)) is not None:
         raise AlreadyEnded(job, end)
@@ -129,7 +128,7 @@ async def _leader_of(store: Store, job: str) -> Leader | None:
 
 
 def status(target: Target, *, output: str) -> None:
-    """Print the job's status, or how it has ended."""
+    """Print the job's status, or how it ended."""
     as_json = require_format(output)
     reply = _status_or_end(target, as_json=as_json)
     if reply is not None and as_json:
@@ -139,7 +138,7 @@ def status(target: Target, *, output: str) -> None:
 
 
 def report(target: Target, *, output: str) -> None:
-    """Print where the time of the job's slots went, or how the job has ended."""
+    """Print where the time of the job's slots went, or how the job ended."""
     as_json = require_format(output)
     reply = _status_or_end(target, as_json=as_json)
     if reply is not None and as_json:
@@ -149,7 +148,7 @@ def report(target: Target, *, output: str) -> None:
 
 
 def _status_or_end(target: Target, *, as_json: bool) -> pb.JobStatus | None:
-    """None for a job that has ended: how it did is printed."""
+    """The status; None if the job has ended, after printing how."""
     try:
         return _run(target, lambda client, timeout_s: client.status(timeout_s))
     except AlreadyEnded as ended:
@@ -161,8 +160,8 @@ def _status_or_end(target: Target, *, as_json: bool) -> pb.JobStatus | None:
 
 
 def nodes(target: Target, *, clear: str | None = None, output: str) -> None:
-    """Print the nodes: who takes part, who is leaving, drained or in quarantine, and why. Or let a
-    drained or quarantined one take part again: `clear`."""
+    """Print which nodes take part, leave, or are drained or in quarantine, and why. With `clear`,
+    let that drained or quarantined node take part again instead."""
     if clear is not None:
         print(_change(target, lambda client, timeout_s: client.clear(clear, timeout_s)))
         return
@@ -185,7 +184,7 @@ def drain(target: Target, node: str, *, reason: str, future: bool = False) -> No
 
 
 def stacks(target: Target, of: str, *, output: str) -> None:
-    """Print where each rank is, and the Python stacks of its processes; or those of one."""
+    """Print where each rank, or only the rank or worker `of`, is, and its Python stacks."""
     as_json = require_format(output)
     try:
         reply = _run(target, lambda client, timeout_s: client.stacks(of, timeout_s))
@@ -202,7 +201,7 @@ def stacks(target: Target, of: str, *, output: str) -> None:
 
 
 def incidents(target: Target, *, output: str) -> None:
-    """Print what has struck the job, also after its end."""
+    """Print the job's incidents, also after its end."""
     as_json = require_format(output)
     found = _incidents(target, None)
     if as_json:
@@ -212,7 +211,7 @@ def incidents(target: Target, *, output: str) -> None:
 
 
 def explain(target: Target, incident: int | None, *, output: str) -> None:
-    """Print all that is known of an incident, or of the newest one; also after the job's end."""
+    """Print everything about an incident, by default the newest; also after the job's end."""
     as_json = require_format(output)
     if incident is None and not _incidents(target, None):
         if as_json:
@@ -228,8 +227,8 @@ def explain(target: Target, incident: int | None, *, output: str) -> None:
 
 
 def trace(target: Target, file: Path, *, steps: int) -> None:
-    """Write what each slot did in the last minutes as a trace. Raises TransientError if the file
-    cannot be written."""
+    """Write a trace of what each slot did in the last minutes. Raises TransientError if the file
+    cannot be written now, for example to a full disk, and ConfigurationError."""
 
     async def ask(client: ControlClient, timeout_s: float) -> tuple[Any, list[str], list[str]]:
         timeline = await client.timeline(steps, timeout_s)
@@ -266,7 +265,8 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
 
 
 def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
-    """All in brief, or one. Raises ConfigurationError if there is none of the number."""
+    """All incidents in brief, or one in full (0: the newest). Raises ConfigurationError if there is
+    none of that number."""
     try:
         return documents_of(_run(target, lambda c, timeout_s: c.incidents(number, timeout_s)))
     except AlreadyEnded as ended:
@@ -284,10 +284,10 @@ def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
 
 
 def stop(target: Target, *, reason: str) -> None:
-    """Have the job saved and left."""
+    """Have the job save, if it has a checkpoint directory, and end."""
 
     async def ask(client: ControlClient, timeout_s: float) -> bool:
-        found = await client.status(timeout_s)  # first: it may have ended soon
+        found = await client.status(timeout_s)  # first: the job may end soon after
         await client.stop(reason, int(ExitCode.STOPPED), timeout_s)
         return bool(found.checkpoint_dir)
 
@@ -301,7 +301,7 @@ def stop(target: Target, *, reason: str) -> None:
 
 
 def jobs(settings: OperatorSettings, *, only: str | None, output: str) -> None:
-    """Print the runs that the store knows of, under way and ended; `only`: of this job."""
+    """Print the runs in the store, under way and ended; with `only`, those of that job."""
     as_json = require_format(output)
     runs = [run for run in _ask_store(settings, list_runs) if only in (None, run.job)]
     if as_json:
@@ -312,8 +312,8 @@ def jobs(settings: OperatorSettings, *, only: str | None, output: str) -> None:
 
 
 def forget(settings: OperatorSettings, run_id: str) -> None:
-    """Remove what the store knows of a run that nobody works on. Raises ConfigurationError if it
-    knows of none."""
+    """Remove what the store knows of a run. Raises ConfigurationError if it knows nothing, or if
+    the run is under way."""
     job = settings.job
     if not _ask_store(settings, lambda store: forget_run(store, job=job, run_id=run_id)):
         raise ConfigurationError(
@@ -323,7 +323,8 @@ def forget(settings: OperatorSettings, run_id: str) -> None:
 
 
 def events(target: Target, *, follow: bool, output: str) -> int:
-    """Print the journal; with `follow` each entry as it comes, through changes of the leader."""
+    """Print the journal; with `follow` also each new entry, from one leader to the next. Return the
+    exit code."""
     as_json = require_format(output)
     try:
         asyncio.run(_events(target, follow=follow, show=print if as_json else _show_event))
@@ -335,7 +336,7 @@ def events(target: Target, *, follow: bool, output: str) -> int:
 
 
 async def _events(target: Target, *, follow: bool, show: Callable[[str], None]) -> None:
-    newest, ended = 0.0, False  # what a new leader remembers too is not shown twice
+    newest, ended = 0.0, False  # newest: a new leader may send entries that were shown before
     while True:
         try:
             async with target.client() as client:
@@ -356,7 +357,7 @@ async def _events(target: Target, *, follow: bool, show: Callable[[str], None]) 
 
 
 def event_from(line: str) -> tuple[float, str, dict[str, Any]]:
-    """When, which event, and its fields. Raises ConfigurationError for what is no event."""
+    """An event's Unix time, name and fields. Raises ConfigurationError if `line` is no event."""
     try:
         fields = json.loads(line)
         at, name = float(fields.pop("time")), fields.pop("event")
@@ -394,12 +395,12 @@ def _node_row(node: pb.NodeStatus) -> tuple[object, ...]:
 
 
 def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, Any, T]]) -> T:
-    """Ask the leader; while there is none, or it does not answer, the next one, until the time that
-    an answer may take is over. What is asked may be asked twice."""
+    """Ask the leader. While there is none, or it does not answer, look for the next one and ask
+    again, until the target's time-out. So a request may be made twice."""
 
     async def asked() -> T:
         ends_at, told = time.monotonic() + target.timeout_s, False
-        # What comes of a shorter attempt would only hide what the one before has found.
+        # The error of a shorter attempt would only hide that of the attempt before.
         least_s = max(_NEXT_LEADER_S, min(1.0, target.timeout_s / 4))
         while True:
             left_s = ends_at - time.monotonic()
@@ -419,7 +420,7 @@ def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, An
 
 
 def _change(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, Any, T]]) -> T:
-    """`_run`, of what a run that has ended cannot do any more."""
+    """`_run` for a change to the job. Raises ConfigurationError if the run has ended."""
     try:
         return _run(target, ask)
     except AlreadyEnded as ended:
@@ -430,7 +431,7 @@ def _change(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any,
 
 
 def _require_address(address: str) -> None:
-    """Raises ConfigurationError unless it can be that of a coordinator."""
+    """Raises ConfigurationError unless it can be a coordinator's address."""
     if not is_unix_socket(address) and not is_address(address):
         raise ConfigurationError(
             f"--address: {address!r} is not allowed; expected HOST:PORT, an IPv6 host in brackets, "
@@ -451,7 +452,7 @@ def _ask_store(settings: OperatorSettings, ask: Callable[[Store], Coroutine[Any,
 
 
 def _open_store(settings: OperatorSettings, timeout_s: float) -> EtcdStore:
-    patience_s = _STORE_SHARE * timeout_s  # so that it says who did not answer
+    patience_s = _STORE_SHARE * timeout_s  # so that its error, which names the endpoint, is shown
     return open_store(settings.store, security=settings.security, total_timeout_s=patience_s)
 
 
@@ -476,7 +477,7 @@ def _run_row(run: JobRun) -> tuple[object, ...]:
     return (run.job, run.run_id, state, run.end.exit_code, run.end.committed, ended, "-", "-")
 
 
-_LONG_S, _LONG_FACTOR = 1.0, 5.0  # of a step that is worth a line
+_LONG_S, _LONG_FACTOR = 1.0, 5.0  # a step under way gets a line above both
 _NO_STEP = "step not known: no member has reported to this coordinator yet"
 
 
@@ -493,7 +494,7 @@ def to_document(reply: pb.JobStatus) -> dict[str, Any]:
 
 
 def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
-    """Protobuf's JSON has 64-bit integers as text, which no reader of a count expects."""
+    """Make 64-bit integers numbers again: protobuf writes text, which readers do not expect."""
     for one in kind.fields:
         value = document.get(one.name)
         if one.cpp_type in (one.CPPTYPE_INT64, one.CPPTYPE_UINT64):
@@ -506,14 +507,13 @@ def _restore_numbers(document: dict[str, Any], kind: Any) -> None:
 
 
 def end_to_document(job: str, end: RunEnd) -> dict[str, Any]:
-    """The same of a run that has ended: no group, no workers."""
+    """The JSON of `elastic status` for a run that has ended: without group and workers."""
     document = dataclasses.asdict(end)
     phase = "left" if document.pop("left") else "ended"
     return {"job": job, "phase": phase, "meaning": meaning_of(end.exit_code), **document}
 
 
 def print_end(job: str, end: RunEnd) -> None:
-    """For people."""
     phase, meaning = "left" if end.left else "ended", meaning_of(end.exit_code)
     print(printable(f"job {job}: {phase}, run {end.run_id}: {meaning} (exit code {end.exit_code})"))
     print(f"step {end.committed}, at {_instant(end.ended_unix_s)}")
@@ -523,7 +523,6 @@ def print_end(job: str, end: RunEnd) -> None:
 
 
 def print_status(reply: pb.JobStatus) -> None:
-    """For people."""
     progress, generation = reply.progress, reply.generation
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
     least = f" (at least {reply.min_workers})" if reply.min_workers > 1 else ""
@@ -568,7 +567,7 @@ def print_status(reply: pb.JobStatus) -> None:
 
 
 def _recovery(text: str) -> dict[str, Any]:
-    """Empty if another version has written what this one cannot read."""
+    """The recovery; empty if a coordinator of another version sent what this one cannot read."""
     try:
         recovery = json.loads(text)
     except (ValueError, RecursionError):
@@ -577,7 +576,7 @@ def _recovery(text: str) -> dict[str, Any]:
 
 
 def _pauses(reply: pb.JobStatus) -> list[str]:
-    """What has held up daemons so far, if anything has."""
+    """A line for each daemon whose event loop was held up."""
     nodes = [(f"the agent of {node.node}", node.longest_pause_s) for node in reply.nodes]
     found = [("the coordinator", reply.longest_pause_s), *nodes]
     return [
@@ -588,7 +587,7 @@ def _pauses(reply: pb.JobStatus) -> list[str]:
 
 
 def _phase(number: int) -> str:
-    """A newer version may have more of them."""
+    """The phase's name; its number if only a newer version knows it."""
     try:
         return WorkerPhase(number).name.lower()
     except ValueError:
@@ -596,12 +595,11 @@ def _phase(number: int) -> str:
 
 
 def stacks_document(reply: stacks_pb2.JobStacks) -> dict[str, Any]:
-    """As JSON."""
     return {"verdict": reply.verdict, "ranks": [_rank_document(one) for one in reply.ranks]}
 
 
 def print_stacks(reply: stacks_pb2.JobStacks) -> None:
-    """For people: each rank with what it does in one line, and its stacks below."""
+    """Print what each rank does in one line, with its stacks below."""
     for one in reply.ranks:
         where = whereabouts_from_pb(one.stacks, rank=one.rank, node=one.node)
         who = f"rank {one.rank}" if one.is_member else "no rank"
@@ -659,7 +657,7 @@ _OUTCOMES = {
 
 
 def documents_of(texts: Iterable[str]) -> list[dict[str, Any]]:
-    """Raises ConfigurationError for what is no such document."""
+    """Parse incidents. Raises ConfigurationError if a text is no JSON object."""
     try:
         found = [json.loads(text) for text in texts]
     except (ValueError, RecursionError) as error:
@@ -670,7 +668,7 @@ def documents_of(texts: Iterable[str]) -> list[dict[str, Any]]:
 
 
 def print_incidents(documents: Sequence[Mapping[str, Any]]) -> None:
-    """A line for each. Raises ConfigurationError for what is no such document."""
+    """Print a line for each incident. Raises ConfigurationError if one cannot be read here."""
     try:
         rows = [_incident_row(document) for document in documents]
     except _UNREADABLE as error:
@@ -682,7 +680,7 @@ def print_incidents(documents: Sequence[Mapping[str, Any]]) -> None:
 
 
 def print_explained(document: Mapping[str, Any]) -> None:
-    """One page. Raises ConfigurationError for what is no such document."""
+    """Print everything about an incident. Raises ConfigurationError if it cannot be read here."""
     try:
         lines = list(_page(document))
     except _UNREADABLE as error:
@@ -732,7 +730,7 @@ def _page(document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _effect(document: Mapping[str, Any]) -> Iterator[str]:
-    """What it has led to, and what it has cost."""
+    """What the incident led to, and what it cost."""
     yield f"outcome:      {_outcome(document)}"
     if document["verdict"]:
         yield f"              {document['verdict']}"
@@ -755,7 +753,7 @@ def _effect(document: Mapping[str, Any]) -> Iterator[str]:
     if phases:
         yield f"phases:       {', '.join(phases)}"
     if document["saves"] is not None:
-        return  # it has held up nobody
+        return  # a failed save holds up nobody
     kinds = sorted(document["seconds"].items(), key=lambda pair: -float(pair[1]))
     parts = ", ".join(f"{kind} {duration(float(s))}" for kind, s in kinds)
     lost = duration(float(document["lost_s"]))
@@ -794,7 +792,7 @@ def _signs(signs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _ended_process(process: Mapping[str, Any], *, with_log: bool) -> Iterator[str]:
-    """with_log: else its stacks follow, which are also in its log."""
+    """with_log: show the end of its log; not needed if its stacks follow, which are in its log."""
     rank = process["rank"] if process["rank"] is not None else "-"
     label = f"{process['node']}:{rank}"
     yield ""

@@ -1,4 +1,4 @@
-"""The page of a job, as a coordinator and `elastic run` serve it."""
+"""Connects the job's page to the coordinator, for `elastic coordinator` and `elastic run`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def page_of(
     view: Callable[[], JobView | None],
     otherwise: Callable[[], Document] = dict,
 ) -> PageSource:
-    """view: of the job, None if another coordinator leads: then `otherwise` is shown."""
+    """`view` returns None if another coordinator leads; then the page shows `otherwise`."""
     builder = PageBuilder()
 
     def take() -> Callable[[], Document]:
@@ -61,8 +61,8 @@ def page_of(
 
 
 def reached_at(served: str, advertised: str) -> str:
-    """The address of a page for people elsewhere: of one that is served on every address, the host
-    under which agents find the coordinator."""
+    """The page's address for people on other machines. If it is served on every address, it has the
+    host under which agents find the coordinator."""
     parts = urlsplit(served)
     if parts.hostname not in _WILDCARDS:
         return served

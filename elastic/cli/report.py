@@ -1,4 +1,4 @@
-"""Where the time of a job's slots went, for people."""
+"""Prints where the time of a job's slots went."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ _UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError
 
 
 def accounts_of(reply: pb.JobStatus) -> dict[str, Any]:
-    """As the coordinator tells it; empty if it is of another version, which tells nothing that can
-    be read here."""
+    """The accounts that the coordinator reports; empty if they cannot be read here, because it has
+    another version."""
     try:
         accounts = json.loads(reply.accounts_json)
     except (ValueError, RecursionError):
@@ -29,8 +29,8 @@ def accounts_of(reply: pb.JobStatus) -> dict[str, Any]:
 
 
 def print_report(reply: pb.JobStatus) -> None:
-    """The kinds of time, what was lost to which cause, and to which node. Raises
-    ConfigurationError if the coordinator does not tell of it."""
+    """Print the kinds of time, and the time lost by incident and by node. Raises ConfigurationError
+    if the coordinator's accounts cannot be read."""
     accounts = accounts_of(reply)
     try:
         title = _title(reply.job, accounts)
@@ -54,7 +54,7 @@ def print_report(reply: pb.JobStatus) -> None:
 
 
 def goodput_line(reply: pb.JobStatus) -> str:
-    """For the status; empty while nothing is known."""
+    """A line for `elastic status`; empty while no time has been booked."""
     accounts = accounts_of(reply)
     try:
         if accounts["goodput"] is None:
@@ -67,7 +67,7 @@ def goodput_line(reply: pb.JobStatus) -> str:
 
 
 def ending_lines(fields: Mapping[str, Any]) -> list[str]:
-    """Of the event at a job's end: a small table; none where it tells nothing."""
+    """A small table from the event at a job's end; no lines if the event has no figures."""
     kinds = fields.get("slot_seconds")
     if not kinds:
         return []
@@ -77,7 +77,7 @@ def ending_lines(fields: Mapping[str, Any]) -> list[str]:
 
 
 def kind_rows(kinds: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Of the kinds that any time went into, and their shares."""
+    """Kind, duration and share of each kind that has any time."""
     seconds = {str(kind): float(s) for kind, s in kinds.items()}
     total = sum(seconds.values())
     for kind, spent_s in seconds.items():
@@ -86,7 +86,7 @@ def kind_rows(kinds: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def duration(seconds: float) -> str:
-    """In the unit that people would take."""
+    """The duration as text, in s, min or h."""
     if seconds < 120.0:
         return f"{seconds:.2f} s" if seconds < 10.0 else f"{seconds:.1f} s"
     return f"{seconds / 60:.1f} min" if seconds < 7200.0 else f"{seconds / 3600:.1f} h"
@@ -121,7 +121,7 @@ def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _mostly(kinds: Mapping[str, Any]) -> str:
-    """The largest parts."""
+    """The kinds with the most time, largest first."""
     parts = sorted(((float(s), str(kind)) for kind, s in kinds.items()), reverse=True)
     return ", ".join(f"{kind} {duration(s)}" for s, kind in parts[:_MOST_NAMES] if s > 0.0) or "-"
 

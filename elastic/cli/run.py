@@ -1,4 +1,4 @@
-"""`elastic run`: coordinator, in-memory store and agent in one process, for one machine."""
+"""`elastic run`: runs coordinator, in-memory store and agent in one process, for one machine."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ _MANY_NODES = (
     "for several machines there are `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
 )
 _LAST_WORD_S = 0.5
-"""For the coordinator to say how the job ended, once no process of it is left."""
+"""Seconds for the coordinator to say how the job ended, once no process of the job is left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What to run: the script and its arguments, and how."""
+    """The script with its arguments, and the settings of `elastic run`."""
 
     settings: RunSettings
     argv: Sequence[str]
 
     @property
     def classic(self) -> bool:
-        """The script was written for torchrun."""
+        """Whether the script was written for torchrun."""
         return is_classic(self.argv[0], self.settings.launch, module=self.settings.module)
 
 
@@ -115,7 +115,7 @@ async def _run(
     if settings.listen is not None:
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
-    async with contextlib.AsyncExitStack() as ends:  # what was started, if the rest cannot be
+    async with contextlib.AsyncExitStack() as ends:  # also if a later part does not start
         ends.callback(_ignore_signals)
         ends.callback(directory.remove)
         adopt_orphans()
@@ -187,7 +187,7 @@ async def _serve(
     directory: RunDirectory,
     ends: contextlib.AsyncExitStack,
 ) -> str:
-    """Have agents and operators answered; the address."""
+    """Start the server for agents and operators; return its address."""
     health = Health(_always_ready, CONTROL_SERVICE).handler()
     address = listen or f"unix:{directory.path / _SOCKET}"
     server = ControlServer(operators, address, beside=[health])
@@ -198,7 +198,7 @@ async def _serve(
 def _collector(
     operators: Operators, agent: AgentDaemon, counts: EntryCounts
 ) -> Callable[[Found], None]:
-    """Adds what both know now."""
+    """Take both daemons' figures now; return the function that adds them to the metrics."""
     job, node = operators.figures(), agent.figures(counts.by_name)
 
     def collect(found: Found) -> None:
@@ -209,13 +209,13 @@ def _collector(
 
 
 async def _always_ready() -> str:
-    """Its coordinator serves for as long as this is asked at all."""
+    """Empty: as long as this process can be asked, its coordinator serves."""
     return ""
 
 
 async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
-    """Return when no process is left, and the coordinator has said how the job ended. If it never
-    does that is no reason to wait: a signal can come when there is no job yet that it could end."""
+    """Return when no process is left and the coordinator has said how the job ended. It never says
+    so if a signal came before there was a job, so wait for it for `_LAST_WORD_S` at most."""
     ends = (agent.ended, coordinator.ended)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not (coordinator.ended.done() and coordinator.ended.exception()):
@@ -224,7 +224,7 @@ async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
 
 
 def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:
-    """The job's, unless this node was stopped before the job had ended."""
+    """The job's exit code, or the agent's if it was stopped before the job ended."""
     for ended in (coordinator.ended, agent.ended):
         if ended.done() and (error := ended.exception()) is not None:
             raise error
@@ -234,8 +234,8 @@ def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:
 
 
 def _handle_signals(agent: AgentDaemon) -> None:
-    """First signal: leave at a step boundary after saving. Second: stop at once. A terminal that is
-    closed may send SIGHUP several times, and is one signal; under nohup(1) it is none."""
+    """First signal: save and leave at a step boundary. Second: stop at once. A closed terminal may
+    send SIGHUP several times, which counts as one signal; under nohup(1) SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     count, leaves = SignalCount(), False
     had_terminal = has_terminal()
@@ -262,12 +262,12 @@ def _handle_signals(agent: AgentDaemon) -> None:
         loop.add_signal_handler(number, handle, number)
     if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
         loop.add_signal_handler(signal.SIGHUP, hang_up)
-    unblock_signals()  # whatever has started this process
+    unblock_signals()  # the parent process may have blocked them
 
 
 def _ignore_signals() -> None:
-    """All has ended but what is to be said of it: one more signal must not cut that off, nor take
-    the place of the exit code."""
+    """The job has ended and only its last output remains: another signal must neither cut that off
+    nor replace the exit code."""
     loop = asyncio.get_running_loop()
     for number in STRAY_SIGNALS:
         loop.remove_signal_handler(number)

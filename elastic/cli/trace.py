@@ -1,4 +1,4 @@
-"""A job's timeline as a trace for Perfetto: what each slot did, and what was decided."""
+"""Makes a trace for Perfetto from a job's timeline: what each slot did, and what was decided."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from elastic.core.legible import is_instant
 from elastic.v1 import timeline_pb2 as pb
 
-_CONTROL = 1  # the process that has what the coordinator does; those of nodes follow
+_CONTROL = 1  # the pid of the coordinator's tracks; those of nodes begin at _FIRST_NODE
 _FIRST_NODE = 10
 _GENERATIONS, _INCIDENTS, _CHECKPOINTS, _DECISIONS = 1, 2, 3, 4
 _PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
 _FOR_TRACKS = ("generation_formed", "checkpoint_committed", "recovered", "incident", "progress")
-_LEAST_GAP_S = 1e-4  # clocks of a machine are read one after the other
+_LEAST_GAP_S = 1e-4  # a machine's clocks are read one after the other
 _WHAT = pb.Stretch.What
 
 Event = tuple[float, str, Mapping[str, Any]]
@@ -29,7 +29,7 @@ def build_trace(
     now: float,
 ) -> ChromeTrace:
     """events: (Unix seconds, name, fields), oldest first. Raises ValueError, TypeError, LookupError
-    or AttributeError for what another version tells in another way."""
+    or AttributeError if a coordinator of another version sent data in another form."""
     events = [event for event in events if is_instant(event[0])]
     trace = ChromeTrace()
     control = _Control(trace)
@@ -59,7 +59,7 @@ class _Control:
         }
 
     def generations(self, events: Sequence[Event], now: float) -> dict[int, float]:
-        """Each from its announcement to the next one's; when each was announced."""
+        """Draw each generation until the next is announced; return when each was announced."""
         formed = [(at, f) for at, name, f in events if name == "generation_formed"]
         ends = [*(at for at, _ in formed[1:]), max([now, *(at for at, _ in formed)])]
         self._trace.lay(
@@ -78,11 +78,11 @@ class _Control:
         return {int(f["generation"]): at for at, f in formed}
 
     def incidents(self, incidents: Sequence[Mapping[str, Any]]) -> None:
-        """From the first sign to the first step after it, by phases."""
+        """Draw each incident from its first sign to the first step after it, by phases."""
         self._trace.lay(self.tracks[_INCIDENTS], [_incident(i) for i in incidents])
 
     def rest(self, events: Sequence[Event]) -> None:
-        """Saves, and whatever else was told."""
+        """Draw the saves, and the events that have no track of their own."""
         saves = [(at, f) for at, name, f in events if name == "checkpoint_committed"]
         self._trace.lay(
             self.tracks[_CHECKPOINTS],
@@ -103,13 +103,13 @@ class _Control:
 
 
 class _Slots:
-    """A track for each slot: its worker's own stretches of time, and between them what the
-    coordinator saw."""
+    """A track for each slot: the stretches of time that its workers report, and between them what
+    the coordinator saw."""
 
     def __init__(self, trace: ChromeTrace, timeline: pb.JobTimeline) -> None:
         self.of_worker: dict[str, Track] = {}
         self.entered: dict[int, list[tuple[Track, float]]] = {}
-        """Where and when workers began the way into a generation."""
+        """By generation: the tracks of workers that joined it, and when each began to regroup."""
         own = {(one.node, one.worker): list(one.stretches) for one in timeline.ranks}
         slots: dict[tuple[str, int], list[pb.SlotPeriod]] = {}
         for period in timeline.periods:
@@ -141,7 +141,7 @@ def _incident(incident: Mapping[str, Any]) -> Slice:
         name=f"incident {incident['number']}: {incident['cause']}",
         category="incident",
         began=began,
-        ended=max(ended, began + 1e-3),  # a failed save lasts for no time, and is to be seen
+        ended=max(ended, began + 1e-3),  # a failed save has no duration, and must show
         args={k: incident[k] for k in ("summary", "noticed_by", "outcome", "committed", "lost_s")},
         parts=parts,
     )
@@ -152,8 +152,8 @@ def _stretch(stretch: pb.Stretch) -> Slice:
     args: dict[str, Any] = {"generation": stretch.generation}
     if stretch.what == _WHAT.WHAT_STEP:
         name, category = f"step {max(0, stretch.step - 1)}", "step"
-        # Of these only the sums are measured: they are shown in the order in which they usually
-        # come after a commit.
+        # Only the sums of these are measured. They are shown in the order in which they usually
+        # follow a commit.
         parts = _in_turn(
             began,
             ("saves", stretch.saves_s),
@@ -184,9 +184,9 @@ def _in_turn(began: float, *parts: tuple[str, float]) -> list[Slice]:
 
 
 def _between(periods: Sequence[pb.SlotPeriod], covered: Sequence[Slice]) -> Iterator[Slice]:
-    """The parts of the periods of which the workers have told nothing."""
+    """The parts of `periods` that no slice in `covered` covers."""
     spans = sorted((s.began, s.ended) for s in covered)
-    for period in periods:  # each looks at all spans: there are some thousands at most
+    for period in periods:  # each compares all spans, some thousands at most
         if not _is_sound(period.began_unix_s, period.ended_unix_s - period.began_unix_s):
             continue
         at = period.began_unix_s
@@ -221,7 +221,8 @@ def _arrows(
     generations: Mapping[int, float],
     slots: _Slots,
 ) -> None:
-    """From where it struck, by the incident and the decision, to each that had to change group."""
+    """Draw arrows from the worker that was struck, by the incident and the decision, to each slot
+    that regrouped."""
     at, followed_by = float(incident["unix_s"]), int(incident["followed_by"] or 0)
     struck = [slots.of_worker[w] for w in incident["workers"] if w in slots.of_worker][:1]
     begin = [*((track, at) for track in struck), (control.tracks[_INCIDENTS], at)]
@@ -241,7 +242,7 @@ _LEAST_S = 1e-6
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """A line of the picture: a thread of a process, in the words of the format."""
+    """A line of the picture, which the format calls a thread of a process."""
 
     pid: int
     tid: int
@@ -249,7 +250,7 @@ class Track:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """Something that took time."""
+    """A stretch of time on a track, in Unix seconds."""
 
     name: str
     category: str
@@ -257,7 +258,7 @@ class Slice:
     ended: float
     args: Mapping[str, Any] = field(default_factory=dict)
     parts: Sequence[Slice] = ()
-    """What it consists of, one after the other."""
+    """The slices that it consists of, one after the other."""
 
 
 class ChromeTrace:
@@ -267,7 +268,7 @@ class ChromeTrace:
 
     Source: "Trace Event Format" of the catapult project,
     docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU.
-    Instants are given in Unix seconds, and are microseconds since the begin of the trace in it.
+    Methods take instants in Unix seconds; the document has microseconds since the trace begins.
     """
 
     def __init__(self) -> None:
@@ -278,7 +279,7 @@ class ChromeTrace:
         self._flows = 0
 
     def track(self, pid: int, tid: int, *, process: str, name: str) -> Track:
-        """Name a track, and the process that it belongs to; both are shown by their numbers."""
+        """Name a track and its process. Their numbers give the order in which they are shown."""
         for kind, label, key in (
             ("process_name", process, 0),
             ("process_sort_index", pid, 0),
@@ -293,8 +294,8 @@ class ChromeTrace:
         return Track(pid, tid)
 
     def lay(self, track: Track, slices: Sequence[Slice]) -> None:
-        """Slices one after the other: one that reaches into the next one, as where clocks differ,
-        ends with its begin. Called once for a track."""
+        """Add slices one after the other. A slice that reaches into the next one, as when clocks
+        differ, ends where that begins. Call this once for a track."""
         ordered = [s for s in slices if s.ended - s.began >= _LEAST_S]
         ordered.sort(key=lambda s: s.began)
         laid: list[tuple[float, float]] = []
@@ -308,13 +309,12 @@ class ChromeTrace:
         self._laid[track] = laid
 
     def instant(self, track: Track, name: str, at: float, args: Mapping[str, Any]) -> None:
-        """Something that happened."""
         self._add(track, "i", name, "event", at, {"s": "t", "args": dict(args)})
 
     def flow(self, name: str, stations: Sequence[tuple[Track, float]]) -> None:
-        """An arrow from slice to slice, from the cause to the effect: at each station from the
-        slice that is there at that time, or else the one before. Stations without one, or before
-        the station before, are passed over."""
+        """Draw an arrow from cause to effect through the slices that the stations' tracks have at
+        those times, or last had before. A station is skipped if its track has no such slice, or if
+        its slice is earlier than the station before."""
         found: list[tuple[Track, float]] = []
         for track, wanted in stations:
             at = self._within(track, wanted)
@@ -329,13 +329,13 @@ class ChromeTrace:
             self._add(track, kind, name, "flow", at, more)
 
     def to_document(self, **other: Any) -> dict[str, Any]:
-        """As JSON values. other: what else is to be known of the trace."""
+        """The trace as JSON values. `other` is added to its "otherData"."""
         begin = self._began or 0.0
         events = [dict(event) for event in self._events]
         for event in events:
             if "ts" in event:
                 ended, event["ts"] = event.get("dur"), round((event["ts"] - begin) * 1e6, 3)
-                if ended is not None:  # slices that end together do so after rounding too
+                if ended is not None:  # so that slices that end together still do when rounded
                     event["dur"] = round((ended - begin) * 1e6, 3) - event["ts"]
         return {
             "traceEvents": events,
@@ -361,7 +361,7 @@ class ChromeTrace:
         self._events.append({**event, "pid": track.pid, "tid": track.tid, **more})
 
     def _within(self, track: Track, at: float) -> float | None:
-        """The instant, if a slice is there; else the last one of the slice before."""
+        """`at` if a slice covers it, else the middle of the slice before; None if there is none."""
         laid = self._laid.get(track, [])
         number = bisect.bisect_right(laid, (at, math.inf)) - 1
         if number < 0:

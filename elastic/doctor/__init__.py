@@ -1,1 +1,1 @@
-"""Whether a node is fit for a job: probes at the edge, and checks of what they found."""
+"""Finds out whether a node is fit for a job: probes collect findings, pure checks judge them."""

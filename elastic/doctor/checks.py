@@ -1,5 +1,5 @@
-"""Judges what the probes found: pure functions from findings to verdicts, which say the fault if
-there is one, how bad it is, and what to do about it.
+"""Judges what the probes found: pure functions from findings to verdicts, which name the fault if
+there is one, how severe it is, and what to do about it.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from elastic.version import release_of
 
 
 class Result(enum.Enum):
-    """How bad it is."""
+    """How severe a finding is."""
 
     OK = "ok"
     WARNING = "warning"
-    """A job runs, but worse than it could."""
+    """A job runs, but not as well as it could."""
     ERROR = "error"
-    """A job does not run, or is lost when something fails."""
+    """A job does not run, or does not survive a failure."""
 
 
 class Fault(enum.Enum):
-    """Every fault that `elastic doctor` can name; docs/DOCTOR.md has them all."""
+    """Every fault that `elastic doctor` can name; docs/DOCTOR.md explains each."""
 
     PACKAGE_VERSION = "package-version"
     RELEASE_DIFFERS = "release-differs"
@@ -80,7 +80,7 @@ class Fault(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verdict:
-    """One line of the table."""
+    """The result of one check: a line of the table, and a remedy if there is a fault."""
 
     check: str
     subject: str
@@ -89,7 +89,7 @@ class Verdict:
     fault: Fault | None = None
     remedy: str = ""
     may_pass: bool = False
-    """It may be well later, without anything being changed on this node."""
+    """The fault may go away without a change on this node."""
 
     def __post_init__(self) -> None:
         is_ok = self.result is Result.OK
@@ -97,7 +97,7 @@ class Verdict:
 
 
 def worst(verdicts: Iterable[Verdict]) -> Result:
-    """Of all of them; OK of none."""
+    """The most severe result; OK if there are no verdicts."""
     found = {verdict.result for verdict in verdicts}
     return next((one for one in (Result.ERROR, Result.WARNING) if one in found), Result.OK)
 
@@ -105,31 +105,31 @@ def worst(verdicts: Iterable[Verdict]) -> Result:
 _MIB, _GIB = 2**20, 2**30
 
 ETCD_AT_LEAST = {(3, 5): (3, 5, 23), (3, 6): (3, 6, 5)}
-"""By MAJOR.MINOR. Older ones revoke healthy leases after a change of leader, and 3.5.0 to 3.5.4 can
-lose writes that they have acknowledged."""
+"""The oldest fit version of each MAJOR.MINOR. Older ones revoke healthy leases after a change of
+leader, and 3.5.0 to 3.5.4 can lose writes that they have acknowledged."""
 FAULTY_NCCL = ((2, 28, 3), (2, 28, 8))
-"""From and to: an aborted communicator can hang."""
+"""The first and the last version in which an aborted communicator can hang."""
 SLOW_NAME_S = 1.0
 CLOCK_WARNING_S, CLOCK_ERROR_S = 0.5, 30.0
-"""Times in events and reports no longer compare; new certificates are not valid yet."""
+"""From the first on, times in events and reports cannot be compared; from the second on, new
+certificates may not be valid yet."""
 SLOW_ETCD_S, TOO_SLOW_ETCD_S = 0.1, 0.5
-"""A call is given up and another member asked after 1 s; etcd's own bar for a healthy disk is 10 ms
-for a write."""
+"""After 1 s elastic gives a call up and asks another member. etcd's own limit for a healthy disk is
+10 ms for a write."""
 EXPIRES_SOON_S = 7 * 86_400.0
 FULL_BYTES, LOW_BYTES = 256 * _MIB, 5 * _GIB
 FULL_INODES = 1_000
 SMALL_SHM_BYTES = 64 * _MIB
-"""What a container has unless it is told otherwise; a data loader with workers dies of it."""
+"""The default of a container; a data loader with workers dies with so little."""
 SHM_PER_WORKER_BYTES = 512 * _MIB
 FEW_FILES = 1024
-"""A worker has sockets to its peers, and data loaders hand over tensors as descriptors."""
+"""A worker needs a socket for each peer, and data loaders pass tensors as descriptors."""
 SLOW_CHECKPOINT_BYTES_PER_S = 20 * _MIB
 SLOW_NETWORK_BYTES_PER_S = 100 * _MIB
-"""Less than a link of 1 Gbit/s carries."""
+"""Slightly less than a link of 1 Gbit/s carries."""
 
 
 def packages(found: Sequence[Package]) -> Iterator[Verdict]:
-    """Whether each has a version that elastic works with."""
     for package in found:
         if package.found is None:
             told = "not installed"
@@ -143,7 +143,7 @@ def packages(found: Sequence[Package]) -> Iterator[Verdict]:
 
 
 def resolution(found: Resolution) -> Verdict:
-    """Whether a name leads anywhere, and soon."""
+    """Whether a name resolves, and fast."""
     subject = f"{found.name} ({found.of})"
     check = "names"
     if found.silent:
@@ -167,9 +167,9 @@ def resolution(found: Resolution) -> Verdict:
 
 
 def own_address(host: str, problem: str, *, unsure: bool) -> Verdict:
-    """Whether this machine is reached at the address that it gives to the others.
+    """Whether `host`, which this machine gives to the others as its own, leads to it.
 
-    `unsure`: that cannot be told now, as where the network is not up.
+    `unsure`: it could not be found out now, for example because the network is not up.
     """
     if not problem:
         return _ok("address", host, "this machine is reached there")
@@ -179,7 +179,7 @@ def own_address(host: str, problem: str, *, unsure: bool) -> Verdict:
 
 
 def directory(found: Directory) -> Verdict:
-    """Whether there is room, and the right to use it."""
+    """Whether this user may write there, and whether there is room."""
     check, subject = "disk", f"{found.path} ({found.of})"
     if found.error:
         remedy = "give this user the right to write there, or choose another directory"
@@ -198,7 +198,7 @@ def directory(found: Directory) -> Verdict:
 
 
 def shared_memory(found: SharedMemory) -> Verdict:
-    """Whether data loaders with workers can hand over their batches."""
+    """Whether /dev/shm has room for the batches that data loaders with workers pass."""
     told = f"{_size(found.free_bytes)} of {_size(found.size_bytes)} free"
     remedy = (
         "data loaders with workers need it. docker run: --shm-size 8g; Kubernetes: an emptyDir of "
@@ -214,7 +214,6 @@ def shared_memory(found: SharedMemory) -> Verdict:
 
 
 def open_files(found: OpenFiles) -> Verdict:
-    """Whether a worker may open as much as it needs."""
     told = f"{found.soft} (hard limit {found.hard})"
     if found.soft >= FEW_FILES:
         return _ok("open files", "limit", told)
@@ -226,7 +225,7 @@ def open_files(found: OpenFiles) -> Verdict:
 
 
 def checkpoint_speed(found: CheckpointSpeed) -> Verdict:
-    """Whether checkpoints can be written, and fast enough to be worth it."""
+    """Whether checkpoints can be written, and at least at `SLOW_CHECKPOINT_BYTES_PER_S`."""
     check = "checkpoints"
     if found.error:
         return _error(
@@ -250,7 +249,7 @@ def checkpoint_speed(found: CheckpointSpeed) -> Verdict:
 
 
 def certificate(found: Certificate) -> Iterator[Verdict]:
-    """Whether this node can show it, and for how long."""
+    """Whether the certificate can be used, for how long, and whether its key is private."""
     check = "certificates"
     if found.error:
         told, _, remedy = found.error.rpartition("; ")
@@ -276,7 +275,7 @@ def certificate(found: Certificate) -> Iterator[Verdict]:
 
 
 def etcd_member(found: EtcdMember) -> Iterator[Verdict]:
-    """Whether it answers, is new enough, is well, and commits soon."""
+    """Whether the member answers, is new enough, reports no error, and commits fast."""
     check, subject = "etcd", found.endpoint
     if found.error:
         if found.unreachable:
@@ -315,7 +314,7 @@ def _etcd_version(found: EtcdMember) -> Iterator[Verdict]:
 
 
 def _in_memory(found: EtcdMember) -> Verdict:
-    """Of a store that is no etcd."""
+    """The verdict on a coordinator with --store memory in place of etcd."""
     told = f"the memory of a coordinator, {found.version}"
     if found.alone:
         return _ok("etcd", found.endpoint, f"{told}; while it is gone, nobody takes its place")
@@ -351,8 +350,8 @@ def _etcd_speed(found: EtcdMember) -> Verdict:
 
 
 def coordinator(found: Coordinator, *, release: str) -> Verdict:
-    """Whether the job's leader, if there is one, answers this node. `release`: MAJOR.MINOR of
-    this elastic."""
+    """Whether the job's leader, if there is one, answers this node and has the same `release`, the
+    MAJOR.MINOR of this elastic."""
     check = "coordinator"
     if found.error:
         subject = found.address or "leader"
@@ -372,7 +371,7 @@ def coordinator(found: Coordinator, *, release: str) -> Verdict:
 
 
 def peer(found: Peer, *, elastic: str, torch: str) -> Iterator[Verdict]:
-    """Whether the other node is reached, and fits this one, whose versions are given."""
+    """Whether this node reaches the peer and fits it. `elastic`, `torch`: this node's versions."""
     subject = f"{found.node} ({found.address})" if found.node else found.address
     if found.is_self:
         yield _ok("peers", found.address, "this node")
@@ -412,7 +411,7 @@ def _unreached(found: Peer, subject: str) -> Verdict:
 
 def _clock(found: Peer, subject: str) -> Verdict:
     off_s = abs(found.clock_ahead_s)
-    sure_s = max(0.0, off_s - found.clock_error_s)  # at least by so much
+    sure_s = max(0.0, off_s - found.clock_error_s)  # the least that it can be
     ahead = "ahead" if found.clock_ahead_s > 0 else "behind"
     told = f"{_seconds(off_s)} {ahead} of this node's (within {_seconds(found.clock_error_s)})"
     if sure_s < CLOCK_WARNING_S:
@@ -446,7 +445,7 @@ def _shared(found: Peer, subject: str) -> Verdict:
 
 
 def accelerator(found: Accelerator) -> Iterator[Verdict]:
-    """Whether torch works here, with the GPUs that there are."""
+    """Whether torch works here, and with the GPUs that there are."""
     if found.error:
         remedy = "reinstall torch in this environment, then try: python -c 'import torch'"
         yield _error("torch", "import", found.error, Fault.TORCH_UNUSABLE, remedy)
@@ -493,7 +492,7 @@ def _nccl(found: Accelerator) -> Verdict:
 
 
 def all_reduce(found: AllReduce) -> Verdict:
-    """Whether the nodes train together, and how fast their gradients travel."""
+    """Whether an all-reduce over the nodes works, and is fast enough for gradients."""
     subject = f"{found.backend}, {found.nodes} nodes"
     if found.error:
         remedy = (
@@ -512,7 +511,7 @@ def all_reduce(found: AllReduce) -> Verdict:
 
 
 def hangs(probe: str, deadline_s: float) -> Verdict:
-    """A probe that has not ended."""
+    """The verdict on a probe that did not end in time."""
     remedy = "repair the file system or the device that it waits for: it would hold up a job"
     told = f"has not ended within {deadline_s:g} s"
     return _error(probe, "probe", told, Fault.PROBE_HANGS, remedy, may_pass=True)
@@ -540,7 +539,7 @@ def _error(
 
 
 def _numbers(version: str) -> tuple[int, ...]:
-    """2.13.0+cpu -> (2, 13, 0); what follows the numbers does not count."""
+    """2.13.0+cpu -> (2, 13, 0); anything after the numbers is ignored."""
     match = re.match(r"v?(\d+(?:\.\d+)*)", version)
     return tuple(map(int, match[1].split("."))) if match else ()
 
@@ -552,7 +551,7 @@ def _fits(version: str, package: Package) -> bool:
 
 
 def _wanted(package: Package) -> str:
-    """Of a package that has bounds, since it does not fit."""
+    """The bounds in words; a package that does not fit has at least one."""
     bounds = {"at least ": package.at_least, "below ": package.below}
     return " and ".join(f"{word}{version}" for word, version in bounds.items() if version)
 

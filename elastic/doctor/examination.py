@@ -1,5 +1,5 @@
-"""The whole examination of a node: probes of this machine, of torch in a process of its own, and of
-what the job needs, each with a deadline, all at once where they can be; then with the other nodes.
+"""Examines a node: probes the machine, torch in a separate process, and what the job needs, then
+compares with the other nodes. Each probe has a deadline; they run at the same time where they can.
 """
 
 from __future__ import annotations
@@ -67,30 +67,30 @@ from elastic.version import __version__, release_of
 T = TypeVar("T")
 
 _PROBE_S = 15.0
-"""What a probe of this machine may take: one that takes longer hangs."""
+"""Seconds for a probe of this machine; one that takes longer hangs."""
 _IMPORT_S = 60.0
-"""To import torch from a slow file system."""
+"""Seconds to import torch, maybe from a slow file system."""
 _ALL_REDUCE_S = 20.0
 _COORDINATOR_S = 3.0
 _LOOK_S = 3.0
-"""For a file that another node has written to be seen here: file systems keep what they have listed
+"""Seconds until a file that another node has written must be seen here: file systems cache listings
 for a while."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Subject:
-    """The node to examine: its settings, and what is made of them."""
+    """The node to examine: its settings, and what `elastic doctor` derived from them."""
 
     settings: MachineSettings
     node: str
     etcd: EtcdOptions | None
     security: Security
     directories: Sequence[tuple[Path, str]]
-    """Where it writes, and what."""
+    """The local directories that elastic writes to, and what for."""
 
 
 async def examine(subject: Subject) -> list[Verdict]:
-    """All verdicts, in the order in which things are needed. Raises ConfigurationError."""
+    """All verdicts, in the order in which a job needs things. Raises ConfigurationError."""
     return await _Examination(subject).run()
 
 
@@ -197,7 +197,7 @@ class _Examination:
             async with EtcdStore(options) as store:
                 leader = await find_leader(store, job=self._settings.job)
         except ElasticError:
-            return []  # etcd's own verdicts tell
+            return []  # etcd's own verdicts say why
         found = Coordinator()
         if leader is not None:
             found = await self._ask(leader.address)
@@ -261,7 +261,7 @@ class _Examination:
         return [*verdicts, *(() if summed is None else [checks.all_reduce(summed)])]
 
     async def _marker(self) -> _Marker | None:
-        """None: there is no directory, or it has a verdict of its own."""
+        """None if there is no checkpoint directory, or if it fails: that has its own verdict."""
         url = self._settings.checkpoint_dir
         if url is None:
             return None
@@ -270,7 +270,7 @@ class _Examination:
         return None
 
     async def _or_none(self, work: Callable[[], T]) -> T | None:
-        """What hangs is not waited for."""
+        """Run `work` in a thread; None if it takes more than `_PROBE_S`."""
         with contextlib.suppress(asyncio.TimeoutError):
             async with timeout(_PROBE_S):
                 return await off_loop(work)
@@ -307,7 +307,7 @@ async def _in_time(
     probe: Callable[..., T],
     *of: object,
 ) -> list[Verdict]:
-    """What `judge` says of what `probe` finds: in a thread, since it may hang."""
+    """The verdicts of `judge` on what `probe` finds. The probe may hang, so it runs in a thread."""
     try:
         async with timeout(_PROBE_S):
             found = await off_loop(lambda: probe(*of))
@@ -343,12 +343,12 @@ def _member(found: MemberHealth, *, alone: bool) -> EtcdMember:
 
 
 def _host_of(peer: str) -> str:
-    """Of HOST, HOST:PORT or [HOST]:PORT."""
+    """The host in HOST, HOST:PORT or [HOST]:PORT."""
     return peer[1:].partition("]")[0] if peer.startswith("[") else peer.partition(":")[0]
 
 
 class _Marker:
-    """A file in the checkpoint directory, for which the other nodes look. Its calls block."""
+    """A file in the checkpoint directory that the other nodes look for. Its methods block."""
 
     def __init__(self, url: str) -> None:
         self._directory = open_directory(url)
@@ -356,7 +356,7 @@ class _Marker:
         self._directory.write(self.name, b"seen")
 
     def sees(self, other: str) -> bool:
-        """Whether the file of another node is here, also if it takes a moment to show."""
+        """Whether the file of another node is here; waits for it for `_LOOK_S` at most."""
         ends = time.monotonic() + _LOOK_S
         while True:
             if other in self._directory.list():
@@ -366,7 +366,6 @@ class _Marker:
             time.sleep(0.1)
 
     def remove(self) -> None:
-        """Leave nothing."""
         with contextlib.suppress(ElasticError):
             self._directory.remove(self.name)
 
@@ -376,17 +375,17 @@ _AT_LEAST = re.compile(r">=\s*([0-9.]+)")
 _BELOW = re.compile(r"<\s*([0-9.]+)")
 _PIECE_BYTES = 2**20
 _TRIED_S = 0.5
-"""So long the checkpoint directory is written to, and at most so much:"""
+"""Seconds for which a file is written to the checkpoint directory, up to `_TRIED_BYTES`."""
 _TRIED_BYTES = 64 * 2**20
 _SHM = "/dev/shm"
 
 
 def packages() -> list[Package]:
-    """What elastic requires, and what is installed of it."""
+    """The packages that elastic requires, with their installed versions."""
     found = []
     try:
         required = importlib.metadata.requires("elastic") or ()
-    except importlib.metadata.PackageNotFoundError:  # run from its sources
+    except importlib.metadata.PackageNotFoundError:  # elastic runs from its sources
         return []
     for text in required:
         match = _REQUIREMENT.match(text)
@@ -406,7 +405,7 @@ def packages() -> list[Package]:
 
 
 def version_of(package: str) -> str | None:
-    """The installed version, without an import; None if there is none."""
+    """The installed version, found without importing the package; None: not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
@@ -414,7 +413,7 @@ def version_of(package: str) -> str | None:
 
 
 def resolve(name: str, of: str) -> Resolution:
-    """Asks as any program does: files first, then name servers."""
+    """Resolve a name as any program does: from files first, then from name servers."""
     began = time.monotonic()
     try:
         found = socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)
@@ -428,14 +427,14 @@ def resolve(name: str, of: str) -> Resolution:
 
 
 def directory(path: Path, of: str) -> Directory:
-    """Room in the directory, or in the nearest one above it that exists, and the right to write."""
+    """Check the directory, or its nearest parent that exists, for free space and write access."""
     there = next(one for one in (path, *path.absolute().parents) if one.exists())
     try:
         with tempfile.TemporaryFile(dir=there):
             pass
         system = os.statvfs(there)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # how little there is says more
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):  # else the free space says more
             return Directory(path=str(path), of=of, error=f"{error.strerror} ({there})")
         system = os.statvfs(there)
     return Directory(
@@ -447,7 +446,7 @@ def directory(path: Path, of: str) -> Directory:
 
 
 def shared_memory(workers: int) -> SharedMemory:
-    """Of /dev/shm; none where there is none."""
+    """The size of /dev/shm; 0 if there is none."""
     try:
         system = os.statvfs(_SHM)
     except OSError:
@@ -460,7 +459,7 @@ def shared_memory(workers: int) -> SharedMemory:
 
 
 def open_files() -> OpenFiles:
-    """Of this process, which others on this node inherit in the same way."""
+    """The limits of this process; other processes on this node inherit them in the same way."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     most = 2**63 - 1
     return OpenFiles(
@@ -470,7 +469,7 @@ def open_files() -> OpenFiles:
 
 
 def certificate(files: TlsFiles, job: str) -> Certificate:
-    """What the job's certificate says, and whether its authority vouches for it."""
+    """Load the job's certificate, and verify it with the job's authority."""
     path = str(files.certificate)
     exposed = ""
     with contextlib.suppress(OSError):
@@ -490,7 +489,7 @@ def certificate(files: TlsFiles, job: str) -> Certificate:
 
 
 def checkpoint_speed(url: str) -> CheckpointSpeed:
-    """Writes a file, synced, and reads it again; removes it."""
+    """Write a file with sync, read it, and remove it."""
     shown = masked_url(url)
     try:
         place = open_directory(url)
@@ -538,17 +537,17 @@ _MOST_LINE = 2**16
 
 
 class TrialFailed(Exception):
-    """It said nothing; the text says why."""
+    """The trial process reported an error or nothing; the text says what is wrong."""
 
 
 class TrialProcess:
-    """Start it early: it imports torch meanwhile. Close it."""
+    """Runs `elastic.worker.trial`. Start it early, since it imports torch; close it at the end."""
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
 
     async def start(self, environment: Mapping[str, str]) -> None:
-        """`environment`: added to this process's own."""
+        """`environment` is added to this process's own."""
         self._process = await asyncio.create_subprocess_exec(
             *_COMMAND,
             stdin=asyncio.subprocess.PIPE,
@@ -560,7 +559,7 @@ class TrialProcess:
         )
 
     async def say(self, meeting: Mapping[str, Any] | None) -> None:
-        """The peers to all-reduce with; None: there are none."""
+        """Send the group to all-reduce with; None: there is no group, and the process ends."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
@@ -568,7 +567,7 @@ class TrialProcess:
             await self._process.stdin.drain()
 
     async def hear(self, timeout_s: float) -> dict[str, Any]:
-        """Its next line. Raises TrialFailed."""
+        """Return the next line from the process. Raises TrialFailed."""
         assert self._process is not None
         assert self._process.stdout is not None
         try:
@@ -589,15 +588,14 @@ class TrialProcess:
         return said
 
     async def close(self) -> None:
-        """End it, if it still runs."""
         if self._process is None:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
         with contextlib.suppress(asyncio.TimeoutError):
-            async with timeout(5.0):  # one in the kernel's hands does not end
+            async with timeout(5.0):  # a process that is blocked in the kernel does not end
                 await self._process.wait()
-        # Else the transport is closed when the loop is gone.
+        # Otherwise Python closes the transport only after the loop has ended.
         transport = getattr(self._process, "_transport", None)
         if transport is not None:
             transport.close()

@@ -1,4 +1,4 @@
-"""What the probes of `elastic doctor` found, as plain data. Times in seconds, sizes in bytes."""
+"""Holds what the probes of `elastic doctor` found, as data. Times in seconds, sizes in bytes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Package:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resolution:
-    """What a host's name resolves to."""
+    """The addresses that a host's name resolves to."""
 
     name: str
     of: str
@@ -32,7 +32,7 @@ class Resolution:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Directory:
-    """Where elastic writes on this machine."""
+    """A directory on this machine that elastic writes to."""
 
     path: str
     of: str
@@ -41,7 +41,7 @@ class Directory:
     free_inodes: int | None = None
     """None: the file system does not count them."""
     error: str = ""
-    """Why nothing can be written there."""
+    """Why this user cannot write there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class SharedMemory:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OpenFiles:
-    """The limits of open descriptors of a process, RLIMIT_NOFILE."""
+    """The limits on open descriptors of a process (RLIMIT_NOFILE)."""
 
     soft: int
     hard: int
@@ -64,7 +64,7 @@ class OpenFiles:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointSpeed:
-    """A file was written to the checkpoint directory, synced, and read again."""
+    """How fast a file was written to the checkpoint directory, with sync, and read."""
 
     url: str
     size_bytes: int = 0
@@ -84,11 +84,11 @@ class Certificate:
     """Unix time."""
     now_s: float = 0.0
     error: str = ""
-    """Why it cannot be used, and what to do."""
+    """Why the certificate cannot be used, and what to do."""
     distrusted: str = ""
     """Why --tls-ca does not vouch for it."""
     exposed_key: str = ""
-    """The key's path, where others can read it."""
+    """The key's path if other users can read or write it; else empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -98,16 +98,15 @@ class EtcdMember:
     endpoint: str
     version: str = ""
     commit_s: tuple[float, ...] = ()
-    """How long commits took that changed nothing, one after the other."""
+    """Seconds that each of several commits took, one after the other; they changed nothing."""
     errors: tuple[str, ...] = ()
-    """What the member says of itself: alarms, no leader."""
+    """Errors that the member itself reports, such as alarms or no leader."""
     error: str = ""
     """Why it did not answer, or refused."""
     unreachable: bool = False
     in_memory: bool = False
-    """It is a coordinator with --store memory."""
+    """The endpoint is a coordinator with --store memory."""
     alone: bool = True
-    """It is the only endpoint."""
     advice: str = ""
 
 
@@ -116,63 +115,63 @@ class Coordinator:
     """The leader of the job, if there is one."""
 
     address: str = ""
-    """Empty: nobody leads yet."""
+    """Empty: there is no leader yet."""
     version: str = ""
     error: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Peer:
-    """The doctor of another node."""
+    """Another node, as its own doctor reports it and as this node reaches it."""
 
     address: str
     node: str = ""
     elastic: str = ""
     torch: str = ""
     clock_ahead_s: float = 0.0
-    """The peer's wall clock less this one's."""
+    """The peer's wall clock minus this node's."""
     clock_error_s: float = 0.0
-    """By how much that may be wrong: half of the round trip."""
+    """The error of `clock_ahead_s`: half of the shortest round trip."""
     worker_port: int = 0
     worker_port_error: str = ""
     sees_checkpoint: bool | None = None
-    """Whether what the peer wrote to its checkpoint directory is in this node's; None: no word."""
+    """Whether the peer's file in its checkpoint directory is in this node's too; None: unknown."""
     is_self: bool = False
     refused: bool = False
-    """Its machine answers, and nothing listens at the port."""
+    """The machine answers, but no doctor of the job listens at the port."""
     error: str = ""
-    """Why it was not reached."""
+    """Why the peer was not reached."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accelerator:
-    """What torch finds in a process of its own."""
+    """What torch finds in a separate process."""
 
     torch: str = ""
     cuda: str = ""
-    """The version that torch was built for; empty: for CPUs."""
+    """The CUDA version that torch was built for; empty: none."""
     device_files: int = 0
-    """GPUs by their files in /dev."""
+    """The number of GPUs by their files in /dev."""
     devices: tuple[str, ...] = ()
-    """GPUs by torch, by name."""
+    """The names of the GPUs that torch sees."""
     device_errors: tuple[str, ...] = ()
-    """Of GPUs that torch sees and that cannot compute."""
+    """Errors of GPUs that torch sees but that compute wrongly or not at all."""
     nccl: str = ""
     nccl_error: str = ""
     """Why the node's own GPUs cannot all-reduce."""
     workers: int = 1
     error: str = ""
-    """Why the process could not say anything."""
+    """Why the process reported nothing else."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AllReduce:
-    """Sums of tensors over one process on each node."""
+    """The speed of all-reduces over one process on each node."""
 
     nodes: int
     backend: str = "gloo"
     bytes_per_s: float = 0.0
-    """Of the bus: 2 (n - 1) / n of the tensor's bytes for each sum."""
+    """Bus bandwidth: 2 (n - 1) / n of the tensor's bytes in each all-reduce over n nodes."""
     latency_s: float = 0.0
-    """Of a sum of one number."""
+    """Seconds for an all-reduce of one number."""
     error: str = ""

@@ -1,6 +1,6 @@
-"""Finds the doctors of the other nodes, compares with them, and goes on only together with them.
+"""Connects this node's doctor with those of the other nodes, to compare the nodes stage by stage.
 
-They say it in JSON lines over TCP, or over the job's TLS.
+The doctors exchange JSON lines over TCP, or over the job's TLS.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _CLOCK_ASKED = 5
 _LEAST_PAUSE_S = 0.05
 _MOST_ASKED_PER_S = 1000
 _TOGETHER_S = 20.0
-"""For the others to come to where this one is; the slowest among them measures a disk."""
+"""Seconds to wait for the others to reach the same stage; the slowest still measures a disk."""
 
 
 class Stage:
-    """How far a doctor has come."""
+    """How far a doctor has come. Doctors wait for each other at every stage from MET on."""
 
     ASKING = 0
     MET = 1
-    """It has asked everyone, and written its file."""
+    """It has asked all others, and written its file."""
     LOOKED = 2
     """It has looked for the files of the others."""
     DONE = 3
@@ -51,19 +51,20 @@ class Stage:
 
 @dataclass(kw_only=True)
 class _Met:
-    """A peer, as far as it is known."""
+    """A peer, and what is known of it so far."""
 
     address: str
     host: str
     found: Peer
     reached_at: str = ""
-    """The address that its name led to."""
+    """The address that its name resolved to."""
     line: Line | None = None
     word: Word | None = None
 
 
 class Meeting:
-    """Of this node's doctor with the others; `start`, then `meet`, and close it."""
+    """This node's doctor among the others: `start` it, `meet` them, call `together` for each stage
+    from MET on, and `close` it."""
 
     def __init__(
         self,
@@ -100,23 +101,22 @@ class Meeting:
 
     @property
     def peers(self) -> list[Peer]:
-        """What was found of each."""
         return [one.found for one in self._peers]
 
     @property
     def others(self) -> list[Word]:
-        """The newest word of each other node that was reached."""
+        """The newest answer of each other node that was reached."""
         return [one.word for one in self._peers if one.word is not None and not one.found.is_self]
 
     @property
     def own_address(self) -> str:
-        """At which the first of the others sees this node; empty: none was reached."""
+        """This node's address towards the first other node; empty if none was reached."""
         lines = [one.line for one in self._peers if one.line is not None and not one.found.is_self]
         return lines[0].own_address if lines else ""
 
     def group(self) -> tuple[int, list[str], str, int] | str:
-        """This node's rank, all identities, and where the store of rank 0 is; in words why there
-        is none."""
+        """This node's rank, all identities, and the host and port of rank 0's store; or a text that
+        says why there is no group."""
         strangers = [one.address for one in self._peers if one.found.error]
         if strangers:
             return f"not all nodes are reached: {', '.join(strangers)}"
@@ -151,14 +151,13 @@ class Meeting:
         )
 
     async def meet(self) -> None:
-        """Ask all of them, for the time-out at most."""
+        """Ask all others, for `timeout_s` at most."""
         ends = time.monotonic() + self._timeout_s
         await asyncio.gather(*(self._meet(one, ends) for one in self._peers))
 
     async def together(self, stage: int, *, marker: str = "") -> None:
-        """Tell the others that this one has come to `stage`, and wait until they have, or a while.
-
-        marker: the name of the file that was written for them.
+        """Tell the others that this doctor has reached `stage`, and wait for them, at most for
+        `_TOGETHER_S`. marker: the name of the file that was written for them.
         """
         met = [one.identity for one in self.others]
         self._word = dataclasses.replace(
@@ -172,14 +171,13 @@ class Meeting:
         await asyncio.gather(*(_until(one, stage, pause_s) for one in reached))
 
     def look(self, sees: Callable[[str], bool]) -> None:
-        """Note of each whether the file that it has written is seen here. Blocks."""
+        """Note for each other node whether the file that it wrote is seen here. Blocks."""
         for one in self._peers:
             if one.word is not None and one.word.marker and not one.found.is_self:
                 seen = sees(one.word.marker)
                 one.found = dataclasses.replace(one.found, sees_checkpoint=seen)
 
     async def close(self) -> None:
-        """Hang up, and listen no longer."""
         for one in self._peers:
             if one.line is not None:
                 one.line.close()
@@ -200,7 +198,7 @@ class Meeting:
         return dataclasses.replace(self._word, unix_s=time.time())
 
     def _free_ports(self) -> tuple[socket.socket, int]:
-        """One to listen at, and one that is left to the store."""
+        """A socket that listens like a worker, and the number of a free port for the store."""
         candidates = range(self._ports.first, self._ports.last + 1) if self._ports else (0, 0)
         found: list[socket.socket] = []
         for port in candidates:
@@ -274,14 +272,14 @@ class Meeting:
 
 
 def _is_refusal(error: OSError) -> bool:
-    """asyncio tells of several addresses in one error without a number."""
+    """For a name with several addresses asyncio raises one error without errno: read its text."""
     return isinstance(error, ConnectionRefusedError) or f"[Errno {errno.ECONNREFUSED}]" in str(
         error
     )
 
 
 def _listener(host: str, port: int) -> socket.socket:
-    """On IPv4 too, where the host is every interface of IPv6."""
+    """Listen at `host` and `port`; at `::` on IPv4 too."""
     if ":" not in host:
         return socket.create_server((host, port))
     both = host == "::"
@@ -293,8 +291,8 @@ async def _hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
 
 
 async def _clock(line: Line) -> tuple[float, float]:
-    """How far the other clock is ahead, and half of the shortest round trip: D. L. Mills,
-    RFC 5905, section 8, with one instant at the other end."""
+    """Seconds by which the other clock is ahead, and half of the shortest round trip as the error:
+    D. L. Mills, RFC 5905, section 8, with one instant at the other end."""
     best = (0.0, float("inf"))
     for _ in range(_CLOCK_ASKED):
         began, began_at = time.monotonic(), time.time()
@@ -307,7 +305,8 @@ async def _clock(line: Line) -> tuple[float, float]:
 
 
 async def _resolved(host: str) -> str:
-    """By a thread that nobody waits for longer, as asyncio would for its own at the end."""
+    """Resolve in a thread that nobody waits for after a time-out. asyncio would wait for its own
+    threads at the end."""
     resolve = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     found = await off_loop(resolve)
     return str(found[0][4][0])
@@ -327,7 +326,7 @@ async def _reach(host: str, port: int) -> str:
 
 
 async def _until(one: _Met, stage: int, pause_s: float) -> None:
-    """One that is gone, or says nothing, is not waited for."""
+    """Ask the peer until it reaches `stage`, is gone or silent, or `_TOGETHER_S` have passed."""
     ends = time.monotonic() + _TOGETHER_S
     assert one.line is not None
     with contextlib.suppress(OSError, NotADoctor, asyncio.TimeoutError):
@@ -340,7 +339,7 @@ async def _until(one: _Met, stage: int, pause_s: float) -> None:
 
 
 def _split(address: str, port: int) -> tuple[str, int]:
-    """HOST or HOST:PORT, an IPv6 host in brackets."""
+    """Split HOST or HOST:PORT, an IPv6 host in brackets; `port` is the default."""
     if address.startswith("["):
         host, _, rest = address[1:].partition("]")
         return host, int(rest.removeprefix(":") or port)
@@ -351,23 +350,23 @@ def _split(address: str, port: int) -> tuple[str, int]:
 _FORMAT = 1
 _MOST_LINE = 2**14
 _MOST_AT_ONCE = 1024
-"""Connections: a few from each of the nodes of a large job."""
+"""Connections at once: enough for a few from each node of a large job."""
 _PATIENCE_S = 60.0
-"""With one that is connected and says nothing."""
+"""Seconds until a connection that sends nothing is closed."""
 _MOST_NAME = 300
 _HANDSHAKE_S = 5.0
 
 
 class NotADoctor(Exception):
-    """Something else answers, or a doctor of another job; the text says what."""
+    """Another program, or a doctor of another job, answers; the text says which."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Word:
-    """What one doctor tells another of its node. Stages only grow."""
+    """What a doctor tells the others about its node. `stage` never goes back."""
 
     identity: str
-    """Drawn by lot: tells a node from itself and others."""
+    """Random. A doctor that connects to itself recognises its own."""
     node: str
     job: str
     elastic: str
@@ -378,18 +377,17 @@ class Word:
     marker: str = ""
     """The name of a file in its checkpoint directory; empty: it has none."""
     met: tuple[str, ...] = ()
-    """The identities of the nodes that it reaches, its own too, sorted; once `stage` is above 0."""
+    """The identities of the nodes that it reaches and its own, sorted; empty while ASKING."""
     unix_s: float = 0.0
-    """Its wall clock as it said so."""
+    """Its wall clock when it answered."""
 
 
 def encode(word: Word) -> bytes:
-    """A line."""
     return json.dumps({"format": _FORMAT, **dataclasses.asdict(word)}).encode() + b"\n"
 
 
 def decode(line: bytes) -> Word:
-    """Raises NotADoctor for what cannot be one's word."""
+    """Raises NotADoctor if the line is not a Word of this format."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
@@ -421,7 +419,7 @@ def _is_sound(word: Word) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Protection:
-    """The two contexts of the job's TLS, and the name that both ends ask for."""
+    """The job's TLS contexts, and the name that both ends require in the other's certificate."""
 
     server: ssl.SSLContext
     client: ssl.SSLContext
@@ -429,11 +427,11 @@ class Protection:
 
     @classmethod
     def of(cls, files: TlsFiles, job: str) -> Protection:
-        """From files that have been found good."""
+        """Raises OSError (which ssl.SSLError is) or ValueError if the files cannot be used."""
         contexts = []
         for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
             context = ssl.SSLContext(protocol)
-            context.check_hostname = False  # names of jobs, and not of hosts, are in it
+            context.check_hostname = False  # certificates name jobs, not hosts
             assert files.certificate is not None
             context.load_cert_chain(files.certificate, files.key)
             context.load_verify_locations(cafile=files.ca)
@@ -442,7 +440,7 @@ class Protection:
         return cls(server=contexts[0], client=contexts[1], name=job_identity(job))
 
     def admits(self, writer: asyncio.StreamWriter) -> bool:
-        """Whether the other end has shown a certificate of the job."""
+        """Whether the other end has a certificate of the job."""
         shown: Any = writer.get_extra_info("peercert") or {}
         return ("DNS", self.name) in shown.get("subjectAltName", ())
 
@@ -450,7 +448,7 @@ class Protection:
 async def serve(
     listener: socket.socket, word: Callable[[], Word], protection: Protection | None
 ) -> Callable[[], None]:
-    """Answers each line with the word of that moment, until what it returns is called."""
+    """Answer each line with what `word` returns then, until the returned function is called."""
     callers: set[asyncio.StreamWriter] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -467,7 +465,7 @@ async def serve(
         except (OSError, ValueError, asyncio.TimeoutError):  # a line that is too long: ValueError
             return
         except asyncio.CancelledError:
-            return  # the loop ends, and nobody asks for this task
+            return  # the loop ends, and nobody awaits this task
         finally:
             callers.discard(writer)
             writer.close()
@@ -497,7 +495,7 @@ class Line:
 
     @classmethod
     async def open(cls, host: str, port: int, protection: Protection | None) -> Line:
-        """Raises OSError, of which ssl.SSLError is one, and NotADoctor."""
+        """Raises OSError, which ssl.SSLError is, and NotADoctor."""
         reader, writer = await asyncio.open_connection(
             host,
             port,
@@ -512,7 +510,7 @@ class Line:
 
     @property
     def own_address(self) -> str:
-        """This node's, on the way to the other one."""
+        """This node's address in the connection."""
         return str(self._writer.get_extra_info("sockname")[0])
 
     async def ask(self) -> Word:
@@ -531,6 +529,5 @@ class Line:
         return decode(line)
 
     def close(self) -> None:
-        """Hang up."""
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.close()

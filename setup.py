@@ -1,4 +1,4 @@
-"""What pyproject.toml cannot say: files of the repository that belong into the wheel."""
+"""Adds to the wheel what pyproject.toml cannot: files of the repository outside the package."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ LEFT_OUT = shutil.ignore_patterns("__pycache__", "*.pyc", "packages")
 
 
 class BuildWithFiles(build_py):
-    """Also those that are no Python. An editable install has them beside the package."""
+    """Copies the files of `CARRIED` too. An editable install finds them beside the package."""
 
     def run(self) -> None:
-        """Not for editable installs."""
+        """Copy the files, but not for an editable install."""
         super().run()
         if self.editable_mode:
             return

@@ -2,7 +2,7 @@
 
     python examples/demo.py
 
-Says what happens as it happens, then checks what was promised. Exit code 0 only if all of it holds.
+It prints what happens, then checks what elastic promises. Exit code 0 only if every check holds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Event = dict[str, Any]
 
 
 class DemoFailed(Exception):
-    """Something was not as promised."""
+    """A promise of elastic did not hold."""
 
 
 class Job:
@@ -65,7 +65,7 @@ class Job:
             threading.Thread(target=self._read, args=(stream,), daemon=True).start()
 
     def hear(self, limit_s: float) -> None:
-        """Take in what it says within `limit_s`."""
+        """Read a line of output into `events` or `lines`; wait for it for `limit_s` at most."""
         with contextlib.suppress(queue.Empty):
             line = self._news.get(timeout=limit_s)
             if line is None:
@@ -76,11 +76,11 @@ class Job:
                 self.lines.append(line.rstrip())
 
     def has_ended(self) -> bool:
-        """It is gone and everything it said has been heard."""
+        """Whether the process has closed its output, and all of it has been read."""
         return self._open_streams == 0
 
     def newest_step(self) -> Event:
-        """The last committed step in the ledger; empty if there is none yet."""
+        """The record of the last committed step in the ledger; empty if there is none yet."""
         with contextlib.suppress(OSError, ValueError):
             tail = self.ledger.read_bytes()[-1000:].splitlines(keepends=True)
             records = [json.loads(line) for line in tail[1:] if line.endswith(b"\n")]
@@ -88,7 +88,7 @@ class Job:
         return {}
 
     def close(self) -> None:
-        """End it if it still runs: the first SIGTERM asks, the second insists."""
+        """End the job if it still runs: a first SIGTERM lets it save, a second ends it at once."""
         for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGKILL):
             if self.process.poll() is None:
                 self.process.send_signal(number)
@@ -102,7 +102,7 @@ class Job:
 
 
 class Demo:
-    """The demonstration: does things to the job and says what happens, in plain lines."""
+    """The demonstration: kills a worker of the job, and prints what happens."""
 
     def __init__(self, job: Job, console: Console) -> None:
         self._job = job
@@ -112,7 +112,7 @@ class Demo:
         self._said_at = 0.0
 
     def run(self) -> None:
-        """Raises DemoFailed at the first thing that is not as promised."""
+        """Raises DemoFailed at the first promise that does not hold."""
         with self._status:
             self._say(f"elastic run --nproc-per-node {WORKERS} examples/digits.py")
             members = self._event("generation_formed", world_size=WORKERS)["members"]
@@ -129,7 +129,7 @@ class Demo:
         self._audit()
 
     def _kill(self, members: list[str]) -> None:
-        """Kill a member; it is promised that the others go on and that another takes its place."""
+        """Kill a member, and wait until the others go on and the spare has taken its place."""
         victim = members[1]
         pid = next(int(e["pid"]) for e in self._named("worker_started") if e["worker"] == victim)
         before, killed_unix_s = len(self._job.events), time.time()
@@ -175,7 +175,7 @@ class Demo:
         return [e for e in self._job.events[after:] if e["event"] == name]
 
     def _until(self, condition: Callable[[], Any]) -> Any:
-        """The condition's first true value."""
+        """Wait until the condition returns a true value, and return it."""
         while not (value := condition()):
             if self._job.has_ended():
                 raise DemoFailed("the job ended early:\n" + "\n".join(self._job.lines[-20:]))
@@ -185,7 +185,7 @@ class Demo:
             self._show_progress()
         return value
 
-    # ---- saying
+    # ---- output
 
     def _show_progress(self) -> None:
         step = self._job.newest_step()

@@ -4,8 +4,8 @@
     python examples/digits.py                          # the same, as a world of one
     elastic run --nproc-per-node 3 examples/digits.py --epochs 60 --lr 0.01
 
-The 1,797 images of 8 x 8 pixels ship with scikit-learn; nothing is downloaded. Kill a worker while
-it runs: the others go on with the step they were at, and another takes its place.
+The 1,797 images of 8 x 8 pixels come with scikit-learn; nothing is downloaded. Kill a worker while
+the script runs: the others go on with the step that they were at, and a spare takes its place.
 """
 
 import argparse
@@ -30,7 +30,7 @@ def parse() -> argparse.Namespace:
 
 
 def load() -> tuple[TensorDataset, TensorDataset]:
-    """Every fifth image is for testing."""
+    """Training and test data; every fifth image is for testing."""
     digits = load_digits()
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16.0
     labels = torch.tensor(digits.target)

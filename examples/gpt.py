@@ -6,7 +6,7 @@
     elastic run --nproc-per-node auto examples/gpt.py --bf16 --megabytes 10 --epochs 5 \\
         --layers 6 --heads 8 --width 512 --context 256 --batch-size 64          # GPUs
 
-It ends with the loss on text that it was not trained on, and with a sample of its own.
+At the end it prints the loss on text that it was not trained on, and a sample that it writes.
 """
 
 import argparse
@@ -44,7 +44,7 @@ def parse() -> argparse.Namespace:
 
 
 class Block(nn.Module):
-    """Attention to the bytes before, then a perceptron for each byte."""
+    """A transformer block: causal attention, then a perceptron for each byte."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -98,7 +98,7 @@ class Windows(Dataset[tuple[torch.Tensor, torch.Tensor]]):
 
 
 def load(megabytes: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """The standard library, a tenth of it to validate on."""
+    """The standard library's text: nine tenths to train on, one tenth to validate on."""
     files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
     text = b"\n".join(path.read_bytes() for path in files)[: int(megabytes * 1e6)]
     split = len(text) * 9 // 10
@@ -113,7 +113,7 @@ def loss_of(logits: torch.Tensor, following: torch.Tensor, reduction: str = "mea
 
 @torch.no_grad()
 def validation_loss(session: elastic.Session, model: nn.Module, data: Windows) -> float:
-    """Mean loss per byte, to which every worker contributes its windows."""
+    """Mean loss per byte; each worker computes its share of the windows."""
     total = torch.zeros(2, dtype=torch.float64, device=session.device)
     for index in range(session.rank, len(data), session.world_size):
         text, following = (tensor[None].to(session.device) for tensor in data[index])
@@ -125,7 +125,7 @@ def validation_loss(session: elastic.Session, model: nn.Module, data: Windows) -
 
 @torch.no_grad()
 def write(model: GPT, count: int, device: torch.device) -> str:
-    """Text byte by byte, each drawn from what the model expects."""
+    """Sample text byte by byte from the model's distribution."""
     text = torch.tensor([list(b"def ")], device=device)
     for _ in range(count):
         chances = model(text[:, -model.context :])[:, -1].softmax(dim=-1)

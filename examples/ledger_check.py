@@ -6,12 +6,12 @@
 A ledger, written by `elastic run --ledger FILE`, has one JSON object a line:
 
     {"incarnation": id}                        a coordinator of this run begins to write
-    {"resume": s, "run": id, "generation": g}  what stands above of steps from s on does not count
+    {"resume": s, "run": id, "generation": g}  the steps above from s on do not count
     {"step": 0, "epoch": 0, "run": id, "generation": 1, "world_size": 3, "start": 0, "stop": 48}
 
 A step consumed the positions [start, stop) of its epoch's order. A run is one start of the job and
-counts its generations from 1; one that begins from a checkpoint repeats steps of the run before.
-Needs Python and nothing else.
+counts its generations from 1; a run that begins from a checkpoint repeats steps of the run before.
+This script needs only Python.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ _MOST_SHOWN = 20
 
 @dataclass(frozen=True)
 class Audit:
-    """What a ledger says. It is good if there are no problems."""
+    """The result of an audit. The ledger is good if there are no problems."""
 
     steps: int
     epochs: int
-    """Whole epochs: the last one counts only if every sample of it was seen."""
+    """Complete epochs: those with every sample exactly once."""
     generations: int
     resumed: int
-    """How often committed steps were lost and others took their place, or none has yet."""
+    """How often committed steps were lost, whether or not others have taken their place yet."""
     problems: tuple[str, ...]
 
 
 def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> Audit:
     """Check a ledger's lines against a dataset of `samples`.
 
-    epochs: how many must be complete; without it, the last may be under way.
+    epochs: how many must be complete; None: the last one may be under way.
     """
     problems: list[str] = []
     lineage, resumed = surviving(_parsed(lines, problems))
@@ -56,7 +56,7 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
     newest = max(ranges, default=-1)
     expected = newest + 1 if epochs is None else max(epochs, newest + 1)
     complete = 0
-    # Beyond as many as there are steps none is complete, and to say it of some is enough.
+    # Epochs beyond the number of steps are incomplete; to report some of them is enough.
     for epoch in sorted({*ranges, *range(min(expected, len(lineage) + _MOST_SHOWN))}):
         repeated, missing, outside = cover(ranges.get(epoch, []), samples)
         under_way = epochs is None and epoch == newest
@@ -76,7 +76,7 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
 
 
 def surviving(records: Iterable[Record]) -> tuple[list[Record], int]:
-    """The records of the steps that count, and how often steps were given up to get there."""
+    """The records of the steps that count, and how often steps were given up."""
     lineage: list[Record] = []
     taken_back: list[list[Record]] = []
     for record in records:
@@ -86,13 +86,13 @@ def surviving(records: Iterable[Record]) -> tuple[list[Record], int]:
         taken_back.append([r for r in lineage if r["step"] >= record["resume"]])
         lineage = [r for r in lineage if r["step"] < record["resume"]]
     counting = {record["step"]: record for record in lineage}
-    # A coordinator that is new, or of a run that begins from a checkpoint, hears of some twice.
+    # A new coordinator, or a run that begins from a checkpoint, may record some steps again.
     resumed = sum(any(counting.get(r["step"]) != r for r in steps) for steps in taken_back)
     return lineage, resumed
 
 
 def cover(ranges: Iterable[tuple[int, int]], samples: int) -> tuple[int, int, int]:
-    """How many samples [start, stop) ranges repeat, miss, and name beyond [0, samples)."""
+    """How many positions the ranges [start, stop) repeat, miss, and have beyond [0, samples)."""
     repeated = missing = outside = reached = 0
     for start, stop in sorted(ranges):
         missing += max(0, min(start, samples) - reached)
@@ -105,7 +105,8 @@ def cover(ranges: Iterable[tuple[int, int]], samples: int) -> tuple[int, int, in
 def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
     """Step and resume records; lines that are neither become problems.
 
-    A crash may leave half a line, if the next one is of a new start: what it lacks is missed below.
+    Half a line before an "incarnation" is no problem: a crash left it. If its step is not recorded
+    again, later checks miss it.
     """
     torn: list[str] = []
     incarnation = ""
@@ -123,7 +124,7 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
         if not isinstance(record, dict):
             problems.append(f"line {number} is not an object")
         elif _is_record(record):
-            yield {"run": incarnation, **record}  # ledgers of before had no "run" in each line
+            yield {"run": incarnation, **record}  # older ledgers have no "run" in each line
         elif "incarnation" not in record:
             problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
     problems += torn
@@ -139,7 +140,8 @@ def _is_counts(record: Record, fields: Iterable[str]) -> bool:
 
 
 def _out_of_order(lineage: list[Record]) -> Iterator[str]:
-    """Steps must count from 0 without a gap, and neither runs nor their generations go back."""
+    """Problems unless steps count from 0 without a gap, no run comes back after another one, and a
+    run's generations never decrease and keep their world size."""
     worlds: dict[tuple[str, int], int] = {}
     newest: dict[str, int] = {}
     present = None
@@ -172,7 +174,7 @@ def main() -> int:
     parser.add_argument("--samples", type=int, required=True, help="length of the dataset")
     parser.add_argument("--epochs", type=int, help="epochs that must be complete")
     options = parser.parse_args()
-    if isinstance(sys.stdout, io.TextIOWrapper):  # a damaged ledger may name what is no text
+    if isinstance(sys.stdout, io.TextIOWrapper):  # a damaged ledger may hold odd text
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(options.ledger, encoding="utf-8", errors="replace") as lines:

@@ -1,4 +1,4 @@
-"""Prints what elastic needs beside torch, for a layer of the image that outlives its versions.
+"""Prints elastic's requirements, for an image layer that stays the same across its versions.
 
 python requirements.py pyproject.toml --extras tensorboard     # one a line, for pip
 python requirements.py --check-variant cuda                    # checks the installed torch
@@ -44,7 +44,7 @@ def main() -> int:
 
 
 def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
-    """Requirements of the table `project` and of these extras, including the installed torch."""
+    """The requirements in the table `project` and in these extras; torch is one of them."""
     optional = project["optional-dependencies"]
     return [*project["dependencies"], *(line for name in extras for line in optional[name])]
 
@@ -52,7 +52,7 @@ def requirements(project: dict[str, Any], extras: list[str]) -> list[str]:
 def what_is_wrong(variant: str, version: str, cuda: str | None) -> str:
     """Return "" if the installed torch is of the kind that VARIANT says.
 
-    `version`: of the installed torch; `cuda`: the CUDA version of its build, or None."""
+    `version`: the installed torch's; `cuda`: the CUDA version of its build, or None."""
     if variant not in ("cpu", "cuda"):
         return f"VARIANT={variant} is neither cpu nor cuda"
     if variant == "cpu" and cuda is not None:

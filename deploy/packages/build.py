@@ -1,6 +1,6 @@
-"""Builds dist/: sdist, wheel and .deb, the same bytes from the same commit: `make packages`.
+"""Builds sdist, wheel and .deb in dist/, with equal bytes for equal commits: `make packages`.
 
-Needs setuptools as in pyproject.toml, git, and for the .deb dpkg-deb.
+It needs setuptools as in pyproject.toml, git, and dpkg-deb for the .deb.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ fi
 
 
 def main() -> None:
-    """Of the tracked files as they lie here."""
+    """Build the packages from the tracked files as they are in the working tree."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--out", type=Path, default=ROOT / "dist")
     parser.add_argument("--no-deb", action="store_true")
@@ -107,7 +107,7 @@ def _output(*command: str) -> str:
 
 
 def _copy_of_sources(target: Path, epoch: int) -> None:
-    """Tracked files alone, with one time and plain modes: nothing of this machine counts."""
+    """Copy only tracked files, with one time and plain modes: this machine does not matter."""
     for name in _output("git", "ls-files", "-z").split("\0"):
         source, copy = ROOT / name, target / name
         if name and source.is_file():
@@ -118,7 +118,7 @@ def _copy_of_sources(target: Path, epoch: int) -> None:
 
 
 def _built(what: str, source: Path, target: Path) -> str:
-    """The name of the file that setuptools has made in `target`."""
+    """Have setuptools build into `target`; return the name of the file."""
     target.mkdir(exist_ok=True)
     command = [sys.executable, "-c", SETUPTOOLS, what, str(target.absolute())]
     done = subprocess.run(command, cwd=source, check=False, capture_output=True, text=True)
@@ -128,7 +128,7 @@ def _built(what: str, source: Path, target: Path) -> str:
 
 
 def _pack_again(made: Path, target: Path, epoch: int) -> None:
-    """setuptools gives an sdist the times and users of this machine."""
+    """Pack the sdist again, without this machine's times and users that setuptools puts in."""
     packed = io.BytesIO()
     with tarfile.open(made) as old, tarfile.open(fileobj=packed, mode="w") as new:
         for member in sorted(old.getmembers(), key=lambda one: one.name):
@@ -143,7 +143,7 @@ def _pack_again(made: Path, target: Path, epoch: int) -> None:
 
 
 def _deb(root: Path, wheel: Path, out: Path, epoch: int) -> Path:
-    """dpkg-deb takes SOURCE_DATE_EPOCH for its own times; files need theirs."""
+    """Build the .deb. dpkg-deb uses SOURCE_DATE_EPOCH only for its own times, so set the files'."""
     version = wheel.name.split("-")[1]
     placed = {
         **{f"usr/lib/systemd/system/{one.name}": one for one in UNITS.glob("*.service")},

@@ -1,4 +1,4 @@
-"""The agent's stream to the leading coordinator."""
+"""Keeps the agent's stream to the leading coordinator open."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _RETRY_REFUSED_S = 2.0
 _RETRY_NOT_YET_S = 0.75
 _AWAITED_S = 5.0
 _ONCE = ("failure", "reformed", "notice")
-"""What a coordinator must hear, and count once."""
+"""Kinds that are told once: a coordinator must hear each, and count it once."""
 _KEPT = ("stop", "leave")
-"""What a coordinator must hear even if it was away; all else is sent anew on a new stream."""
+"""Kinds that are kept while no stream is open; a new stream sends all others again anyway."""
 _MOST_KEPT = 1000
 _SOURCE_LENGTH = 12
 _REPLACED = ("view", "progress")
-"""The newest of these replaces the ones before."""
+"""Kinds of which a newer message replaces one that waits."""
 _MOST_UNSENT = 10_000
 
 LeaderT = TypeVar("LeaderT", bound="Leader")
 
 
 class Leader(Protocol):
-    """Who coordinates; two are equal only if they are the same in the same term."""
+    """A coordinator that leads; two are equal only if they are the same one in the same term."""
 
     @property
     def address(self) -> str:
@@ -42,21 +42,21 @@ class Leader(Protocol):
 
 
 class LeaderSource(Protocol):
-    """Knows who coordinates."""
+    """Finds the leader for a CoordinatorLink."""
 
     async def newer(self, than: Any = None) -> Leader:
-        """The first leader known that is not `than`; waits for it."""
+        """Wait for the first known leader that is not `than`, and return it."""
         ...
 
 
 class FixedLeader:
-    """One coordinator, for ever."""
+    """A LeaderSource for a coordinator that never changes, as in `elastic run`."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
     async def newer(self, than: Any = None) -> Leader:
-        """Itself, once."""
+        """Return this one; wait for ever if `than` is given, since there is no other."""
         if than is not None:
             await asyncio.Event().wait()
         return self
@@ -69,9 +69,9 @@ class _NotYet(TransientError):
 class CoordinatorLink:
     """Keeps a stream open to the newest leader.
 
-    on_connected: called at each new stream, to send everything again that is no matter of once.
-    on_refused: the coordinator, or what is between, will never let this agent in as it is. report:
-    takes what the journal should know, as `Journal.record` does.
+    on_connected: called at each new stream; sends everything again that is not told once.
+    on_refused: called when the coordinator, or what is between, will never let this agent in as it
+    is. report: takes what the journal should know, as `Journal.record` does.
     """
 
     def __init__(
@@ -95,15 +95,15 @@ class CoordinatorLink:
         self._outgoing: Outgoing | None = None
         self._kept: deque[pb.AgentMessage] = deque(maxlen=_MOST_KEPT)
         self._once: deque[tuple[float, pb.AgentMessage]] = deque(maxlen=_MOST_KEPT)
-        """Until a coordinator has stored them, with when they were said: what is sent to one that
-        has just died is lost, and nobody else can say why a worker ended."""
+        """Messages told once, each with its time, until a coordinator has stored them: one that is
+        sent to a dead coordinator is lost, and only this agent knows why a worker ended."""
         self._source, self._said = uuid.uuid4().hex[:_SOURCE_LENGTH], 0
         self._closed = False
         self._let_in = False
         self._told_lost = self._told_not_yet = ""
         self._told_awaited = False
         self.connected = False
-        """A coordinator has answered on the present stream."""
+        """A coordinator has answered on the open stream."""
 
     def send(self, **kind: Any) -> None:
         """Send `AgentMessage(**kind)`; never blocks."""
@@ -118,7 +118,7 @@ class CoordinatorLink:
             self._kept.append(message)
 
     async def run(self) -> None:
-        """Attend the leader, and the next one when there is a newer."""
+        """Attend the leader, and move to the next one when there is a newer one."""
         leader: Leader | None = None
         while not self._closed:
             leader = await self._first_leader() if leader is None else leader
@@ -136,7 +136,7 @@ class CoordinatorLink:
                 await asyncio.gather(attending, changing, return_exceptions=True)
 
     def close(self) -> None:
-        """Attend nobody any more; what was sent has had its time."""
+        """Attend no coordinator any more; do not wait for unsent messages."""
         self._closed = True
 
     async def _first_leader(self) -> Leader:
@@ -160,8 +160,8 @@ class CoordinatorLink:
                     if not self._let_in:
                         self._on_refused(error)
                         return
-                    # Once it was good enough: the group trains on under any leader. Somebody
-                    # may mend that, or another coordinator lead.
+                    # The agent was let in before, and its group trains on under any leader.
+                    # Somebody may repair the cause, or another coordinator may lead.
                     self._tell_lost(str(error))
                     await asyncio.sleep(_RETRY_REFUSED_S)
                 except _NotYet as error:
@@ -175,7 +175,7 @@ class CoordinatorLink:
                 await client.close()
 
     def _tell_lost(self, reason: str) -> None:
-        """Once for each outage, and when there is another reason."""
+        """Report each outage once, and again when its reason changes."""
         if not self._closed and reason != self._told_lost:
             self._told_lost = reason
             self._report("coordinator_lost", reason=reason)
@@ -212,7 +212,7 @@ class CoordinatorLink:
             self.connected = False
             self._outgoing = None
             earlier, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
-            unsent = outgoing.end()  # gRPC waits for more even after the call is over
+            unsent = outgoing.end()  # gRPC waits for messages even after the call is over
             not_said = (m for m in (*unsent, *earlier) if m.WhichOneof("kind") in _KEPT)
             self._kept += _without_repeats(not_said)
 
@@ -224,7 +224,7 @@ class CoordinatorLink:
 
 
 def _without_repeats(messages: Iterable[pb.AgentMessage]) -> Iterator[pb.AgentMessage]:
-    """What is said on every new stream would fill an outage with itself."""
+    """A message that every new stream sends would otherwise pile up during an outage."""
     said: list[pb.AgentMessage] = []
     for message in messages:
         if message not in said:
@@ -233,26 +233,27 @@ def _without_repeats(messages: Iterable[pb.AgentMessage]) -> Iterator[pb.AgentMe
 
 
 class Outgoing(AsyncIterator[pb.AgentMessage]):
-    """Messages of one stream. No generator: gRPC may wait in it when let go.
+    """The messages of one stream. Not a generator: gRPC may still wait in it when the call is
+    dropped.
 
-    A coordinator that does not read costs no memory: of what the newest replaces only that waits,
-    and with more than `most` of the others the stream ends, to be begun anew when it reads again.
+    A coordinator that does not read costs no memory: of kinds in `_REPLACED` only the newest
+    message waits, and when more than `most` messages wait the stream ends. The link opens another
+    one when the coordinator reads again.
     """
 
     def __init__(self, most: int = _MOST_UNSENT) -> None:
         self._most = most
-        self._waiting: dict[int, pb.AgentMessage] = {}  # by number, in their order
-        self._newest: dict[str, int] = {}  # of the kinds that are replaced
+        self._waiting: dict[int, pb.AgentMessage] = {}  # by number, oldest first
+        self._newest: dict[str, int] = {}  # numbers of the newest of the kinds in _REPLACED
         self._count = 0
         self._changed = asyncio.Event()
         self.takes = True
-        """It has not ended."""
+        """False once it has ended."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def put(self, message: pb.AgentMessage) -> None:
-        """Send it after those before."""
         kind = message.WhichOneof("kind")
         self._count += 1
         if kind in _REPLACED and not message.progress.probed:
@@ -267,7 +268,7 @@ class Outgoing(AsyncIterator[pb.AgentMessage]):
         self._changed.set()
 
     def end(self) -> list[pb.AgentMessage]:
-        """Send nothing more; returns what was not sent."""
+        """Send nothing more; return the unsent messages."""
         unsent, self._waiting = list(self._waiting.values()), {}
         self.takes = False
         self._changed.set()

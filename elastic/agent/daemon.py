@@ -1,4 +1,4 @@
-"""The agent: feeds its machine from processes, sockets and the coordinator; acts on its answers."""
+"""The agent: feeds events to its machine (core/agent) and executes the machine's effects."""
 
 from __future__ import annotations
 
@@ -62,20 +62,20 @@ from elastic.v1 import local_pb2 as pb
 AGENT_SOCKET = "agent.sock"
 """The socket in the run's directory at which workers report."""
 _LIVENESS_INTERVAL_S = 0.5
-_WRITE_STACKS_S = 0.5  # for a disk to take them before a worker is killed
-_LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a worker that runs, for the page
+_WRITE_STACKS_S = 0.5  # for the disk, before a worker is killed
+_LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a running worker, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
-_MOST_BARREN_ZYGOTES = 3  # that end before they are ready: what they import fails
+_MOST_BARREN_ZYGOTES = 3  # zygotes in a row that end before they are ready: an import fails
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeOptions:
-    """What the agent is told of its node and of the job."""
+    """The agent's configuration: its node and its job."""
 
     machine: AgentSettings
     host: str
-    """Address at which workers of other nodes reach those of this one."""
+    """The address at which workers of other nodes reach this node's workers."""
     settings: RunSettings | NodeSettings
     argv: Sequence[str]
     """The script and its arguments."""
@@ -83,24 +83,24 @@ class NodeOptions:
     log_directory: Path
     environment: Mapping[str, str]
     hello: control_pb2.AgentHello
-    """How it introduces itself to the coordinator."""
+    """The agent's first message to each coordinator."""
     ports: tuple[int, int] = (0, 0)
-    """The first and the last at which workers may listen; 0: any."""
+    """The first and the last port at which workers may listen; 0: any port."""
     checkpoint_dir: str = ""
-    """The form that workers take, whose working directory may be another; empty: none."""
+    """In the form for workers, whose working directory may differ; empty: no checkpoints."""
     ledger: bool = False
     grace_s: float = 0.0
-    """How long workers outlive an agent that ends without a word, for another one to adopt them."""
+    """Seconds that workers outlive an agent that is killed, so that the next one can adopt them."""
     hold: IO[str] | None = None
-    """A file that is kept open for as long as workers live."""
+    """An open file whose lock must last as long as workers live: the zygote keeps it open."""
     listener: int | None = None
-    """Descriptor at which workers report, kept from before the agent's command began anew."""
+    """The descriptor of the workers' socket, if the agent kept it open across a SIGHUP."""
 
 
 class AgentDaemon:
     """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs.
 
-    pauses: those of its event loop, for the coordinator to show.
+    pauses: the pauses of its event loop, which it reports to the coordinator.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class AgentDaemon:
             self._machine, self._execute, ev.TimerFired(), on_error=self.crashed
         )
         self._tasks = TaskSupervisor(self.crashed)
-        self._pids: dict[str, int] = {}  # of every worker asked for; 0 while it is not forked
+        self._pids: dict[str, int] = {}  # of every requested worker; 0 until it is forked
         self._pidfds: dict[str, int] = {}
         settings = options.settings
         self._liveness = Liveness(settings.silence_timeout_s, settings.first_step_timeout_s)
@@ -134,11 +134,11 @@ class AgentDaemon:
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
         self._out_of_memory, self._kernel_log = OutOfMemory(), KernelLog()
-        self._kernel_words: dict[str, str] = {}  # on workers that it has ended
+        self._kernel_words: dict[str, str] = {}  # the kernel's log lines on workers that it killed
         self._orphans = OrphanReaper()
         self._run_directory = options.run_directory
         self._known = asyncio.Event()
-        """It is known which workers there are."""
+        """Set once the agent knows which workers an earlier agent left."""
         self._server = WorkerServer(
             options.run_directory / AGENT_SOCKET,
             expected=lambda worker: worker in self._log_files,
@@ -151,10 +151,10 @@ class AgentDaemon:
         self._stacks = StackCollector(
             lambda worker, request: self._server.send(worker, stacks=request), self._pids
         )
-        self._suspected: set[str] = set()  # workers that are ended because they hang
-        self._hung: dict[str, stacks_pb2.WorkerStacks] = {}  # those of workers that are ended
+        self._suspected: set[str] = set()  # workers that will be ended because they hang
+        self._hung: dict[str, stacks_pb2.WorkerStacks] = {}  # stacks of workers being ended
         self._removes_logs = False
-        self._barren_zygotes = 0  # in a row
+        self._barren_zygotes = 0  # that have ended in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
             leaders,
@@ -169,20 +169,20 @@ class AgentDaemon:
         self._failed: Counter[str] = Counter()  # workers, by kind
         self._leaves_because = ""
         self._leave_timed_out = False
-        # As far as was heard here. A later generation may have had to go back.
+        # As reported by this node's workers: generation and step. A later generation may go back.
         self._committed, self._newest_checkpoint = (0, 0), 0
         self._stop_ordered: control_pb2.StopRequest | None = None
         self._keeps_curve = False
         self._attending = False
         self.end_of_job = ""
-        """Why the job has ended, if it has and there is more to say than its exit code."""
+        """Why the job has ended; empty if there is nothing to add to its exit code."""
         self.adopts = False
-        """It has found what an earlier agent has left."""
+        """True if it has found the zygote of an earlier agent."""
         self.ended: asyncio.Future[int] = asyncio.get_running_loop().create_future()
-        """The agent's exit code, once no process is left."""
+        """The agent's exit code when no process is left, or the error that broke the agent."""
 
     async def start(self) -> None:
-        """Listen, attend the coordinator, warm up the zygote."""
+        """Listen, find or start the zygote; attend the coordinator unless workers are adopted."""
         await self._server.start()
         self.adopts = await self._zygote.open()
         if not self.adopts:
@@ -194,13 +194,13 @@ class AgentDaemon:
         self._tasks.start(self._watch_liveness(), "liveness")
 
     def _attend(self) -> None:
-        """Go to the coordinator: not before it is known which workers there are."""
+        """Attend the coordinator. Called once the agent knows which workers it has."""
         if not self._attending:
             self._attending = True
             self._tasks.start(self._link.run(), "coordinator-link")
 
     async def close(self, *, let_go: bool = False) -> None:
-        """End every process, or leave them to another agent; close every socket."""
+        """End every process, or leave them to the next agent (`let_go`); close every socket."""
         self._driver.close()
         if let_go:
             self._zygote.let_go()
@@ -216,32 +216,31 @@ class AgentDaemon:
         await self._tasks.close()
 
     def keep_listening(self) -> int | None:
-        """A descriptor that workers can connect to until the agent has begun anew."""
+        """Return a descriptor at which workers can connect while the agent restarts itself."""
         return self._server.keep_listening()
 
     async def move(self, run_directory: Path) -> None:
-        """The run's directory was removed, and is made anew here: workers that start now connect
-        here. A zygote that lives has only the connections that it has."""
+        """Listen in a new run directory, since the old one was removed; new workers connect there.
+        The zygote keeps its present connections and gets no others."""
         self._run_directory = run_directory
         await self._server.listen_at(run_directory / AGENT_SOCKET)
 
     def leave(self, exit_code: int, reason: str) -> None:
-        """First signal: save, leave, end with this exit code."""
+        """At the first signal: ask to save and leave, then end with this exit code."""
         self._server.broadcast(node_leaves=pb.NodeLeaves())
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
 
     def cut_off(self, silent_s: float) -> None:
-        """Neither the coordinator nor the store has been heard of for `silent_s` seconds."""
+        """Called when neither coordinator nor store has answered for `silent_s` seconds."""
         self._journal.record("cut_off", silent_s=round(silent_s, 1))
         self._driver.post(ev.CutOff(silent_s=silent_s))
 
     @property
     def in_contact(self) -> bool:
-        """A coordinator answers."""
         return self._link.connected
 
     def figures(self, counts: Mapping[str, int], *, registered: bool | None = None) -> AgentFigures:
-        """The node as it is now, for its metrics. counts: of the journal's entries."""
+        """A snapshot of the node for its metrics. counts: how often each journal entry was made."""
         return AgentFigures(
             node=self._options.machine.node,
             slots=self._options.machine.slots,
@@ -255,7 +254,7 @@ class AgentDaemon:
 
     @property
     def step(self) -> int:
-        """The newest step that a worker of this node is known to have committed."""
+        """The newest step that a worker of this node has reported as committed."""
         return self._committed[1]
 
     @property
@@ -265,17 +264,16 @@ class AgentDaemon:
         return newest.number if newest is not None else 0
 
     def job_ended(self, exit_code: int, message: str) -> None:
-        """The job is over: which process says so, and why."""
         self.end_of_job = message
         self._driver.post(ev.JobEnded(exit_code=exit_code))
 
     def end(self, exit_code: int) -> None:
-        """Return from `ended`, whatever runs."""
+        """Resolve `ended` now, whatever still runs."""
         if not self.ended.done():
             self.ended.set_result(exit_code)
 
     def stop(self, exit_code: int) -> None:
-        """Second signal: end everything now."""
+        """At the second signal: end everything now."""
         self._driver.post(ev.StopRequested(exit_code=exit_code))
 
     # ---- the zygote
@@ -317,7 +315,6 @@ class AgentDaemon:
         self._forget_log(worker)
 
     def _adopt(self, found: pb.Spawned) -> None:
-        """A worker of an earlier agent is alive."""
         log = Path(found.log_path)
         self._log_files.adopt(found.worker, log)
         self._pids[found.worker] = found.pid
@@ -326,7 +323,7 @@ class AgentDaemon:
         self._journal.record("worker_adopted", worker=found.worker, pid=found.pid)
 
     def _zygote_lost(self) -> None:
-        """The kernel has ended its workers with it. Begin again with a new one."""
+        """Start another zygote. The kernel has killed the workers together with the lost one."""
         lost = self._zygote.exit_reason()
         self._journal.record("zygote_lost", reason=str(lost))
         self._barren_zygotes = 0 if self._zygote.was_ready else self._barren_zygotes + 1
@@ -334,7 +331,7 @@ class AgentDaemon:
             self.crashed(lost)
         if self.ended.done():
             return
-        self._zygote = self._new_zygote()  # first: what is asked for from here on is for this one
+        self._zygote = self._new_zygote()  # first: all later requests go to this one
         self._tasks.start(self._zygote.run(), "zygote")
         for worker in list(self._pids):
             self._exited(worker, 0, signal.SIGKILL)
@@ -401,7 +398,7 @@ class AgentDaemon:
             self._removes_logs = False
 
     async def _dump_and_kill(self, worker: str) -> None:
-        """Have the stacks of the worker written to its log, and kill it."""
+        """Write the stacks of the worker to its log, and kill the worker."""
         try:
             (stacks,) = await self._stacks.collect([worker], dying=True)
             path = self._log_files.path(worker)
@@ -417,7 +414,7 @@ class AgentDaemon:
                 self._zygote.kill(worker, signal.SIGKILL)
 
     def _tell_stacks(self, request: stacks_pb2.StacksRequest) -> None:
-        """Tell the stacks of the requested worker, or of all that have a place in the group."""
+        """Send stacks (or time stretches, or the log) of the worker, or of all that have a slot."""
         if request.log:
             self._tasks.start(self._tell_log(request), "tell-log")
             return
@@ -443,7 +440,7 @@ class AgentDaemon:
         self._link.send(stacks=told)
 
     def _watch(self, worker: str, pid: int) -> None:
-        """Watch it by pidfd too: a zygote that is itself stopped would not report."""
+        """Watch the worker by pidfd too: a stopped zygote would not report its exit."""
         with contextlib.suppress(ProcessLookupError):
             descriptor = os.pidfd_open(pid)
             self._pidfds[worker] = descriptor
@@ -472,7 +469,7 @@ class AgentDaemon:
             return
         kind = message.WhichOneof("kind")
         if kind == "progress":
-            progress = message.progress  # of which spares make none
+            progress = message.progress  # spares report none
             self._committed = max(self._committed, (progress.generation, progress.committed))
             self._stacks.progressed(worker, progress)
             self._note_compiling(worker, message.progress)
@@ -505,7 +502,7 @@ class AgentDaemon:
             self._link.send(**{kind: getattr(message, kind)})
 
     def _worker_knows(self, known: job_pb2.Known) -> None:
-        """An agent that has found workers learns from them of the group that they are in."""
+        """Let an agent that has adopted workers learn their group from them."""
         newest = generation_from_pb(known.newest)
         if newest.is_news_after(self._machine.generation):
             if known.HasField("before"):
@@ -515,7 +512,7 @@ class AgentDaemon:
             self._link.send(known=known)
 
     def _note_compiling(self, worker: str, progress: job_pb2.Progress) -> None:
-        """Said again and again while it lasts, and once when it is over."""
+        """Tell the machine repeatedly while the worker compiles, and once when it has finished."""
         if progress.compiling:
             self._compiling.add(worker)
         elif worker in self._compiling:
@@ -593,7 +590,7 @@ class AgentDaemon:
             self._driver.post(ev.Drained(exit_code=message.drained.exit_code))
 
     def _report_again(self) -> None:
-        """The present coordinator may know nothing of this node or of the group."""
+        """Send everything again: a new coordinator may know nothing of this node or the group."""
         newest, before = self._machine.generation, self._machine.before
         if newest is not None:
             known = job_pb2.Known(newest=generation_to_pb(newest))
@@ -613,7 +610,7 @@ class AgentDaemon:
         view = control_pb2.NodeView(workers=workers, longest_pause_s=self._told_pause_s)
         self._link.send(view=view)
 
-    # ---- what the machine wants
+    # ---- the effects of the machine
 
     def _execute(self, effect: fx.Effect) -> None:
         match effect:
@@ -734,7 +731,7 @@ class AgentDaemon:
             self.end(effect.exit_code)
 
     async def _end_unsaved(self, exit_code: int) -> None:
-        """Nobody leads who could have had the job saved: say what is lost with this node."""
+        """End without a save, since no coordinator leads, and record which steps are lost."""
         url, newest = self._options.checkpoint_dir, 0
         with contextlib.suppress(ElasticError, asyncio.TimeoutError):
             async with timeout(_LOOK_FOR_CHECKPOINT_S):
@@ -755,11 +752,11 @@ class AgentDaemon:
         self.end(exit_code)
 
     def crashed(self, error: BaseException) -> None:
-        """A bug here must not look like a hang."""
+        """End the agent with an error: a bug must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
 
 
 def _hangs(failure: Failure, suspected: Collection[str]) -> bool:
-    """It is ended for that, and not since its node was cut off or its group is no more."""
+    """Whether it was ended for a hang, and not because its node was cut off or its group ended."""
     return failure.worker in suspected or failure.kind is FailureKind.START_TIMEOUT

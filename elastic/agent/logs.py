@@ -1,6 +1,4 @@
-"""Where each worker's log is, which logs of ended workers are kept, and their lines for the
-console.
-"""
+"""Keeps the workers' log files: follows them for the console, and picks those to remove."""
 
 from __future__ import annotations
 
@@ -14,13 +12,13 @@ from pathlib import Path
 from elastic.runtime.file_names import LONGEST, fitting
 
 _INTERVAL_S = 0.1
-_QUIET_INTERVAL_S = 0.5  # where nothing came for a while: each look takes time from the workers
+_QUIET_INTERVAL_S = 0.5  # after a while without lines: each look takes time from the workers
 _MOST_BYTES = 1 << 18  # at one look
-_MOST_AT_ONCE = 2000  # lines of one look: handing out more would hold up the agent
+_MOST_AT_ONCE = 2000  # lines of one look: more would hold up the agent's event loop
 _MOST_BEHIND = 4 << 20
-_MOST_LEFT = 1 << 20  # of a worker that has ended
-_MOST_LEFT_LINES = 10_000  # of these: to hand out a million empty ones takes a second
-_LONGEST_LINE = 1 << 14  # bytes; a longer one is handed out in pieces
+_MOST_LEFT = 1 << 20  # bytes that are shown of a worker that has ended
+_MOST_LEFT_LINES = 10_000  # of these bytes: a million empty lines would take a second
+_LONGEST_LINE = 1 << 14  # bytes; a longer line is handed out in pieces
 _PROGRESS_EVERY_S = 1.0
 _LAST_LINES, _LAST_BYTES, _LONGEST_LAST = 20, 1 << 16, 2000
 
@@ -35,20 +33,21 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Look:
-    """What a file had to show from `offset` on."""
+    """The result of reading a log from `offset` on."""
 
     offset: int
     skipped: int
-    """Bytes that are passed over; negative if the file was cut, and begins anew."""
+    """Skipped bytes; negative if the file was truncated and is read from its start again."""
     data: bytes
 
 
 class LogFollower:
-    """Workers write to files themselves, so their output survives their agent.
+    """Reads the lines that workers write. Workers write to files themselves, so that their output
+    survives their agent.
 
-    What a worker writes faster than it can be shown stays in its file, and a line says so. As on a
-    terminal, a carriage return begins the line anew: of a progress bar the newest state is shown,
-    once a second.
+    Output that comes faster than it can be shown stays in the file only, and a line says so. As on
+    a terminal, a carriage return starts the line again: a progress bar is shown in its newest
+    state, once a second.
 
     on_line: takes the worker and one line without its end.
     """
@@ -58,12 +57,12 @@ class LogFollower:
         self._followed: dict[str, _Followed] = {}
 
     def follow(self, worker: str, path: Path, *, from_end: bool = False) -> None:
-        """Begin with the file's first byte, or with what is new."""
+        """Begin at the start of the file, or at its end."""
         offset = path.stat().st_size if from_end and path.exists() else 0
         self._followed[worker] = _Followed(path, offset)
 
     def forget(self, worker: str) -> None:
-        """Hand out the last of what is left and stop following."""
+        """Hand out the remaining lines and stop following the log."""
         followed = self._followed.pop(worker, None)
         if followed is None:
             return
@@ -74,7 +73,7 @@ class LogFollower:
             self._on_line(worker, _shown(followed.rest))
 
     def _pass_over(self, worker: str, followed: _Followed) -> None:
-        """All but the last lines of what is left."""
+        """Skip all but the last lines that remain."""
         look = _look(followed, most_behind=_MOST_LEFT, most_bytes=_MOST_LEFT)
         end = len(look.data)
         for _ in range(_MOST_LEFT_LINES + 1):
@@ -86,7 +85,6 @@ class LogFollower:
         followed.offset += look.skipped + end + 1
 
     def forget_all(self) -> None:
-        """The same for every worker."""
         for worker in list(self._followed):
             self.forget(worker)
 
@@ -96,10 +94,10 @@ class LogFollower:
         while True:
             await asyncio.sleep(pause_s)
             all_followed = list(self._followed.items())
-            # One call for all files: each wakes two threads, which takes time from the workers.
+            # One call for all files: each call wakes two threads, which takes time from workers.
             try:
                 looks = await asyncio.to_thread(_look_at_all, [f for _, f in all_followed])
-            except RuntimeError:  # the system has no thread left: what is only shown can wait
+            except RuntimeError:  # the system has no thread left; display can wait
                 continue
             pause_s = min(2 * pause_s, _QUIET_INTERVAL_S)
             for (worker, followed), look in zip(all_followed, looks, strict=True):
@@ -109,14 +107,13 @@ class LogFollower:
                     pause_s = _INTERVAL_S
 
     def poll(self) -> None:
-        """Look once."""
         for worker, followed in list(self._followed.items()):
             self._hand_out(worker, followed, _look(followed))
 
     def _hand_out(self, worker: str, followed: _Followed, look: _Look) -> bool:
-        """False if there was nothing new."""
+        """Return False if there was nothing new."""
         if look.offset != followed.offset:
-            return True  # somebody has looked meanwhile
+            return True  # another look was faster
         if look.skipped:
             followed.rest = b""
         if look.skipped > 0:
@@ -141,7 +138,7 @@ class LogFollower:
         self._on_line(worker, f"[{count / 1e6:.1f} MB of output are only in {followed.path}]")
 
     def _overwritten(self, worker: str, followed: _Followed, rest: bytes) -> bytes:
-        """Show now and then what a line without end was before; return what it is now."""
+        """Return the newest state of an unfinished line; show earlier states now and then."""
         newest = _newest(rest)
         if newest != rest:
             before = _shown(rest[: len(rest) - len(newest)])
@@ -165,7 +162,7 @@ def _look_at_all(followed: list[_Followed]) -> list[_Look]:
 def _look(
     followed: _Followed, most_behind: int = _MOST_BEHIND, most_bytes: int = _MOST_BYTES
 ) -> _Look:
-    """Read on; what is further than `most_behind` bytes behind the end is passed over."""
+    """Read on. If more than `most_behind` bytes wait, skip all but the last `_MOST_BYTES`."""
     offset = followed.offset
     try:
         with followed.path.open("rb") as file:
@@ -179,19 +176,19 @@ def _look(
     except OSError:
         return _Look(offset, 0, b"")
     if skipped:
-        begun = data.find(b"\n") + 1  # a line that is cut says nothing
+        begun = data.find(b"\n") + 1  # a cut line is of no use
         return _Look(offset, skipped + begun, data[begun:])
     return _Look(offset, 0, data)
 
 
 def append_lines(log: Path, text: str) -> None:
-    """Add to a worker's log, which it writes to itself; raises OSError."""
+    """Append to a log that its worker writes to as well; raises OSError."""
     with log.open("a", errors="replace") as file:
         file.write(text)
 
 
 def last_lines(log: Path, most: int = _LAST_LINES) -> str:
-    """What a worker that could not report left in its log, or has written to it so far."""
+    """The last lines of a log; empty if it cannot be read."""
     try:
         with log.open("rb") as file:
             file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
@@ -205,7 +202,7 @@ def last_lines(log: Path, most: int = _LAST_LINES) -> str:
 
 
 def _newest(line: bytes) -> bytes:
-    """Without what a carriage return has had overwritten; one at the end overwrites nothing yet."""
+    """The line without the text that a carriage return overwrites; one at the end does not."""
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
@@ -214,15 +211,15 @@ def _shown(line: bytes) -> str:
 
 
 KEPT = 100
-_LONGEST_SUFFIX = ".error.json"  # of what lies beside a log
+_LONGEST_SUFFIX = ".error.json"  # of the files beside a log
 
 
 class WorkerLogs:
-    """The logs of this node's workers.
+    """The log paths of this node's workers, and which logs to remove.
 
-    A job whose workers are replaced again and again would fill the disk with logs: of those that
-    have ended the newest `kept` stay. Where removing does not keep up, as on a file system that
-    hangs, those of before are left.
+    A job that replaces its workers again and again would fill the disk with logs: of workers that
+    have ended, only the newest `kept` logs stay. If removal does not keep up, as on a file system
+    that hangs, the oldest logs are forgotten and stay.
     """
 
     def __init__(self, directory: Path, kept: int = KEPT) -> None:
@@ -235,25 +232,24 @@ class WorkerLogs:
         return worker in self._living
 
     def path(self, worker: str) -> Path | None:
-        """The log of a worker that has not ended."""
+        """The log of a worker; None for one that has ended."""
         return self._living.get(worker)
 
     def begin(self, worker: str) -> Path:
-        """A worker is about to be started."""
+        """Return the log path of a worker that is about to be started."""
         name = fitting(worker, LONGEST - len(_LONGEST_SUFFIX))
         self._living[worker] = self._directory / f"{name}.log"
         return self._living[worker]
 
     def adopt(self, worker: str, path: Path) -> None:
-        """An earlier agent has started it."""
+        """Take in a worker that an earlier agent started."""
         self._living[worker] = path
 
     def end(self, worker: str) -> None:
-        """The worker has ended."""
         path = self._living.pop(worker, None)
         if path is not None:
             self._ended.append(path)
 
     def next_stale(self) -> Path | None:
-        """A log to remove, each once; None if there is none more."""
+        """Return the next log to remove, each once; None when there is none."""
         return self._ended.popleft() if len(self._ended) > self._kept else None

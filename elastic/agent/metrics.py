@@ -1,4 +1,4 @@
-"""The metrics of a node, as its agent knows them: what they are, and how a snapshot has them."""
+"""Defines the metrics of a node, and fills them in from a snapshot of its agent."""
 
 from __future__ import annotations
 
@@ -57,24 +57,23 @@ _COUNTERS = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentFigures:
-    """A node at one moment; nothing of it changes any more."""
+    """A snapshot of a node, which the thread that serves metrics reads."""
 
     node: str
     slots: int
     connected: bool
     registered: bool | None = None
-    """None where nothing is registered."""
+    """None where nodes do not register, as in `elastic run`."""
     step: int = 0
     phases: Mapping[str, int] = field(default_factory=dict)
-    """How many workers are in each."""
+    """Counts of workers by phase."""
     failures: Mapping[str, int] = field(default_factory=dict)
-    """Counts by kind."""
+    """Counts of failed workers by kind."""
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How often something was recorded, by the journal's entry."""
+    """Counts of journal entries by name."""
 
 
 def collect(found: Found, figures: AgentFigures) -> None:
-    """Add what is known of the node."""
     node = figures.node
     found.set(CONNECTED, figures.connected, node=node)
     found.set(REGISTERED, figures.registered, node=node)

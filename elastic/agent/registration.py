@@ -1,6 +1,6 @@
-"""The agent's ties to a job of many nodes: its node's name, taken by one agent at a time, kept
-under a lease, left with a word; what it is recognised by when it is started again in the same
-directory; its leader, and how long it may do without; the notice that its machine is taken away.
+"""Registers an agent in a job of many nodes: holds the node's name under a lease, keeps the token
+and the count of starts by which the next agent in the same directory goes on, and watches for
+isolation and preemption.
 """
 
 from __future__ import annotations
@@ -34,15 +34,17 @@ from elastic.timeouts import timeout
 
 NODE_TTL_S = 10.0
 _PATIENCE_S = 1.0
-"""Longer than its time a lease may live, since stores look at whole seconds."""
+"""How much longer than its TTL a lease may live, since stores count whole seconds."""
 
 
 class Registration:
-    """`register`, then `keep` until closed; `close` when nothing of this node runs any more.
+    """Holds the node's name, one agent at a time. Call `register`, then `keep` until closed, and
+    `close` when no process of this node is left.
 
-    `on_change`: HELD after each registration and when a lease in doubt was not lost, SUSPECT when
-    it was not renewed in time, GONE when it is lost; `keep` then registers anew.
-    `on_waiting`: another agent has the name; who it is, and how many seconds its lease may last.
+    `on_change`: called with HELD after each registration and when a lease in doubt was not lost,
+    SUSPECT when the lease was not renewed in time, GONE when it is lost; `keep` then registers
+    again. `on_waiting`: called when another agent has the name, with a description of that agent
+    and the most seconds that its lease may last.
     """
 
     def __init__(
@@ -57,7 +59,7 @@ class Registration:
         ttl_s: float = NODE_TTL_S,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
-        """An agent that was started again takes its key over by its `document.start_token`."""
+        """A restarted agent takes over its own key: it has the same `document.start_token`."""
         self._store = store
         self._job = job
         self._node = node
@@ -71,36 +73,36 @@ class Registration:
 
     @property
     def renewed_at_s(self) -> float:
-        """When the last renewal that was answered was sent, by `clock`.
+        """When the last answered renewal was sent, by `clock`.
 
-        Followers of the nodes see the key go no earlier than `ttl_s` after it.
+        Others see the key disappear no earlier than `ttl_s` after it.
         """
         return self._claim.renewed_at_s
 
     def held(self) -> bool:
-        """Is this node certainly registered at this moment?"""
+        """Whether this node is certainly registered at this moment."""
         return self._claim.held()
 
     async def register(self) -> None:
-        """Take the name; sits out outages.
+        """Take the name; wait through outages of the store.
 
-        Raises ConfigurationError if another agent keeps it for longer than a lost lease could.
+        Raises ConfigurationError if another agent keeps it for longer than a lost lease could live.
         """
         await self._register(take_over=True)
 
     async def keep(self) -> None:
-        """Stay registered; returns after `close`. Raises ConfigurationError as `register` does."""
+        """Stay registered until `close`. Raises ConfigurationError as `register` does."""
         while not self._closed:
             await self._claim.hold()
             if not self._closed:
-                # Our key went with its lease: one with our token is of a second agent that was
-                # started on the same files.
+                # Our key is gone with its lease: a key with our token belongs to a second agent
+                # that was started on the same files.
                 await self._register(take_over=False)
 
     async def close(self) -> None:
-        """Say that nothing of this node runs any more, and leave; at most some seconds.
+        """Tell the store that no process of this node is left, and delete the key.
 
-        If the store does not answer, the lease ends by itself.
+        Takes a few seconds at most. If the store does not answer, the lease ends by itself.
         """
         self._closed = True
         farewell = dataclasses.replace(self._document, left=True)
@@ -116,7 +118,7 @@ class Registration:
                 return
 
     async def _until_free(self, take_over: bool) -> Entry | None:
-        """The entry to take over, or None when there is none at all."""
+        """Wait until the name is free. Return the entry to take over, or None if there is none."""
         other: Entry | None
         loop = asyncio.get_running_loop()
         async with aclosing(follow_key(self._store, self._key)) as entries:
@@ -131,7 +133,7 @@ class Registration:
                     break
             else:
                 return other
-        # An outage may have hidden its end.
+        # An outage may have hidden that the entry went away.
         other = await retry(lambda: self._store.get(self._key), f"get {self._key!r}")
         if other is not None:
             raise self._taken_by(other)
@@ -170,14 +172,14 @@ _LOOK_S = 0.5
 
 
 class LastContact:
-    """When this node has last heard of the store or a coordinator, for the agent that comes after
-    one that was killed. Seconds since the machine started."""
+    """A file with the time at which this node last heard from the store or a coordinator. It serves
+    the agent that follows a killed one. Seconds since the machine started."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     def last(self) -> float | None:
-        """None if it is not known, or of before the machine was started."""
+        """The noted time; None if there is none, or if the machine was restarted since."""
         try:
             boot, at_s = self._path.read_text(encoding="ascii").split()
             heard_at = float(at_s)
@@ -186,7 +188,7 @@ class LastContact:
             return None
 
     def note(self, at_s: float) -> None:
-        """Keep it. What cannot be kept is not known to the next agent, as before."""
+        """Write the time. If that fails, the next agent knows an older time or none."""
         with contextlib.suppress(OSError):
             self._path.write_text(f"{_boot()} {at_s:.3f} ", encoding="ascii")
 
@@ -196,14 +198,13 @@ def _boot() -> str:
 
 
 class LeaderOnceRegistered:
-    """Knows the leader, but tells it only once this node has its name: see LeaderSource."""
+    """A LeaderSource that tells the leader only after this node has registered its name."""
 
     def __init__(self, watch: LeaderWatch) -> None:
         self._watch = watch
         self.registered = asyncio.Event()
 
     async def newer(self, than: Any = None) -> Leader:
-        """The first leader known that is not `than`."""
         await self.registered.wait()
         return await self._watch.newer(than)
 
@@ -217,11 +218,11 @@ async def watch_isolation(
     contact: LastContact,
     goes_on: bool,
 ) -> None:
-    """Call `cut_off` once whenever neither store nor coordinator were heard of for `timeout_s`.
+    """Call `cut_off` once each time that neither store nor coordinator answered for `timeout_s`.
 
-    The others may then take this node's group for dead, and form another one without it. So the
-    time counts on from agent to agent, as `contact` keeps it, where one `goes_on` with the workers
-    of the one before.
+    The other nodes may then assume that this node is dead, and form a group without it. So where an
+    agent `goes_on` with the workers of an earlier agent, the time counts from the earlier agent's
+    last contact, which `contact` has noted.
     """
     before = contact.last() if goes_on else None
     heard_at, told = boot_time_s() if before is None else before, False
@@ -232,7 +233,7 @@ async def watch_isolation(
         now = boot_time_s()
         heard_at = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
         if noted_at != heard_at and (noting is None or noting.done()):
-            # Beside the loop, and waited for by nobody: a disk that hangs must not keep this node
+            # Written by another thread, and not awaited: a hanging disk must not keep this node
             # from being cut off. An older note only makes the next agent more careful.
             noted_at = heard_at
             noting = asyncio.ensure_future(off_loop(functools.partial(contact.note, noted_at)))
@@ -250,7 +251,7 @@ _BYTES = 16
 
 
 def start_token(directory: Path) -> str:
-    """The one kept in `directory`, made at the first start; nobody else may read it.
+    """The secret token in `directory`, which the first start makes; only this user can read it.
 
     Raises ConfigurationError if it can be neither read nor written, TransientError if there is no
     space for it.
@@ -271,10 +272,11 @@ def start_token(directory: Path) -> str:
 
 
 def next_start(directory: Path) -> int:
-    """How many agents have been started in `directory`, this one included; a much larger number
-    where that cannot be read: workers of an earlier one may live, and names must not come again.
+    """Count this start, and return how many agents have been started in `directory`.
 
-    Raises ConfigurationError if it cannot be kept, TransientError if there is no space for it.
+    If the count cannot be read, it returns a much larger number: workers of an earlier agent may
+    live, and names must not repeat. Raises ConfigurationError if the count cannot be written,
+    TransientError if there is no space for it.
     """
     path = directory / _STARTS_FILE
     try:
@@ -284,19 +286,19 @@ def next_start(directory: Path) -> int:
     except (OSError, ValueError):
         before = int(time.time())
     with _written_beside(path, str(before + 1)) as written:
-        written.replace(path)  # killed in the middle it must not begin anew: names would come again
+        written.replace(path)  # atomic: a kill in between must not reset the count, or names repeat
     return before + 1
 
 
 def require_countable(directory: Path) -> None:
-    """Raises as `next_start` where the next agent could not be counted."""
+    """Raises as `next_start` would if the next agent could not be counted."""
     with _written_beside(directory / _STARTS_FILE, str(int(time.time()))):
         pass
 
 
 @contextlib.contextmanager
 def _written_beside(path: Path, count: str) -> Iterator[Path]:
-    """A file that is to take the place of `path`, removed afterwards if it has not."""
+    """A temporary file for the caller to rename to `path`; removed if the caller does not."""
     written = path.with_name(f"{_STARTS_FILE}.{os.getpid()}")
     try:
         try:
@@ -340,14 +342,14 @@ async def until_preempted(
 
 
 async def _is_there(file: Path) -> bool:
-    """What cannot be looked at says nothing."""
+    """A path that cannot be examined counts as absent."""
     with contextlib.suppress(OSError, RuntimeError):  # RuntimeError: no thread is left for it
         return await off_loop(file.exists)
     return False
 
 
 async def _succeeds(command: Sequence[str]) -> bool:
-    """A command that cannot be run, or takes too long, says nothing."""
+    """A command that cannot be run, or takes too long, counts as failed."""
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -364,7 +366,7 @@ async def _succeeds(command: Sequence[str]) -> bool:
     except asyncio.TimeoutError:
         return False
     finally:
-        if process.returncode is None:  # it, and what it waits for
+        if process.returncode is None:  # kill it, and what it waits for
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()

@@ -1,6 +1,5 @@
-"""The Unix socket at which this node's workers report and are told; which of them are alive but
-silent; which of their figures of time are passed on, and when; and where they are: their stacks,
-and those of what they have forked, at one instant.
+"""Talks to this node's workers: the Unix socket at which they report and get commands, the watch
+for silent workers, when their time figures are passed on, and the collection of their stacks.
 """
 
 from __future__ import annotations
@@ -38,20 +37,20 @@ from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
 _KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""Where a server is closed because the agent begins anew, workers wait at the path."""
+"""Keeps the path when the server closes for an agent that executes itself again: workers wait."""
 _MOST_HELLO_BYTES = 4096
-_MOST_UNREAD_BYTES = 16 << 20  # by a worker: one that is so far behind does not follow any more
+_MOST_UNREAD_BYTES = 16 << 20  # by one worker: one so far behind does not follow any more
 
 
 class WorkerServer:
-    """One connection per worker, named by its first message.
+    """Serves one connection for each worker, which its first message names.
 
-    expected: is this a worker that was spawned here? Others are turned away.
+    expected: whether a name is that of a worker spawned here; others are turned away.
     report: takes what the journal should know, as `Journal.record` does.
-    on_error: takes what `on_message` raises, except for ValueError: that is said of the message.
-    known: set once it is known which workers an earlier agent has left: who says its name before
-    waits for that, if it is not expected.
-    listener: a descriptor that listens at `path` already, from before the agent began anew.
+    on_error: takes what `on_message` raises, except ValueError, which means a bad message.
+    known: set once the agent knows which workers an earlier agent left. Until then a worker that is
+    not expected waits.
+    listener: a descriptor that listens at `path` already, kept open across a SIGHUP.
     """
 
     def __init__(
@@ -82,7 +81,7 @@ class WorkerServer:
         await self._listen()
 
     async def listen_at(self, path: Path) -> None:
-        """The socket was removed: make another one. Those who are connected stay so."""
+        """Listen at another path, since the socket was removed; connections stay open."""
         if self._server is not None:
             self._server.close()
         self._path = path
@@ -104,9 +103,9 @@ class WorkerServer:
         return None
 
     def _bind(self) -> socket.socket:
-        self._path.unlink(missing_ok=True)  # of an earlier agent, which is gone
+        self._path.unlink(missing_ok=True)  # an earlier agent left it
         listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        before = os.umask(0o177)  # of the whole process: not across an await
+        before = os.umask(0o177)  # applies to the whole process: no await until it is restored
         try:
             listener.bind(str(self._path))
         finally:
@@ -114,11 +113,11 @@ class WorkerServer:
         return listener
 
     def keep_listening(self) -> int | None:
-        """A descriptor that listens on when this server is closed: who connects then waits."""
+        """Return a descriptor that still listens after `close`: workers that connect then wait."""
         return os.dup(self._listener.fileno()) if self._listener is not None else None
 
     def send(self, worker: str, **kind: Any) -> None:
-        """Send `WorkerCommand(**kind)`; a worker that is gone does not miss it."""
+        """Send `WorkerCommand(**kind)`; do nothing for a worker that is not connected."""
         writer = self._writers.get(worker)
         if writer is not None and not writer.is_closing():
             writer.write(encode(pb.WorkerCommand(**kind)))
@@ -126,15 +125,13 @@ class WorkerServer:
             if unread > _MOST_UNREAD_BYTES:
                 reason = f"worker {worker}: it does not read; {unread} bytes wait for it"
                 self._report("connection_refused", path=str(self._path), reason=reason)
-                writer.transport.abort()  # it connects again, and is told everything anew
+                writer.transport.abort()  # it connects again, and gets everything again
 
     def broadcast(self, **kind: Any) -> None:
-        """Send to every worker."""
         for worker in list(self._writers):
             self.send(worker, **kind)
 
     async def close(self) -> None:
-        """Close every connection."""
         if self._server is not None:
             self._server.close()
         for writer in self._writers.values():
@@ -158,7 +155,7 @@ class WorkerServer:
             writer.close()
 
     async def _hello(self, reader: asyncio.StreamReader) -> str:
-        """The name of a worker that is expected; raises BadFrame."""
+        """Return the name of an expected worker; raises BadFrame."""
         try:
             async with timeout(_HELLO_TIMEOUT_S):
                 first = await read_message(reader, pb.WorkerMessage, most_bytes=_MOST_HELLO_BYTES)
@@ -188,7 +185,7 @@ class WorkerServer:
 
 STOPPED_AFTER_S = 1.5
 _STOPPED = "Tt"
-_LOOKS_WITHIN_S = 1.5  # it is looked more often, unless the one who looks was stopped
+_LOOKS_WITHIN_S = 1.5  # looks are more frequent than this, unless the agent was stopped
 
 
 @dataclass(slots=True)
@@ -199,14 +196,15 @@ class _Heard:
 
 
 class Liveness:
-    """Remembers when each worker was last heard of. Its report comes several times a second.
+    """Finds workers that live but are silent. A healthy worker reports several times a second.
 
-    silence_s: the patience with a process that runs; compiling_s: with one that compiled when it
-    was last heard of, since a compiler may hold the interpreter for long. 0: no limit; the former
-    0: for neither. One that the kernel says is stopped is given STOPPED_AFTER_S.
+    silence_s: seconds after which a running process is given up. compiling_s: the same for one that
+    compiled at its last report, since a compiler may hold the interpreter for long. 0 is no limit;
+    silence_s of 0 is no limit for both. A process that the kernel calls stopped gets
+    STOPPED_AFTER_S.
 
-    A node can be stopped as a whole: a container that is paused, a job that Slurm suspends. So
-    time in which nobody looked is no silence.
+    A whole node can be stopped, as when a container is paused or Slurm suspends a job. So time in
+    which `silent` was not called does not count as silence.
     """
 
     def __init__(self, silence_s: float, compiling_s: float) -> None:
@@ -216,15 +214,14 @@ class Liveness:
         self._looked_at: float | None = None
 
     def heard(self, worker: str, pid: int, now: float, *, compiling: bool = False) -> None:
-        """A message has come; compiling: the process runs torch.compile."""
+        """Note a message. compiling: the process runs torch.compile."""
         self._heard[worker] = _Heard(pid, now, compiling)
 
     def forget(self, worker: str) -> None:
-        """The worker has ended."""
         self._heard.pop(worker, None)
 
     def silent(self, now: float) -> list[tuple[str, float]]:
-        """Workers to give up, with the seconds of their silence."""
+        """The workers to give up, with the seconds of their silence."""
         found = []
         away_s = now - self._looked_at if self._looked_at is not None else 0.0
         self._looked_at = now
@@ -251,11 +248,11 @@ class _Worker:
     told_at: float
     told: bool
     pace: tuple[int, int] = (0, 0)
-    """The generation and the step of the sums that were passed on last."""
+    """The generation and the step of the last sums that were passed on."""
 
 
 class TimeReports:
-    """Now and then is often enough, since the figures are sums; but the last ones are told."""
+    """Passes workers' time figures on: they are sums, so every EVERY_S and at the end is enough."""
 
     def __init__(
         self,
@@ -266,7 +263,7 @@ class TimeReports:
         self._workers: dict[str, _Worker] = {}
 
     def heard(self, worker: str, spent: job_pb2.TimeSpent, now: float, *, told: bool) -> None:
-        """A worker has said so; told: it goes to the coordinator with what it came with."""
+        """Note a worker's figures. told: the coordinator gets the message that they came in."""
         known = self._workers.setdefault(worker, _Worker(spent, now, told=False))
         known.newest = spent
         if told:
@@ -277,36 +274,36 @@ class TimeReports:
                 self.tell(worker, now)
 
     def heard_pace(self, worker: str, pace: job_pb2.Pace) -> None:
-        """A worker has put down sums, after `heard`: each is passed on once, since ranks are
-        compared at the same steps. Workers put them down seldom enough."""
+        """Pass a worker's sums on, each once; call it after `heard`. None may be left out, since
+        ranks are compared at the same steps. Workers make new ones seldom enough."""
         known, newest = self._workers.get(worker), (pace.generation, pace.committed)
         if known is not None and newest != known.pace:
             known.pace = newest
             self._send_pace(job_pb2.WorkerPace(worker=worker, pace=pace))
 
     def tell(self, worker: str, now: float) -> None:
-        """Pass on what is new."""
+        """Pass the newest figures on, unless the coordinator has them."""
         known = self._workers.get(worker)
         if known is not None and not known.told and known.newest.generation:
             known.told, known.told_at = True, now
             self._send(job_pb2.WorkerTime(worker=worker, spent=known.newest))
 
     def forget(self, worker: str, now: float) -> None:
-        """It has ended."""
         self.tell(worker, now)
         self._workers.pop(worker, None)
 
 
-_ANSWER_S = 0.4  # for a worker's link, which answers within a millisecond where it can
+_ANSWER_S = 0.4  # for a worker's link thread, which needs a millisecond if it can answer
 _WRITE_S = 0.25  # for a process that was signalled
 _MOST_CHILDREN = 16  # of one worker
 T = TypeVar("T")
 
 
 class StackCollector:
-    """Never longer than _ANSWER_S + _WRITE_S, and a moment for the system's own answers.
+    """Collects the Python stacks of workers and of their children at one instant.
 
-    ask: sends a request to a worker. pids: those of the workers that run.
+    Takes at most _ANSWER_S + _WRITE_S and a moment for the system's own answers. ask: sends a
+    request to a worker. pids: the pids of running workers.
     """
 
     def __init__(
@@ -320,17 +317,16 @@ class StackCollector:
         self._progress: dict[str, tuple[job_pb2.Progress, float]] = {}
 
     def progressed(self, worker: str, progress: job_pb2.Progress) -> None:
-        """Where a worker was last: what is known of one that tells no more."""
+        """Note where a worker was last, for the case that it stops answering."""
         self._progress[worker] = progress, time.monotonic()
 
     def answered(self, worker: str, stacks: stacks_pb2.WorkerStacks) -> None:
-        """A worker has told its own."""
+        """Take a worker's answer."""
         awaited = self._awaited.get((worker, stacks.request))
         if awaited is not None and not awaited.done():
             awaited.set_result(stacks)
 
     def forget(self, worker: str) -> None:
-        """It has ended."""
         self._progress.pop(worker, None)
 
     def collect(
@@ -341,11 +337,12 @@ class StackCollector:
         dying: bool = False,
         stretches: int = 0,
     ) -> asyncio.Task[list[stacks_pb2.WorkerStacks]]:
-        """Those of these workers, in their order. brief: only of main threads. dying: they are
-        about to be killed, so that one that does not answer may be asked for all of its threads.
-        stretches: no stacks, but so many of the newest stretches of time, of those that answer.
+        """The stacks of these workers, in their order. brief: main threads only. dying: the workers
+        are about to be killed, so that a signal may ask a silent one for all of its threads.
+        stretches: if not 0, this many of the newest time stretches in place of stacks, only of
+        workers that answer.
 
-        Workers are asked as this is called: before they hear what is said to them next.
+        The call itself asks the workers, so before they get any later message.
         """
         pids = {worker: self._pids.get(worker, 0) for worker in workers}
         stopped = {w for w, pid in pids.items() if state_of(pid) in _STOPPED}
@@ -403,14 +400,14 @@ class StackCollector:
         return {worker: f.result() for worker, f in awaited.items() if f.done()}
 
     async def _in_turn(self, look: Callable[[], T]) -> T:
-        """Each process has one file, which is cut before it is signalled."""
+        """Run one look at a time: each process has one file, truncated before it is signalled."""
         async with self._signalling:
             return await off_loop(look)
 
     def _last_known(
         self, worker: str, pid: int, written: Mapping[int, str]
     ) -> stacks_pb2.WorkerStacks:
-        """For a worker that does not answer: what a signal has brought, and where it was last."""
+        """For a worker that is silent: the stack that a signal brought, and its last place."""
         stacks = stacks_pb2.WorkerStacks(worker=worker, answer=stacks_pb2.ANSWER_NONE)
         threads = parse_stacks(written.get(pid, ""))
         if threads:
@@ -448,7 +445,7 @@ _MOST_LINES = 40
 
 
 def with_place(failure: Failure, stacks: stacks_pb2.WorkerStacks) -> Failure:
-    """The same with the place at which the script hung, if the coordinator has not told it, and
+    """The failure with the place at which the script hung, unless the coordinator has named it, and
     with a signature that is equal for all workers that hang there."""
     rank = whereabouts_from_pb(stacks, rank=0, node="")
     place, message = failure.place, failure.message
@@ -463,7 +460,7 @@ def with_place(failure: Failure, stacks: stacks_pb2.WorkerStacks) -> Failure:
 
 
 def main_stacks(stacks: stacks_pb2.WorkerStacks) -> str:
-    """The stacks of the main threads as a limited number of lines."""
+    """The stacks of the main threads, at most `_MOST_LINES` lines."""
     brief = stacks_pb2.WorkerStacks()
     brief.CopyFrom(stacks)
     for process in brief.processes:

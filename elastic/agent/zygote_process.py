@@ -1,5 +1,5 @@
-"""Starts the zygote or finds the one of an earlier agent; asks it to fork and kill. And which
-processes the kernel has killed for want of memory, and what its log says of it.
+"""Starts the zygote or finds an earlier agent's, asks it to fork and kill, and finds out whether
+the kernel killed a worker because memory was used up.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from elastic.runtime.orphans import end_marked
 from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
 
-# As `python -m`, but for the current directory, which `python train.py` does not look in either: a
-# `logging.py` that lies there is none of ours. Without it elastic itself may have to be told of.
+# Like `python -m`, but without the current directory in sys.path, as for `python train.py`: a
+# `logging.py` there must not be imported. elastic itself may then be missing, so its root is added.
 _BEGIN = """\
 import sys
 if not sys.path[0]:
@@ -45,20 +45,20 @@ _ROOT = str(Path(__file__).parents[2])
 _KEEPER = "elastic.runtime.keeper"
 _ZYGOTE = "elastic.worker.process.zygote"
 _SOCKET = "zygote.sock"
-_MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all that it starts
+_MARK = "_ELASTIC_RUN_DIRECTORY"  # in the environment of all processes that it starts
 _EXIT_GRACE_S = 5.0
 _NO_PROGRAM = {errno.ENOENT, errno.EACCES, errno.ENOEXEC, errno.ENOTDIR, errno.ELOOP}
-_RETRY_S, _TRIES = 0.1, 50  # to connect again, to one that lives
+_RETRY_S, _TRIES = 0.1, 50  # to connect again to a zygote that lives
 _log = logging.getLogger(__name__)
 
 
 class ZygoteProcess:
-    """One zygote. Its events go to `on_event`; its unexpected end to `on_lost`.
+    """One zygote. Its events go to `on_event`; `on_lost` is called at its unexpected end.
 
-    grace_s: how long it and its workers outlive an agent that ends without a word. hold: a file
-    that it keeps open for as long as it lives.
+    grace_s: seconds that the zygote and its workers outlive an agent that is killed. hold: a file
+    that the zygote keeps open for as long as it lives.
 
-    Of this process's children only the keeper is one of the run, besides what its end orphans.
+    The keeper is this process's only child in the run, apart from orphans after the keeper's end.
     """
 
     def __init__(
@@ -82,16 +82,16 @@ class ZygoteProcess:
         self._keeper: subprocess.Popen[bytes] | _Found | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
-        self._waiting: list[bytes] = []  # requests from before it was started
+        self._waiting: list[bytes] = []  # requests made before it was started
         self._closing = False
-        # What it may not have heard if the connection breaks.
+        # Requests that the zygote may not have received if the connection breaks.
         self._spawning: dict[str, bytes] = {}
         self._killing: dict[str, bytes] = {}
         self.was_ready = False
-        """It has imported torch and served."""
+        """True once it has imported torch and answered."""
 
     async def open(self) -> bool:
-        """Find or start it; True if an earlier agent has left it."""
+        """Find or start the zygote; True if it is an earlier agent's. Raises TransientError."""
         path = str(self._run_directory / _SOCKET)
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(path)
@@ -111,7 +111,8 @@ class ZygoteProcess:
         return found
 
     async def run(self) -> None:
-        """Read its events until it ends. A connection that breaks is no end: its workers live."""
+        """Read events until the zygote ends. After a broken connection, which leaves its workers
+        alive, connect again."""
         if self._reader is None or self._writer is None:
             await self.open()
         assert self._writer is not None
@@ -132,7 +133,7 @@ class ZygoteProcess:
                 self._take(event)
 
     async def _connect_again(self) -> bool:
-        """False when it is gone: nobody listens."""
+        """Return False when the zygote is gone: nobody listens."""
         assert self._writer is not None
         self._writer.close()
         path = str(self._run_directory / _SOCKET)
@@ -150,25 +151,24 @@ class ZygoteProcess:
         return False
 
     def spawn(self, request: pb.SpawnRequest) -> None:
-        """Fork a worker."""
         self._spawning[request.worker] = encode(pb.ZygoteRequest(spawn=request))
         self._send(spawn=request)
 
     def kill(self, worker: str, number: signal.Signals) -> None:
-        """Send a signal to a worker and everything in its process group."""
+        """Send a signal to a worker's whole process group."""
         request = pb.KillRequest(worker=worker, signal=number)
         if number == signal.SIGKILL:
             self._killing[worker] = encode(pb.ZygoteRequest(kill=request))
         self._send(kill=request)
 
     async def close(self) -> None:
-        """Have it end its workers, then itself."""
+        """Have the zygote end its workers, then itself."""
         self._closing = True
         self._send(end=pb.EndRequest())
         if self._writer is not None:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
-        if not self.was_ready:  # it has no worker yet, and does not listen
+        if not self.was_ready:  # it has no worker yet, and does not read requests
             self._kill_group()
         if not await self._reap():
             await asyncio.to_thread(self._end_left)
@@ -177,22 +177,23 @@ class ZygoteProcess:
         self._forget_keeper()
 
     def let_go(self) -> None:
-        """Leave it and its workers to another agent."""
+        """Leave the zygote and its workers to the next agent."""
         self._closing = True
         if self._writer is not None:
             self._writer.close()
         self._forget_keeper()
 
     def exit_reason(self) -> TransientError:
-        """What its unexpected end means."""
+        """An error that says how the zygote ended unexpectedly."""
         code = self._keeper.poll() if isinstance(self._keeper, subprocess.Popen) else None
         last = last_lines(self._log).strip().rpartition("\n")[2] if code else ""
         why = f"{code}: {last}" if last else f"{code}"
         return TransientError(f"the zygote ended unexpectedly ({why}); its log: {self._log}")
 
     def _end_left(self) -> None:
-        """What a zygote and its keeper that were killed have left. Not all of this process's
-        children: it may have had some before it became an agent, or be the first of a container."""
+        """End the processes that a killed zygote and keeper left, which the mark identifies. It
+        must not end all children of this process: some may be older than the agent, and in a
+        container this process may be the first, which adopts others."""
         session = self._keeper.pid if self._keeper is not None else None
         left = end_marked(_MARK, str(self._run_directory), session=session)
         if left:
@@ -246,7 +247,8 @@ class ZygoteProcess:
         self._on_event(event)
 
     def _make_up_for_break(self, ready: pb.ZygoteReady) -> None:
-        """What one of the two has said as the connection broke. Exits it tells by itself."""
+        """Repeat what was lost when the connection broke: events of spawned workers, and requests
+        of this process. The zygote repeats exits by itself."""
         assert self._writer is not None
         for spawned in ready.workers:
             if self._spawning.pop(spawned.worker, None) is not None:
@@ -254,8 +256,8 @@ class ZygoteProcess:
         self._writer.writelines([*self._spawning.values(), *self._killing.values()])
 
     async def _reap(self) -> bool:
-        """Return when the zygote and its keeper are gone; killed, they get as long once more.
-        False if they had to be killed, and so may have left something."""
+        """Wait until zygote and keeper are gone; after _EXIT_GRACE_S kill them, and wait as long
+        again. False if they had to be killed, and so may have left processes."""
         for kindly in (True, False):
             with contextlib.suppress(asyncio.TimeoutError):
                 async with timeout(_EXIT_GRACE_S):
@@ -274,9 +276,9 @@ class ZygoteProcess:
             self._keeper.forget()
 
     def _kill_group(self) -> None:
-        """The keeper and the zygote."""
+        """Kill the keeper and the zygote, which share a process group."""
         keeper = self._keeper
-        if keeper is not None and keeper.poll() is None:  # else the number may be another's
+        if keeper is not None and keeper.poll() is None:  # else the pid may be another's
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(keeper.pid, signal.SIGKILL)
 
@@ -289,8 +291,8 @@ class ZygoteProcess:
 
 
 class _Found:
-    """The keeper of an earlier agent. It is not this process's child: perhaps nobody looks at how
-    it ends."""
+    """The keeper of an earlier agent, which stands in for Popen. It is not this process's child, so
+    its exit code may stay unknown."""
 
     def __init__(self, pid: int, descriptor: int) -> None:
         self.pid = pid
@@ -298,21 +300,21 @@ class _Found:
 
     @classmethod
     def of(cls, pid: int) -> _Found | None:
-        """None if it is gone."""
+        """Return None if the process is gone."""
         try:
             return cls(pid, os.pidfd_open(pid))
         except ProcessLookupError:
             return None
 
     def poll(self) -> int | None:
-        """None while it lives; how it ended is told to its parent alone."""
+        """None while it lives, then 0: only its parent learns the exit code."""
         if self._descriptor < 0:
             return 0
         ready, _, _ = select.select([self._descriptor], [], [], 0)
         return 0 if ready else None
 
     def forget(self) -> None:
-        """Nothing more will be asked."""
+        """Close the pidfd; `poll` returns 0 from now on."""
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
@@ -326,9 +328,9 @@ _OWN = Path("/proc/self/cgroup")
 class OutOfMemory:
     """Whether the kernel has just killed a process of this cgroup because its memory was used up.
 
-    A process that it kills looks like any other that got SIGKILL. The cgroup counts such kills, its
-    children's with its own: `memory.events` of cgroup v2, `memory.oom_control` of v1. Knows nothing
-    where there is no count.
+    Such a kill looks like any other SIGKILL. But the cgroup counts these kills, including those of
+    its child cgroups: `memory.events` of cgroup v2, `memory.oom_control` of v1. Without a count it
+    knows of no kill.
     """
 
     def __init__(self, own: Path = _OWN, root: Path = _CGROUPS) -> None:
@@ -337,15 +339,15 @@ class OutOfMemory:
         self._rose_at: float | None = None
 
     def look(self, now: float) -> None:
-        """Read the count: to be done more often than every `_RECENT_S` seconds, or a kill of
-        another process long ago would be taken for a recent one."""
+        """Read the count. Call it more often than every `_RECENT_S` seconds, or an old kill of
+        another process looks like a recent one."""
         count = self._read()
         if count > self._count:
             self._rose_at = now
         self._count = count
 
     def has_killed(self, now: float) -> bool:
-        """A process was killed in the last seconds."""
+        """Whether the kernel killed a process in the last `_RECENT_S` seconds."""
         self.look(now)
         return self._rose_at is not None and now - self._rose_at < _RECENT_S
 
@@ -361,8 +363,9 @@ class OutOfMemory:
 
 
 def _counter(own: Path, root: Path) -> Path | None:
-    """The file of the process's own cgroup. In a container its path may be that of the host, and
-    what is mounted its own cgroup alone."""
+    """The file with the count of the process's own cgroup; None if there is none.
+
+    In a container the path in /proc may be the host's, while only the own cgroup is mounted."""
     with contextlib.suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)
@@ -385,13 +388,13 @@ def _first(mount: Path, path: str, name: str) -> Path | None:
 
 _KMSG = Path("/dev/kmsg")
 _KILLED = re.compile(r"Killed process (\d+) ")
-_MOST_READ = 5000  # records at once; a record is read in two microseconds
-_LONGEST = 8192  # bytes of a record, as the kernel has it
+_MOST_READ = 5000  # records at one read; a record takes two microseconds
+_LONGEST = 8192  # bytes of a record, the kernel's own limit
 _REMEMBERED = 32
 
 
 class KernelLog:
-    """Reads what the kernel has logged since this was made; knows nothing where it may not."""
+    """Reads the kernel's log from now on for kills; finds nothing where it may not read the log."""
 
     def __init__(self, path: Path = _KMSG) -> None:
         self._file: int | None = None
@@ -401,9 +404,9 @@ class KernelLog:
             os.lseek(self._file, 0, os.SEEK_END)
 
     def word_on(self, pid: int, *, out_of_memory: bool) -> str:
-        """The line about the kill of this process; empty if there is none. out_of_memory: that the
-        kernel has just killed one of the cgroup is known. In a container the log may have another
-        number for it: then the only kill there is must be its."""
+        """The log line about the kill of this process; empty if there is none. out_of_memory: the
+        cgroup has just counted a kill. In a container the log may have another pid for the process:
+        then the only kill in the log must be this one."""
         self._read()
         found = [kill for kill in self._kills if kill[0] == pid]
         if not found and out_of_memory and len(self._kills) == 1:
@@ -414,7 +417,6 @@ class KernelLog:
         return found[-1][1]
 
     def close(self) -> None:
-        """No more is read."""
         if self._file is not None:
             os.close(self._file)
             self._file = None

@@ -1,1 +1,1 @@
-"""Messages on their way: gRPC between machines, a local socket within one."""
+"""Messages between processes: gRPC between machines, a Unix socket within one."""

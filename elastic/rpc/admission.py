@@ -1,4 +1,4 @@
-"""What a call must satisfy before the server's own code sees it: the job's identity, and limits."""
+"""Checks each call before the server's code sees it: the job's identity, and the message size."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from elastic.rpc.identity import job_identity, missing_identity, peer_names
 from elastic.rpc.security import Report, Security, Tls
 
 MOST_BYTES = 40 * 2**20
-"""Of one message to the coordinator: what a worker may send to its agent, with room to spare."""
+"""The limit of one message to the coordinator: more than a worker may send to its agent."""
 
 
 class MessageRefused(ElasticError):
-    """A message that is too large or none at all; `code` is for the peer."""
+    """A message that is too large or cannot be parsed; `code` is what the peer gets."""
 
     def __init__(self, text: str, code: grpc.StatusCode) -> None:
         super().__init__(text)
@@ -26,7 +26,7 @@ class MessageRefused(ElasticError):
 
 
 class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Around every method, so that none can be forgotten."""
+    """Wraps every method of the server in the checks, so that none can be forgotten."""
 
     def __init__(self, security: Security, report: Report) -> None:
         self._expected = job_identity(security.job) if isinstance(security, Tls) else None
@@ -38,7 +38,6 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
-        """The same method behind the checks."""
         handler = await continuation(handler_call_details)
         if handler is None:  # gRPC answers that there is no such method
             return handler
@@ -112,12 +111,12 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
 
 
 def _ready_made(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
-    """What is said to everybody is serialized once."""
+    """Pass bytes through: a message to all agents is serialized once."""
     return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
 def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Hands on what is wrong with a message in its place: here gRPC would only log an error."""
+    """Return a MessageRefused in place of a bad message: gRPC would only log an exception."""
 
     def bounded(data: bytes) -> Any:
         if len(data) > MOST_BYTES:
@@ -125,7 +124,7 @@ def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
             return MessageRefused(text, grpc.StatusCode.RESOURCE_EXHAUSTED)
         try:
             return data if deserialize is None else deserialize(data)
-        except Exception as error:  # noqa: BLE001 - whatever a decoder makes of garbage
+        except Exception as error:  # noqa: BLE001 - a decoder may raise anything for garbage
             text = f"a message that cannot be read: {error}"
             return MessageRefused(text, grpc.StatusCode.INVALID_ARGUMENT)
 
@@ -133,7 +132,7 @@ def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
 
 
 async def _stream(behavior: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Both ways in which gRPC lets a method respond: it yields, or it writes to the context."""
+    """Run a method that yields responses, or one that writes them to the context itself."""
     if not isinstance(behavior, AsyncIterator):
         await behavior
         return
@@ -143,7 +142,7 @@ async def _stream(behavior: Any, context: grpc.aio.ServicerContext[Any, Any]) ->
 
 
 async def _unwrapped(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Raises MessageRefused where one stands."""
+    """Raises the MessageRefused that stands in place of a bad message."""
     async for request in requests:
         if isinstance(request, MessageRefused):
             raise request

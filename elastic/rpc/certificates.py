@@ -1,7 +1,8 @@
-"""This process's own certificate: what it says, and whether a peer can accept it.
+"""Loads this process's own certificate and checks whether a peer can accept it.
 
-The standard library decodes only certificates that it has verified. So the certificate is shown to
-itself, in a handshake in memory in which it is its own authority and no clock is looked at.
+The standard library decodes only certificates that it has verified. So this module shows the
+certificate to itself, in a handshake in memory in which it is its own authority and time is not
+checked.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _MOST_ROUND_TRIPS = 10
 
 
 class Role(enum.Enum):
-    """At which end of a connection a certificate is shown."""
+    """The end of a connection at which a certificate is shown."""
 
     SERVER = "server"
     CLIENT = "client"
@@ -33,7 +34,7 @@ class Role(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnCertificate:
-    """One that was found good; times in Unix seconds."""
+    """A certificate that has passed all checks; times in Unix seconds."""
 
     contents: TlsContents
     dns_names: tuple[str, ...]
@@ -44,9 +45,9 @@ class OwnCertificate:
 def load_certificate(
     files: TlsFiles, job: str, role: Role, *, coordinates: bool | None = None
 ) -> OwnCertificate:
-    """The certificate of `files`, which must be valid now and one of `job`; of its coordinator, if
-    it `coordinates`, as servers do where nothing else is said.
+    """Load the certificate of `files`, which must be valid now and belong to `job`.
 
+    coordinates: it must also be good for the job's coordinator; None: servers' must.
     Raises ConfigurationError that names the file, what is wrong and what to do.
     """
     assert files.ca is not None, "mutual TLS needs an authority"
@@ -69,10 +70,10 @@ def load_certificate(
 
 
 def readable_by_others(key: Path) -> bool:
-    """Whether more than its owner may read it, or write it.
+    """Whether others than its owner may read or write the key.
 
-    One of root's may be read by its group where this process is not root: in a pod that is how it
-    reads a Secret.
+    If root owns the key and this process is not root, its group may read it: so a pod reads a
+    Secret.
     """
     found = key.stat()
     others = 0o037 if found.st_uid == 0 != os.geteuid() else 0o077
@@ -80,19 +81,19 @@ def readable_by_others(key: Path) -> bool:
 
 
 def at(unix_s: float) -> str:
-    """A time for people."""
+    """The time as text, in UTC."""
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))
 
 
 def verification_problem(files: TlsFiles, role: Role) -> str:
-    """Why the authority of `files` does not vouch for the certificate; empty: nothing found."""
+    """Why the authority of `files` does not verify the certificate; empty: no problem found."""
     assert files.ca is not None
     try:
         _shown_to_itself(files, role, trusted=files.ca, flags=0)
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except (OSError, ValueError):
-        return ""  # just being replaced
+        return ""  # the files are being replaced
     return ""
 
 
@@ -135,7 +136,7 @@ def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
     try:
         flags = ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
         return _shown_to_itself(files, role, trusted=files.certificate, flags=flags)
-    except OSError as error:  # of which ssl.SSLError is one
+    except OSError as error:  # includes ssl.SSLError
         why = getattr(error, "verify_message", "") or str(error)
         raise ConfigurationError(
             f"the certificate {files.certificate} cannot be used as a {role.value}'s: {why}; "
@@ -144,7 +145,7 @@ def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
 
 
 def _shown_to_itself(files: TlsFiles, role: Role, *, trusted: Path, flags: int) -> dict[str, Any]:
-    """What the certificate says when its peer trusts `trusted`; raises ssl.SSLError."""
+    """Decode the certificate by a handshake whose peer trusts `trusted`; raises ssl.SSLError."""
     assert files.certificate is not None
     contexts = {}
     for end in Role:
@@ -163,7 +164,7 @@ def _shown_to_itself(files: TlsFiles, role: Role, *, trusted: Path, flags: int) 
 
 
 def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[Role, ssl.SSLObject]:
-    """Both ends of a connection in memory; raises ssl.SSLError."""
+    """Connect both ends in memory and return them; raises ssl.SSLError."""
     to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
     ends = {
         Role.CLIENT: client.wrap_bio(to_client, to_server),
@@ -178,7 +179,7 @@ def _handshake(client: ssl.SSLContext, server: ssl.SSLContext) -> dict[Role, ssl
 
 
 def _proceeds(end: ssl.SSLObject) -> bool:
-    """Whether this end has finished."""
+    """Do the next part of the handshake; True if this end has finished."""
     try:
         end.do_handshake()
     except ssl.SSLWantReadError:

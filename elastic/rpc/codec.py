@@ -1,4 +1,4 @@
-"""Between the core's dataclasses and their messages on the wire."""
+"""Converts the core's dataclasses to messages on the wire, and back."""
 
 from __future__ import annotations
 
@@ -16,21 +16,19 @@ from elastic.core.membership import (
 )
 from elastic.v1 import job_pb2 as pb
 
-_MOST_OF_A_LINE = 10_000  # characters of what a script may have written
+_MOST_OF_A_LINE = 10_000  # characters of text from a script
 _MOST_OF_A_TEXT = 100_000
 
-# The enums of core/membership.py and job.proto carry equal numbers; a test holds them together.
+# The enums of core/membership.py and job.proto carry equal numbers; a test checks that.
 
 
 def member_to_pb(member: Member) -> pb.Member:
-    """A member."""
     return pb.Member(
         worker=member.worker, node=member.node, slot=member.slot, endpoint=member.endpoint
     )
 
 
 def generation_to_pb(generation: Generation) -> pb.Generation:
-    """A generation."""
     return pb.Generation(
         number=generation.number,
         incarnation=generation.incarnation,
@@ -46,7 +44,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
 
 
 def generation_from_pb(message: pb.Generation) -> Generation:
-    """A generation; ValueError for a reason or purpose of a newer version."""
+    """Raises ValueError for a reason or purpose of a newer version."""
     return Generation(
         number=message.number,
         incarnation=message.incarnation,
@@ -65,7 +63,6 @@ def generation_from_pb(message: pb.Generation) -> Generation:
 
 
 def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
-    """A worker's status."""
     return pb.WorkerStatus(
         worker=status.worker,
         phase=pb.WorkerPhase.Name(status.phase.value),
@@ -85,7 +82,6 @@ def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
 
 
 def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
-    """A worker's status."""
     return WorkerStatus(
         worker=message.worker,
         phase=WorkerPhase(message.phase),
@@ -105,12 +101,10 @@ def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
 
 
 def statuses_from_pb(messages: Iterable[pb.WorkerStatus]) -> tuple[WorkerStatus, ...]:
-    """A node's view."""
     return tuple(status_from_pb(m) for m in messages)
 
 
 def failure_to_pb(failure: Failure) -> pb.Failure:
-    """A failure."""
     return pb.Failure(
         worker=failure.worker,
         kind=pb.FailureKind.Name(failure.kind.value),
@@ -128,8 +122,8 @@ def failure_to_pb(failure: Failure) -> pb.Failure:
 
 
 def _text(text: str, most: int = _MOST_OF_A_TEXT) -> str:
-    """Without lone surrogates, which an exception's text may hold and a message may not; begin and
-    end of one that no message could take."""
+    """Replace lone surrogates, which an exception's text may hold and a message may not; cut the
+    middle out of text that is too long for a message."""
     if len(text) > most:
         left_out = f"[{len(text) - most} characters are left out here]"
         text = f"{text[: most // 2]}\n{left_out}\n{text[-(most // 2) :]}"
@@ -137,7 +131,6 @@ def _text(text: str, most: int = _MOST_OF_A_TEXT) -> str:
 
 
 def failure_from_pb(message: pb.Failure) -> Failure:
-    """A failure."""
     return Failure(
         worker=message.worker,
         kind=FailureKind(message.kind),

@@ -1,4 +1,4 @@
-"""The coordinator's gRPC server, at which agents attend and operators ask."""
+"""The coordinator's gRPC server, to which agents and operators connect."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ T = TypeVar("T")
 class AgentStream:
     """The coordinator's end of one agent's stream.
 
-    An agent that does not read costs no memory: the stream ends, and when it reads again it comes
-    back and is told everything anew.
+    An agent that does not read costs no memory: the stream ends. When the agent reads again it
+    comes back, and gets everything again.
     """
 
     def __init__(self, hello: pb.AgentHello) -> None:
@@ -60,15 +60,15 @@ class AgentStream:
         self._put(pb.CoordinatorMessage(**kind))
 
     def send_serialized(self, message: bytes) -> None:
-        """Send a CoordinatorMessage that is said to others too; never blocks."""
+        """Send a CoordinatorMessage that others get too; never blocks."""
         self._put(message)
 
     def close(self) -> None:
-        """End the stream after what was sent."""
+        """End the stream after the messages that were sent."""
         self._outgoing.put_nowait(None)
 
     async def outgoing(self) -> AsyncIterator[pb.CoordinatorMessage | bytes]:
-        """What is to be sent, until closed."""
+        """The messages to send, until closed."""
         while (message := await self._outgoing.get()) is not None:
             yield message
 
@@ -85,81 +85,79 @@ class AgentStream:
 
 
 class AgentHandler(Protocol):
-    """What a leader does with what the agents of its streams say; called on its event loop.
+    """How a leader handles the streams of its agents; called on the event loop.
 
-    What one of these raises is told to the agent, and is the end of its stream.
+    The agent is told what a method raises, and its stream ends.
     """
 
     def agent_connected(self, stream: AgentStream) -> None:
-        """An agent has said hello."""
+        """Handle an agent that has said hello."""
         ...
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
-        """It says something else."""
+        """Handle a message other than hello."""
         ...
 
     def agent_lost(self, stream: AgentStream) -> None:
-        """Its stream has ended."""
+        """Handle the end of a stream. Also called if `agent_connected` raised."""
         ...
 
 
 class OperatorHandler(Protocol):
-    """What a leader does for operators; what one of these raises is told to the caller."""
+    """How a leader answers operators; the caller is told what a method raises."""
 
     def stop(self, reason: str, exit_code: int) -> None:
-        """Somebody wants the job saved and left."""
+        """Have the job saved and ended with this exit code."""
         ...
 
     async def drain(self, name: str, reason: str, *, future: bool) -> str:
-        """Have a node left and kept out; say what follows.
+        """Have a node leave and keep it out; return in words what follows.
 
         Raises TransientError, and ConfigurationError if no node can have the name.
         """
         ...
 
     async def clear(self, name: str, reason: str = "") -> str:
-        """Let a node take part again; say what follows. Raises TransientError."""
+        """Let a node take part again; return in words what follows. Raises TransientError."""
         ...
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
         """The Python stacks of all ranks, or of this rank or worker. Raises ConfigurationError if
-        there is none of the name."""
+        there is no such rank or worker."""
         ...
 
     async def log(self, of: str) -> str:
-        """The last lines of a worker by its rank or name, for the page."""
+        """The last log lines of a worker, given its rank or name, for the page."""
         ...
 
     async def timeline(self, steps: int) -> timeline_pb2.JobTimeline:
-        """What each slot did in the last minutes, with so many steps of each worker at most."""
+        """What each slot did in the last minutes, with at most `steps` steps of each worker."""
         ...
 
 
 class ControlHandler(Protocol):
-    """What the coordinator does with what arrives; called on its event loop.
+    """What the coordinator's server needs from the daemon; called on the event loop.
 
-    What one of these raises is told to the caller.
+    The caller is told what a method raises.
     """
 
     def agents(self) -> AgentHandler | None:
-        """Who hears an agent that comes now, as long as it stays; None: this one does not lead."""
+        """The handler for the whole stream of an agent that connects now; None: not the leader."""
         ...
 
     def operators(self) -> OperatorHandler:
-        """Who answers them. Raises TransientError if this one does not lead."""
+        """The handler for operators. Raises TransientError if this coordinator does not lead."""
         ...
 
-    def status(self) -> pb.JobStatus:
-        """The job's status."""
-        ...
+    def status(self) -> pb.JobStatus: ...
 
     def incidents(self, number: int | None) -> list[str]:
-        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
-        None. Raises ConfigurationError if there is none of the number."""
+        """All that is known of an incident as JSON; 0: the newest one; None: all in brief. Raises
+        ConfigurationError if there is no such incident."""
         ...
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
-        """The journal as JSON lines: what is remembered, then what comes."""
+        """The journal as JSON lines: the remembered entries, then new ones if `follow`."""
         ...
 
 
@@ -180,7 +178,7 @@ class _Servicer(pb_grpc.ControlServicer):
             await context.abort(error.code, str(error))
         if (leader := self._handler.agents()) is None:
             await context.send_initial_metadata(((LET_IN, "1"),))
-            return  # it looks again for the leader
+            return  # the agent looks for the leader again
         try:
             await self._guarded(context, stream.node, lambda: leader.agent_connected(stream))
             await self._converse(leader, stream, request_iterator, context)
@@ -210,7 +208,7 @@ class _Servicer(pb_grpc.ControlServicer):
         stream: AgentStream,
         messages: AsyncIterator[pb.AgentMessage],
     ) -> MessageRefused | None:
-        """Hands on what the agent says to its end, or to what cannot be taken."""
+        """Pass the agent's messages on. Return None at their end, or why one was not handled."""
         try:
             async for message in messages:
                 try:
@@ -297,12 +295,12 @@ class _Servicer(pb_grpc.ControlServicer):
     async def _answered(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, answer: Awaitable[T]
     ) -> T:
-        """As `_guarded`, of what takes time."""
+        """Like `_guarded`, for an answer that takes time."""
         try:
             return await answer
         except TransientError as error:
             await context.abort(grpc.StatusCode.UNAVAILABLE, str(error))
-        except ConfigurationError as error:  # the caller's
+        except ConfigurationError as error:  # the caller's mistake
             await context.abort(grpc.StatusCode.INVALID_ARGUMENT, str(error))
         except Exception as error:  # noqa: BLE001 - told to the caller and to the journal
             self._refused(source, error)
@@ -312,7 +310,7 @@ class _Servicer(pb_grpc.ControlServicer):
     async def _guarded(
         self, context: grpc.aio.ServicerContext[Any, Any], source: str, handle: Callable[[], T]
     ) -> T:
-        """The answer, or what the handler raises told to the caller: gRPC would only log it."""
+        """The answer. The caller is told what the handler raises: gRPC would only log it."""
 
         async def answer() -> T:
             return handle()
@@ -321,7 +319,7 @@ class _Servicer(pb_grpc.ControlServicer):
 
 
 async def _hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello:
-    """The first message, which comes soon; raises MessageRefused."""
+    """The first message; raises MessageRefused if it does not come soon or is no hello."""
     try:
         async with timeout(_HELLO_TIMEOUT_S):
             first = await anext(messages, None)
@@ -340,8 +338,8 @@ class ControlServer:
     """Listens at `address`: "unix:/path" or "HOST:PORT".
 
     `report` takes what the journal should know: refused peers and messages, replaced certificates,
-    warnings. `beside` are services that are served at the same address, behind the same checks.
-    Raises ConfigurationError for plain text that others could reach.
+    warnings. `beside` are more services at the same address, behind the same checks. Raises
+    ConfigurationError for plain text that other machines could reach.
     """
 
     def __init__(
@@ -362,10 +360,10 @@ class ControlServer:
         self._report = report
 
     async def start(self) -> str:
-        """Listen; return the address, with the port that was chosen if it was 0.
+        """Listen; return the address, with the chosen port if it was 0.
 
-        Raises ConfigurationError: the address cannot be had, or a certificate cannot be used.
-        TransientError for a Unix socket, whose path is elastic's own.
+        Raises ConfigurationError if the address or a certificate cannot be used, and TransientError
+        for a Unix socket, whose path elastic itself chooses.
         """
         try:
             port = self._add_port()
@@ -379,10 +377,10 @@ class ControlServer:
         return self._address
 
     async def until_deaf(self) -> None:
-        """Return once no connection is taken any more, seen twice in a row.
+        """Return when two looks in a row find that the server takes no connection any more.
 
-        gRPC closes its acceptor for good when accept(2) fails with anything but EMFILE, as with
-        ENFILE where a whole machine has no file left for a moment: agents wait without end then.
+        gRPC closes its acceptor for good when accept(2) fails with any error but EMFILE, such as
+        ENFILE when the whole machine has no file left for a moment. Agents would then wait forever.
         """
         host, _, port = self._address.rpartition(":")
         own = self._address if is_unix_socket(self._address) else f"{_ANY.get(host, host)}:{port}"
@@ -407,7 +405,7 @@ class ControlServer:
 
 @contextlib.contextmanager
 def _only_this_user() -> Iterator[None]:
-    """A Unix socket made here is this user's alone; of the whole process: not across an await."""
+    """A Unix socket made here is only for this user. Applies to the whole process: do not await."""
     before = os.umask(0o177)
     try:
         yield
@@ -416,7 +414,7 @@ def _only_this_user() -> Iterator[None]:
 
 
 def _not_listening(address: str) -> ConfigurationError | TransientError:
-    """gRPC does not say why."""
+    """The likely reasons, since gRPC gives none."""
     if is_unix_socket(address):
         return TransientError(
             f"cannot listen at {address}: descriptors may be short (see `ulimit -n`), or its "

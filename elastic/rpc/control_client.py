@@ -1,5 +1,5 @@
-"""The agent's and the command line's end of the gRPC hop. Its channel is made anew for the next
-call when the certificates were replaced.
+"""The gRPC client of agents and of the command line; opens a new channel for the next call when
+certificates were replaced.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from elastic.v1 import stacks_pb2, timeline_pb2
 
-_LEAST_LOOK_S = 0.5  # for why there was no answer
+_LEAST_LOOK_S = 0.5  # to find out why there was no answer
 
-OPTIONS = [  # of both ends: how each notices that the other is gone, and what it does not take
-    # Larger ones are cut off unseen: the sender is told, the receiver sees a stream that ends.
+OPTIONS = [  # of both ends: how each notices a lost peer, and what it refuses
+    # For a larger message the sender gets an error, and the receiver only sees the stream end.
     ("grpc.max_receive_message_length", 64 * 2**20),
-    # Either end notices within 0.5 + 1 s that the other is silent.
+    # Either end notices a silent peer within 0.5 + 1 s.
     ("grpc.keepalive_time_ms", 500),
     ("grpc.keepalive_timeout_ms", 1000),
     ("grpc.http2.ping_timeout_ms", 1000),  # keepalive_timeout_ms alone is ignored by grpc core
@@ -46,18 +46,18 @@ OPTIONS = [  # of both ends: how each notices that the other is gone, and what i
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.http2.min_ping_interval_without_data_ms", 250),
     ("grpc.http2.max_ping_strikes", 0),
-    # A link that is healed is used again within a second, however long it was cut: by default each
-    # attempt to connect lasts 20 s, and the pauses between them grow to two minutes.
+    # A repaired link is used again within a second, however long it was cut: by default each
+    # attempt to connect lasts 20 s, and the pauses between attempts grow to two minutes.
     ("grpc.initial_reconnect_backoff_ms", 200),
     ("grpc.min_reconnect_backoff_ms", 1000),
     ("grpc.max_reconnect_backoff_ms", 1000),
     ("grpc.use_local_subchannel_pool", 1),
-    ("grpc.enable_http_proxy", 0),  # https_proxy is for the world outside, not among a job's nodes
+    ("grpc.enable_http_proxy", 0),  # https_proxy is for the internet, not for a job's nodes
     ("grpc.so_reuseport", 0),  # a port in use is an error, not a shared port
-    ("grpc.server_handshake_timeout_ms", 10_000),  # for a client that connects and says nothing
+    ("grpc.server_handshake_timeout_ms", 10_000),  # for a client that connects and sends nothing
 ]
 LET_IN = "elastic-let-in"
-"""In the initial metadata of the coordinator's answer to an agent that may attend."""
+"""A key in the initial metadata of the coordinator's answer: the agent may attend."""
 
 
 class CoordinatorLost(TransientError):
@@ -65,11 +65,11 @@ class CoordinatorLost(TransientError):
 
 
 class CoordinatorRefused(ConfigurationError):
-    """The first connection failed for a reason that stays, such as the certificates."""
+    """The first connection failed for a lasting reason, such as the certificates."""
 
 
 class ControlClient:
-    """Speaks to the coordinator at `address`, at each connection with the newest certificate.
+    """Calls the coordinator at `address`; each connection uses the newest certificate.
 
     `report` takes what the journal should know. Raises ConfigurationError for plain text to another
     machine.
@@ -82,20 +82,20 @@ class ControlClient:
         self._security = security
         self._report = report
         self._channels = Channels(address, security, report)
-        self._let_in = False  # once: from then on everything may become well again by itself
+        self._let_in = False  # ever: from then on no failure is final
 
     async def attend(
         self, outgoing: AsyncIterator[pb.AgentMessage]
     ) -> AsyncIterator[pb.CoordinatorMessage]:
-        """Send `outgoing`, yield what comes back; raises CoordinatorLost when it ends.
+        """Send `outgoing` and yield the answers; raises CoordinatorLost when the stream ends.
 
-        Raises ConfigurationError if the first connection cannot succeed as things are.
+        Raises ConfigurationError if the first connection cannot succeed as configured.
         """
         async with self._channels.channel() as channel:
             call = _stub(channel).Attend(_Sendable(outgoing, self._report))
             try:
-                # A refusal ends the call, which may come to be known later than its metadata, that
-                # are empty then.
+                # A refusal ends the call. Its metadata are then empty, and may arrive before its
+                # status.
                 if any(key == LET_IN for key, _ in await call.initial_metadata()):
                     self._let_in = True
                 async for message in call:
@@ -113,36 +113,36 @@ class ControlClient:
         return reply
 
     async def stop(self, reason: str, exit_code: int, timeout_s: float) -> None:
-        """Have the job saved and left. Raises as `status`."""
+        """Have the job saved and ended. Raises as `status`."""
         request = pb.StopRequest(reason=reason, exit_code=exit_code)
         await self._ask("Stop", request, timeout_s)
 
     async def drain(self, node: str, reason: str, timeout_s: float, *, future: bool = False) -> str:
-        """Have a node left and kept out; what follows, in words. Raises as `status`."""
+        """Have a node leave and keep it out; returns in words what follows. Raises as `status`."""
         request = pb.DrainRequest(node=node, reason=reason, future=future)
         reply = await self._ask("Drain", request, timeout_s)
         return str(reply.message)
 
     async def clear(self, node: str, timeout_s: float) -> str:
-        """Let a node take part again; what follows, in words. Raises as `status`."""
+        """Let a node take part again; returns in words what follows. Raises as `status`."""
         reply = await self._ask("Clear", pb.ClearRequest(node=node), timeout_s)
         return str(reply.message)
 
     async def stacks(self, of: str, timeout_s: float) -> stacks_pb2.JobStacks:
         """The Python stacks of all ranks, or of one. Raises as `status`."""
-        named = of.encode(errors="replace").decode()  # an argument may be no text
+        named = of.encode(errors="replace").decode()  # a command line argument may not be UTF-8
         request = stacks_pb2.GetStacksRequest(of=named)
         reply: stacks_pb2.JobStacks = await self._ask("GetStacks", request, timeout_s)
         return reply
 
     async def incidents(self, number: int | None, timeout_s: float) -> list[str]:
-        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
-        None. Raises as `status`."""
+        """All that is known of an incident as JSON; 0: the newest one; None: all in brief. Raises
+        as `status`."""
         reply = await self._ask("GetIncidents", pb.GetIncidentsRequest(number=number), timeout_s)
         return list(reply.json)
 
     async def timeline(self, steps: int, timeout_s: float) -> timeline_pb2.JobTimeline:
-        """What each slot did in the last minutes, with so many steps of each worker at most.
+        """What each slot did in the last minutes, with at most `steps` steps of each worker.
         Raises as `status`."""
         request = timeline_pb2.GetTimelineRequest(steps=steps)
         reply: timeline_pb2.JobTimeline = await self._ask("GetTimeline", request, timeout_s)
@@ -185,13 +185,12 @@ class ControlClient:
         )
 
     async def close(self) -> None:
-        """Close the channel."""
         with contextlib.suppress(asyncio.CancelledError):
             await self._channels.close()
 
     async def _why(self, error: grpc.aio.AioRpcError, within_s: float | None = None) -> str:
-        """In words, after so long a time at most; raises CoordinatorRefused where only a change of
-        configuration helps."""
+        """The reason in words, found in `within_s` at most; raises CoordinatorRefused if only a
+        change of configuration helps."""
         said = str(error.details())
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
             lasting = said
@@ -199,7 +198,7 @@ class ControlClient:
             try:
                 async with timeout(within_s):
                     lasting = await explain(self._address, self._security)
-            except asyncio.TimeoutError:  # it is silent
+            except asyncio.TimeoutError:  # the coordinator is silent
                 lasting = ""
         else:
             return said
@@ -209,9 +208,9 @@ class ControlClient:
 
 
 class _Sendable(AsyncIterator[pb.AgentMessage]):
-    """One message too many bytes long must not cost the stream, and with it the node.
+    """Drops messages that are too large: one of them would end the stream, and so lose the node.
 
-    No generator: gRPC may still wait in it when the call is let go.
+    Not a generator: gRPC may still wait in it when the call is dropped.
     """
 
     def __init__(self, outgoing: AsyncIterator[pb.AgentMessage], report: Report) -> None:
@@ -233,7 +232,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
 
 
 def _nobody_there(details: str) -> bool:
-    """Nobody listens: the commonest of failures, in which there is nothing to look into."""
+    """Nobody listens there: the most common failure, which a probe could not explain better."""
     return "Connection refused" in details or "No such file" in details
 
 
@@ -244,7 +243,8 @@ class _Channel:
 
 
 class Channels:
-    """Opens nothing before the first call. Raises ConfigurationError for an unprotected address."""
+    """The current channel of a ControlClient, opened at the first call and replaced when the
+    certificate was. Raises ConfigurationError for an unprotected address."""
 
     def __init__(self, address: str, security: Security, report: Report) -> None:
         require_protection(address, security, report)
@@ -258,9 +258,9 @@ class Channels:
 
     @contextlib.asynccontextmanager
     async def channel(self) -> AsyncIterator[grpc.aio.Channel]:
-        """For one call. A channel that another has replaced is closed after its last call.
+        """The channel for one call. A replaced channel is closed after its last call.
 
-        Raises ConfigurationError if there is no certificate that can be used.
+        Raises ConfigurationError if there is no usable certificate.
         """
         newest = await self._look()
         replaced = self._channel
@@ -276,13 +276,13 @@ class Channels:
                 await used.grpc.close()
 
     async def close(self) -> None:
-        """Cancel what is going on."""
+        """Close the channel; cancels calls in progress."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.grpc.close()
 
     async def _look(self) -> OwnCertificate | None:
-        """The newest certificate. Its files are read beside the loop."""
+        """The newest certificate. Another thread reads its files."""
         if self._certificate is None:
             return None
         return await asyncio.to_thread(self._certificate.get)

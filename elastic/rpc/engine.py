@@ -1,4 +1,4 @@
-"""Starts gRPC's event engine in a way that can fail."""
+"""Starts gRPC's event engine so that a lack of sockets raises an error and does not crash."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ _LOOK_S = 1.0
 
 
 def start_engine() -> None:
-    """Called on the event loop, before anything else of gRPC. Raises TransientError.
+    """Call it on the event loop, before anything else of gRPC. Raises TransientError.
 
-    Its completion queue begins a thread and only then asks for a pair of sockets; if the system
-    refuses that, the process ends with a segmentation fault. So it gets a pair that exists.
+    gRPC's completion queue starts a thread and only then asks for a pair of sockets; if the system
+    refuses them, the process ends with a segmentation fault. So gRPC gets a pair that exists.
 
-    By a byte through that pair its thread tells the loop of what has happened, and whether the byte
-    got there it does not look. The loop looks by itself now and then.
+    gRPC's thread wakes the loop by a byte through that pair, and does not check whether the byte
+    arrived. So a timer writes such a byte now and then.
     """
     try:
         pair = socket.socketpair()
@@ -40,7 +40,7 @@ def start_engine() -> None:
         grpc.aio.init_grpc_aio()
     finally:
         socket.socketpair = made
-        for unused in spare:  # it had started before
+        for unused in spare:  # gRPC had started before
             for end in unused:
                 end.close()
     if not spare:
@@ -51,7 +51,7 @@ def _look_now_and_then(loop: asyncio.AbstractEventLoop, to_loop: socket.socket) 
     try:
         to_loop.send(b"1", socket.MSG_DONTWAIT)
     except BlockingIOError:
-        pass  # it is about to look
+        pass  # the pair is full: the loop is about to look
     except OSError:
         return  # gRPC has ended
     loop.call_later(_LOOK_S, _look_now_and_then, loop, to_loop)

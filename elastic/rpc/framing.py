@@ -12,18 +12,18 @@ from google.protobuf.message import DecodeError, Message
 from elastic.errors import ElasticError
 
 MAX_FRAME_BYTES = 32 * 2**20
-"""Less than a message to the coordinator may have: what a worker says can be passed on."""
+"""Less than the limit of a message to the coordinator, so that agents can pass messages on."""
 _LENGTH = struct.Struct("!I")
 
 M = TypeVar("M", bound=Message)
 
 
 class BadFrame(ElasticError):
-    """The peer does not speak this protocol; the connection is of no further use."""
+    """The peer does not speak this protocol; close the connection."""
 
 
 def encode(message: Message) -> bytes:
-    """The message with its length in front."""
+    """The message with its length in front; raises BadFrame if it is too long."""
     payload = message.SerializeToString()
     if len(payload) > MAX_FRAME_BYTES:
         raise BadFrame(f"message of {len(payload)} bytes exceeds {MAX_FRAME_BYTES}")
@@ -31,7 +31,7 @@ def encode(message: Message) -> bytes:
 
 
 class FrameDecoder:
-    """Collects bytes as they come and hands out whole messages."""
+    """Collects bytes as they arrive and hands out whole messages."""
 
     def __init__(self, kind: type[Message]) -> None:
         self._kind = kind
@@ -61,7 +61,7 @@ async def read_message(
 ) -> M | None:
     """The next message, or None at the end of the stream. Raises BadFrame.
 
-    most_bytes: of the message; unset: MAX_FRAME_BYTES.
+    most_bytes: the message's limit; None: MAX_FRAME_BYTES.
     """
     try:
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))

@@ -1,8 +1,8 @@
-"""Why a connection to the coordinator cannot be made, and whether a server takes any, found by
-trying it with the `ssl` module.
+"""Finds out why a connection to the coordinator fails, and whether a server takes connections, by
+a connection with the `ssl` module.
 
-gRPC says "Socket closed" for most of what can be wrong with certificates. The probe speaks no
-HTTP/2: it looks at how the handshake ends, and whether the server then says anything.
+gRPC says "Socket closed" for most problems with certificates. The probe speaks no HTTP/2: it looks
+at how the handshake ends, and whether the server then sends anything.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _SERVED_WITHIN_S = 5.0
 
 
 async def explain(address: str, security: Security) -> str:
-    """What must be mended, or nothing: then it may work the next time."""
+    """What the operator must repair; empty: the next attempt may succeed."""
     if isinstance(security, Tls):
         return await _explain_tls(address, security)
     return await _explain_plain_text(address)
 
 
 async def is_served(address: str, security: Security) -> bool:
-    """Whether the server of this process takes connections at its own address: it says something,
-    or hangs up. True as well where this process cannot try, for want of a descriptor."""
+    """Whether this process's server at `address` takes connections: it sends something, or closes.
+    True also if this process cannot try, because it has no descriptor left."""
     context, name = None, ""
     if isinstance(security, Tls):
         try:
             context, name = _context(security), _expected(security)
         except (OSError, ValueError):
-            return True  # just being replaced
+            return True  # the files are being replaced
         context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     try:
         async with timeout(_SERVED_WITHIN_S):
@@ -56,7 +56,7 @@ async def _explain_tls(address: str, tls: Tls) -> str:
     try:
         context = _context(tls)
     except (OSError, ValueError):
-        return ""  # just being replaced: what is wrong is said where they are loaded
+        return ""  # the files are being replaced; loading them reports what is wrong
     try:
         name = _expected(tls)
         async with timeout(_HANDSHAKE_S):
@@ -134,16 +134,16 @@ def _advice(why: str, tls: Tls) -> str:
 
 
 def _expected(tls: Tls) -> str:
-    """The name that the coordinator's certificate must bear."""
+    """The name that the coordinator's certificate must have."""
     try:
         own = load_certificate(tls.files, tls.job, Role.CLIENT).dns_names
-    except ConfigurationError:  # said where it is loaded
+    except ConfigurationError:  # loading it reports this
         own = ()
     return coordinator_identity(own, tls.job)
 
 
 def _not_accepted(tls: Tls) -> str:
-    """It has completed the handshake and closed: so it refused what it was shown."""
+    """The text for a server that closed after the handshake: it refused the certificate."""
     problem = verification_problem(tls.files, Role.CLIENT)
     hint = f" ({tls.files.ca} says of it: {problem})" if problem else ""
     return (

@@ -1,7 +1,7 @@
-"""grpc.health.v1: what balancers and probes that speak gRPC ask for, beside the daemon's services.
+"""Serves grpc.health.v1, which load balancers and probes that speak gRPC ask for.
 
-The messages are those of gRPC's own package, its servicer is not: there, one who stops to watch
-takes the others' news away, and one who reads nothing holds up every change.
+The messages come from gRPC's own package, the servicer does not: in gRPC's servicer a client that
+stops watching takes updates away from others, and a client that does not read blocks every change.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import grpc.aio
 from grpc_health.v1 import health_pb2 as pb
 
 FRESH_S = 0.5
-"""For which an answer of the daemon holds: it may ask etcd."""
+"""Seconds for which an answer of the daemon is reused: the daemon may ask etcd."""
 LOOK_EVERY_S = 1.0
-"""For those who watch."""
+"""Seconds between two looks for clients that watch."""
 
 _SERVICE = "grpc.health.v1.Health"
 _SERVING: int = pb.HealthCheckResponse.SERVING
@@ -26,7 +26,7 @@ _NOT_SERVING: int = pb.HealthCheckResponse.NOT_SERVING
 
 
 class Health:
-    """Serving while nothing says why not; of the whole server, and of each of the services."""
+    """Answers SERVING while `why_not_ready` is empty, for the server and for each service."""
 
     def __init__(self, why_not_ready: Callable[[], Awaitable[str]], *services: str) -> None:
         self._why_not_ready = why_not_ready
@@ -35,7 +35,7 @@ class Health:
         self._answered_at = 0.0
 
     def handler(self) -> grpc.GenericRpcHandler:
-        """For a gRPC server on this event loop."""
+        """The handler to add to a gRPC server on this event loop."""
         serializers: dict[str, Any] = {
             "request_deserializer": pb.HealthCheckRequest.FromString,
             "response_serializer": pb.HealthCheckResponse.SerializeToString,
@@ -60,7 +60,7 @@ class Health:
         del context
         if request.service not in self._services:
             yield pb.HealthCheckResponse(status=pb.HealthCheckResponse.SERVICE_UNKNOWN)
-            await asyncio.Future()  # it may come, says the protocol; here it does not
+            await asyncio.Future()  # the protocol allows it to appear later; here it does not
         told = None
         while True:
             if (status := await self._status()) != told:
@@ -69,7 +69,7 @@ class Health:
             await asyncio.sleep(LOOK_EVERY_S)
 
     async def _status(self) -> int:
-        """All who ask at once share an answer."""
+        """Concurrent requests share one answer."""
         asked = self._asked
         if asked is None or (asked.done() and time.monotonic() - self._answered_at >= FRESH_S):
             asked = self._asked = asyncio.ensure_future(self._ask())
@@ -78,7 +78,7 @@ class Health:
     async def _ask(self) -> int:
         try:
             reason = await self._why_not_ready()
-        except Exception:  # noqa: BLE001 - whatever it is, this is not the place to tell of it
+        except Exception:  # noqa: BLE001 - this is not the place to report it
             reason = "it failed to say"
         self._answered_at = time.monotonic()
         return _NOT_SERVING if reason else _SERVING

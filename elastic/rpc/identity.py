@@ -1,8 +1,8 @@
-"""Which job a certificate belongs to, and what its holder may do there, by its subjectAltName.
+"""Decides which job a certificate belongs to and what its holder may do, by its subjectAltName.
 
-DNS:JOB.job.elastic is the job's. DNS:ROLE.JOB.job.elastic beside it limits the certificate to that
-role; one that names no role may do everything. A job's name that is longer than a label of a DNS
-name is cut into several.
+DNS:JOB.job.elastic names the job. DNS:ROLE.JOB.job.elastic beside it limits the certificate to that
+role; a certificate without a role may do everything. If a job's name is longer than a DNS label, it
+is cut into several labels.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable, Mapping
 
-_PEER_DNS_NAMES = "peer_dns"  # gRPC's name for the DNS entries alone; no URI, address or mail
+_PEER_DNS_NAMES = "peer_dns"  # gRPC's key for DNS entries only; no URIs or addresses
 
 
 _LONGEST_LABEL = 63  # RFC 1035, section 2.3.4
 
 
 class JobRole(enum.Enum):
-    """What a certificate can be limited to."""
+    """A role that a certificate can be limited to."""
 
     AGENT = "agent"
     COORDINATOR = "coordinator"
@@ -32,8 +32,8 @@ _MAY_CALL = {
     "FollowEvents": frozenset(JobRole),
     "GetIncidents": frozenset(JobRole),
     "GetTimeline": frozenset(JobRole),
-    "Check": frozenset(JobRole),  # of health, as "Watch" below
-    # Of a coordinator that serves the job's store (--store memory): etcd's methods.
+    "Check": frozenset(JobRole),  # of grpc.health.v1, like "Watch" below
+    # etcd's methods, for a coordinator that serves the job's store (--store memory).
     "Range": frozenset(JobRole),
     "Watch": frozenset(JobRole),
     "Status": frozenset(JobRole),
@@ -47,7 +47,7 @@ _OPERATORS = frozenset({JobRole.OPERATOR})
 
 
 def job_identity(job: str) -> str:
-    """The name that every certificate of the job bears."""
+    """The name that every certificate of the job has."""
     labels = [job[at : at + _LONGEST_LABEL] for at in range(0, len(job), _LONGEST_LABEL)]
     return f"{'.'.join(labels)}.job.elastic"
 
@@ -58,19 +58,19 @@ def role_identity(job: str, role: JobRole) -> str:
 
 
 def roles_named(names: Iterable[str], job: str) -> frozenset[JobRole]:
-    """The roles that a certificate with these names is limited to; none: it is not."""
+    """The roles that a certificate with these names is limited to; empty: no limit."""
     found = frozenset(names)
     return frozenset(role for role in JobRole if role_identity(job, role) in found)
 
 
 def roles_allowed(method: str) -> frozenset[JobRole]:
-    """Who may call a method of the coordinator."""
+    """The roles that may call a method of the coordinator."""
     return _MAY_CALL.get(method, _OPERATORS)
 
 
 def missing_identity(names: Iterable[str], job: str, method: str) -> str:
-    """What a certificate with these names would have to name for its holder to call a method of the
-    job's coordinator; empty: it lets them."""
+    """The name that a certificate with these names lacks to call a method of the job's coordinator;
+    empty: the call is allowed."""
     found = frozenset(names)
     if job_identity(job) not in found:
         return job_identity(job)
@@ -81,12 +81,12 @@ def missing_identity(names: Iterable[str], job: str, method: str) -> str:
 
 
 def coordinator_identity(own_names: Iterable[str], job: str) -> str:
-    """The name to expect of the coordinator: its role too, where one's own certificate has one."""
+    """The name to expect of the coordinator: with its role, if one's own certificate has a role."""
     if roles_named(own_names, job):
         return role_identity(job, JobRole.COORDINATOR)
     return job_identity(job)
 
 
 def peer_names(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    """The DNS names in the certificate of gRPC's peer; none without TLS."""
+    """The DNS names in the certificate of gRPC's peer; empty without TLS."""
     return tuple(name.decode(errors="replace") for name in auth_context.get(_PEER_DNS_NAMES, ()))

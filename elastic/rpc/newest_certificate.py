@@ -1,5 +1,5 @@
-"""The newest certificate that can be used; files that cannot be change nothing but are told of. The
-server's credentials look at the files again for each new connection.
+"""Provides the newest usable certificate, and server credentials that use it for each new
+connection. Files that cannot be used are reported, and the certificate before them stays in use.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from elastic.settings.tls_files import read_tls_files
 
 
 class NewestCertificate:
-    """Looks at the files whenever it is asked, on any thread; `report` is called there."""
+    """Reads the files at each `get`, on any thread; `report` is called on that thread."""
 
     def __init__(
         self, tls: Tls, role: Role, report: Report, *, coordinates: bool | None = None
     ) -> None:
-        """coordinates: it must be one of a coordinator; None: a server's must."""
+        """coordinates: it must be good for the coordinator; None: a server's must."""
         self._tls = tls
         self._role = role
         self._coordinates = coordinates
         self._report = report
         self._lock = threading.Lock()
         self._current: OwnCertificate | None = None
-        self._told: object = None  # the state of the files that was complained of
+        self._told: object = None  # the state of the files that was reported as bad
 
     def get(self) -> OwnCertificate:
-        """The same object as long as the files are the same, or no better.
+        """The newest usable certificate: the same object until the files hold another usable one.
 
-        Raises ConfigurationError as long as there has been none that can be used.
+        Raises ConfigurationError until there is a usable one.
         """
         with self._lock:
             return self._get()
 
     @property
     def expires_unix_s(self) -> float | None:
-        """When the one in use does; None while there is none."""
+        """When the certificate in use expires; None while there is none."""
         current = self._current
         return current.not_after_s if current is not None else None
 
@@ -76,22 +76,23 @@ class NewestCertificate:
             )
 
     def _complain(self, state: object, reason: str) -> None:
-        """Once for each state of the files: connections are tried often."""
+        """Report once for each state of the files: connections are tried often."""
         if state != self._told:
             self._told = state
             self._report("certificates_refused", reason=reason)
 
 
 def server_credentials(tls: Tls, report: Report) -> grpc.ServerCredentials:
-    """For a port; clients must show a certificate of the authority. Connections stay as they are.
+    """Credentials for a port; clients must show a certificate of the authority. A new certificate
+    does not change open connections.
 
-    To be called on the event loop, on which reports are made too. Raises ConfigurationError.
+    Call it on the event loop, where `report` is called too. Raises ConfigurationError.
     """
     newest = NewestCertificate(tls, Role.SERVER, on_this_loop(report))
     used = newest.get()
 
     def newer() -> grpc.ServerCertificateConfiguration | None:
-        """What gRPC asks at each handshake, on a thread of its own; None: as before."""
+        """Called by gRPC at each handshake, on gRPC's own thread; None: no change."""
         nonlocal used
         if (found := newest.get()) is used:
             return None

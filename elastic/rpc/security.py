@@ -1,4 +1,4 @@
-"""Mutual TLS or plain text on the gRPC hop: the choice, and the rule where plain text may be."""
+"""Chooses mutual TLS or plain text for gRPC, and enforces where plain text is allowed."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Report(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plaintext:
-    """No encryption and no identity; `insecure`: also beyond this machine."""
+    """No encryption and no identity; `insecure`: allowed to other machines too."""
 
     insecure: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """Both ends show a certificate of `job`; files replaced are used for new connections."""
+    """Both ends show a certificate of `job`; new connections use replaced files."""
 
     job: str
     files: TlsFiles
     kept: dict[Any, OwnCertificate] = field(default_factory=dict, compare=False, repr=False)
-    """What was loaded last, for each use: it serves on where files are replaced by worse ones."""
+    """The certificate loaded last for each use; it stays in use if its files become unusable."""
 
 
 Security = Plaintext | Tls
@@ -45,7 +45,7 @@ PLAINTEXT = Plaintext()
 
 
 def choose_security(job: str, settings: SecuritySettings) -> Security:
-    """What the settings ask for; raises ConfigurationError for what does not fit together."""
+    """The security that the settings ask for; raises ConfigurationError if they contradict."""
     if problems := list(security_problems(settings)):
         raise ConfigurationError("\n".join(problems))
     if settings.tls_ca is None:
@@ -55,9 +55,9 @@ def choose_security(job: str, settings: SecuritySettings) -> Security:
 
 
 def require_protection(address: str, security: Security, report: Report) -> None:
-    """Plain text stays on this machine unless it was asked for; then it is warned of.
+    """Refuse plain text to other machines, with ConfigurationError, unless it was asked for.
 
-    Raises ConfigurationError. A key that others can read is warned of too.
+    Report a warning if it was, and for a key that others can read.
     """
     if isinstance(security, Tls):
         _warn_of_key(security, report)
@@ -78,7 +78,7 @@ def require_protection(address: str, security: Security, report: Report) -> None
 
 
 def stays_here(address: str) -> bool:
-    """Whether only this machine is reached: a Unix socket, or a loopback address."""
+    """Whether the address is only on this machine: a Unix socket, or a loopback address."""
     if is_unix_socket(address):
         return True
     host = address.rpartition(":")[0].strip("[]")
@@ -87,7 +87,7 @@ def stays_here(address: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
-        return False  # a name can mean any machine, tomorrow another one
+        return False  # a name can mean any machine, and another one tomorrow
 
 
 def is_unix_socket(address: str) -> bool:
@@ -107,18 +107,18 @@ def _warn_of_key(tls: Tls, report: Report) -> None:
 
 
 def log_report(name: str, /, **fields: Any) -> None:
-    """For callers without a journal."""
+    """A Report for callers without a journal."""
     text = ", ".join(f"{key}={value}" for key, value in fields.items())
     logging.getLogger("elastic").warning("%s: %s", name, text)
 
 
 def no_report(name: str, /, **fields: Any) -> None:
-    """Where nobody is to be told."""
+    """A Report that drops the event."""
     del name, fields
 
 
 def on_this_loop(report: Report) -> Report:
-    """The same from any thread; made on the loop that the report belongs to."""
+    """The same report, callable from any thread. Call this on the loop that the report needs."""
     loop = asyncio.get_running_loop()
 
     def from_anywhere(name: str, /, **fields: Any) -> None:

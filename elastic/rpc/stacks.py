@@ -1,4 +1,4 @@
-"""The stacks of workers on the wire: for the verdict, and as text for people."""
+"""Converts workers' stacks from and to the wire, for the verdict and as text for people."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from elastic.core.whereabouts import Answer, ChildStack, Frame, Place, Whereabouts
 from elastic.v1 import stacks_pb2 as pb
 
-# Place and Answer carry the numbers of stacks.proto; a test holds them together.
+# Place and Answer carry the numbers of stacks.proto; a test checks that.
 _MOST_FRAMES = 60
 _LONGEST_NAME = 500
 
 
 def whereabouts_from_pb(stacks: pb.WorkerStacks, *, rank: int, node: str) -> Whereabouts:
-    """What the verdict needs of a worker; what a newer version tells beyond is unknown."""
+    """What the verdict needs to know of a worker; values of a newer version become unknown."""
     own, children = stacks.processes[:1], stacks.processes[1:]
     return Whereabouts(
         rank=rank,
@@ -32,7 +32,7 @@ def whereabouts_from_pb(stacks: pb.WorkerStacks, *, rank: int, node: str) -> Whe
 def process_to_pb(
     pid: int, name: str, threads: Iterable[tuple[str, tuple[Frame, ...]]]
 ) -> pb.ProcessStacks:
-    """What a process has written of its threads; the main one first."""
+    """threads: headings and frames as a process has written them, the main thread first."""
     return pb.ProcessStacks(
         pid=pid,
         name=_text(name),
@@ -51,8 +51,8 @@ def process_to_pb(
 
 
 def stack_lines(stacks: pb.WorkerStacks, indent: str = "") -> Iterator[str]:
-    """Each thread of each process, the main ones first; innermost frames first, as faulthandler
-    writes them."""
+    """The text of each thread of each process, main threads first, and innermost frames first as
+    faulthandler writes them."""
     for number, process in enumerate(stacks.processes):
         whose = "child" if number else "process"
         yield f"{indent}{whose} {process.pid}: {process.name}"
@@ -71,7 +71,7 @@ def _main_frames(processes: Sequence[pb.ProcessStacks]) -> tuple[Frame, ...]:
 
 
 def frames_from_pb(thread: pb.ThreadStack) -> tuple[Frame, ...]:
-    """Innermost first."""
+    """The frames, innermost first."""
     return tuple(Frame(f.file, f.line, f.function) for f in thread.frames)
 
 

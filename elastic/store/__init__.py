@@ -1,1 +1,1 @@
-"""Where decisions are kept: a small revisioned key-value store."""
+"""The key-value store that keeps a job's decisions: the interface, two adapters, and users."""

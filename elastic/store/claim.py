@@ -1,4 +1,4 @@
-"""A key held under a lease of its own: taken, kept, watched and given back."""
+"""Holds a key under its own lease: takes it, keeps it, watches it and gives it back."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ from elastic.store.retries import retry, within
 _LOG = logging.getLogger(__name__)
 _PAUSE_AFTER_FAILURE_S = 0.1
 _FAREWELL_S = 2.0
-"""For what is only a courtesy: the lease ends by itself."""
+"""Seconds for giving the key back, which is only a courtesy: the lease ends by itself."""
 
 
 class Claim:
-    """`take` the key, `hold` it until it is lost, begin anew; `release` it at any time.
+    """`take` the key, `hold` it until it is lost, and begin again; `release` it at any time. An
+    election candidate and a node's registration are claims.
 
-    `on_change` is told what becomes of a claim that was taken: SUSPECT while its lease may be lost,
-    HELD when it was not after all, GONE once, when the key is no longer ours. `value` must differ
-    from that of every competitor.
+    `on_change` gets the changes of a claim that was taken: SUSPECT while its lease may be lost,
+    HELD when the lease was not lost after all, and GONE once, when the key is no longer ours. The
+    value must differ from that of every competitor.
     """
 
     def __init__(
@@ -46,24 +47,24 @@ class Claim:
 
     @property
     def entry(self) -> Entry | None:
-        """The key as we took it; None before, and when it is lost."""
+        """The key's entry as we wrote it; None before that, and after the key is lost."""
         return self._entry
 
     @property
     def renewed_at_s(self) -> float:
-        """When the last renewal that was answered was sent, by `clock`."""
+        """When the last answered renewal was sent, by `clock`."""
         return self._keeper.renewed_at_s
 
     def held(self) -> bool:
-        """Is the key certainly ours at this moment?"""
+        """Whether the key is certainly ours at this moment."""
         return self._entry is not None and self._keeper.held()
 
     async def take(self, value: bytes, *, over: Entry | None = None) -> Entry | None:
-        """Write the key if it is absent, or still the one that was created as `over`.
+        """Write the key if it is absent, or if it is still the one that was created as `over`.
 
-        Returns None if it is somebody else's, if the lease was lost on the way, or after a
-        `release`. Sits out outages; raises ConfigurationError if the store does. Its lease may be
-        in doubt already: ask `held`.
+        Returns None if somebody else has the key, if the lease was lost meanwhile, or after a
+        `release`. Waits through outages; raises ConfigurationError if the store does. The lease of
+        the returned entry may be in doubt already: ask `held`.
         """
         releases = self._releases
         lease = await retry(self._keeper.grant, f"lease for {self._key!r}")
@@ -96,9 +97,9 @@ class Claim:
                 raise error
 
     async def release(self, *, last_words: bytes | None = None) -> None:
-        """Give the key back at once, if the store answers; tells no change.
+        """Give the key back at once, if the store answers; does not call `on_change`.
 
-        Watchers see `last_words` before the key goes.
+        Watchers see `last_words` as the key's value before the key goes away.
         """
         self._releases += 1
         entry, self._entry = self._entry, None
@@ -144,7 +145,7 @@ class Claim:
         self._on_change(LeaseState.GONE)
 
     async def _let_go(self) -> None:
-        """Also of a write that may yet happen: it needs the lease."""
+        """Revoke the lease. A write that may still happen then fails, since it needs the lease."""
         keeping, self._keeping = self._keeping, None
         if keeping is not None:
             keeping.cancel()

@@ -1,4 +1,4 @@
-"""Keys as they are now and as they change, by list and watch, through outages of the store."""
+"""Follows keys and their changes, by list and watch, through outages of the store."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ _LOG = logging.getLogger(__name__)
 
 
 async def follow(store: Store, prefix: str) -> AsyncGenerator[Listing | Change, None]:
-    """A Listing, then each change of it; a Listing again if the store has forgotten changes.
+    """Yield a Listing, then each change of it; a Listing again if the store has forgotten changes.
 
-    Outages are sat out. Raises ConfigurationError if the store does.
+    Waits through outages. Raises ConfigurationError if the store does.
     """
     while True:
         listing = await retry(lambda: store.list(prefix), f"list {prefix!r}")
@@ -32,7 +32,7 @@ async def follow(store: Store, prefix: str) -> AsyncGenerator[Listing | Change, 
 
 
 async def follow_key(store: Store, key: str) -> AsyncGenerator[Entry | None, None]:
-    """The key's entry now, and after each change; None while there is none. See `follow`."""
+    """Yield the key's entry now and after each change; None while it is absent. See `follow`."""
     async with aclosing(follow(store, key)) as news:
         async for item in news:
             if isinstance(item, Listing):

@@ -1,7 +1,7 @@
-"""What every store must do; tests/contract holds every adapter to it.
+"""Defines what every store must do; tests/contract checks every adapter.
 
-The semantics are etcd's: one revision counter for all keys, a lease that takes its keys with it,
-writes guarded by the identity of another key.
+The semantics are etcd's: one revision counter for all keys, leases whose end removes their keys,
+and writes guarded by the identity of another key.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from elastic.errors import TransientError
 
 
 class GuardFailed(TransientError):
-    """The guarding key is gone or is another one: its present holder decides."""
+    """The guarding key is gone or was created again: its present holder decides."""
 
 
 class LeaseLost(TransientError):
@@ -22,7 +22,7 @@ class LeaseLost(TransientError):
 
 
 class LeaseExists(TransientError):
-    """The lease of this name has been granted already; known to those who name leases alone."""
+    """A lease of this name exists already. Only callers that name their leases can get this."""
 
 
 class WatchCompacted(TransientError):
@@ -34,13 +34,13 @@ class WatchCompacted(TransientError):
     def __init__(self, revision: int) -> None:
         super().__init__(f"changes before revision {revision} have been compacted away")
         self.revision = revision
-        """The first whose change may still be asked for."""
+        """The first revision whose change the store still has."""
 
 
 class StoreWentBack(TransientError):
-    """The store is at an earlier revision than it was: it was emptied, or restored from a backup.
+    """The store is at an earlier revision than before: it was emptied, or restored from a backup.
 
-    List the keys: nothing that was known of them holds.
+    List the keys again: all earlier knowledge of them is void.
     """
 
 
@@ -51,7 +51,7 @@ class Entry:
     key: str
     value: bytes
     created: int
-    """Revision at which the key came into being: the identity of a guard."""
+    """The revision at which the key was created: its identity for a Guard."""
     modified: int
     lease: int = 0
 
@@ -62,7 +62,7 @@ class Listing:
 
     entries: tuple[Entry, ...]
     revision: int
-    """Of the store, not of the entries: a watch after it tells all that is not in the listing."""
+    """The store's revision: a watch after it yields every change that the listing lacks."""
 
     def __iter__(self) -> Iterator[Entry]:
         return iter(self.entries)
@@ -81,7 +81,7 @@ class Change:
 class Guard:
     """Write only while `key` exists and is still the one created at revision `created`.
 
-    And under the same lease: revisions begin again in a store that was emptied or restored.
+    Its lease must be the same, too: revisions begin again in a store that was emptied or restored.
     """
 
     key: str
@@ -90,24 +90,22 @@ class Guard:
 
     @classmethod
     def of(cls, entry: Entry) -> Guard:
-        """That the key is still this entry's."""
+        """The guard that holds while the key is still this entry."""
         return cls(key=entry.key, created=entry.created, lease=entry.lease)
 
     def holds(self, entry: Entry | None) -> bool:
-        """Whether it does while `entry` is what the store has of the key."""
+        """Whether the guard holds, given the key's entry in the store."""
         return entry is not None and (entry.created, entry.lease) == (self.created, self.lease)
 
 
 class Store(Protocol):
     """A revisioned key-value store. Any call may raise TransientError.
 
-    A write that raises TransientError may have happened, or may yet happen, unless it is one of
-    those that say otherwise: GuardFailed and LeaseLost.
+    A write that raises TransientError may have happened, or may still happen. Only GuardFailed and
+    LeaseLost say that it did not.
     """
 
-    async def get(self, key: str) -> Entry | None:
-        """The key's entry, or None."""
-        ...
+    async def get(self, key: str) -> Entry | None: ...
 
     async def list(self, prefix: str) -> Listing:
         """Entries whose key starts with `prefix`, by key."""
@@ -120,34 +118,34 @@ class Store(Protocol):
         ...
 
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
-        """Write if the key is absent; None if it is there.
+        """Write if the key is absent; None if it exists.
 
-        After a failure on the way, whose key it is is told by its value and lease: those of
+        After a failure on the way, the key's value and lease tell who created it: those of
         competitors must differ.
         """
         ...
 
     async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
-        """Remove; True if it was there. Raises GuardFailed."""
+        """Remove the key; True if it existed. Raises GuardFailed."""
         ...
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """Every change of keys under `prefix` after revision `after`, in order, none twice.
+        """Yield every change of keys under `prefix` after revision `after`, in order, none twice.
 
-        Several keys may change at one revision, such as those of a lease. Outages are sat out;
+        Several keys may change at one revision, such as those of a lease. Waits through outages;
         raises WatchCompacted, StoreWentBack, and ConfigurationError if the store has never
         answered.
         """
         ...
 
     async def grant(self, ttl_s: float) -> int:
-        """A lease that lives `ttl_s` seconds, or a little longer, after it was last renewed."""
+        """Grant a lease that lives `ttl_s` seconds, or a little longer, after its last renewal."""
         ...
 
     async def renew(self, lease: int) -> None:
-        """Start the lease's time anew; raises LeaseLost."""
+        """Start the lease's time again; raises LeaseLost."""
         ...
 
     async def revoke(self, lease: int) -> None:
-        """End the lease and remove its keys; unknown leases are fine."""
+        """End the lease and remove its keys; an unknown lease is no error."""
         ...

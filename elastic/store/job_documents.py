@@ -1,4 +1,4 @@
-"""What coordinators and agents tell each other of themselves through the store, as JSON."""
+"""The JSON documents by which coordinators and agents introduce themselves in the store."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 from elastic.core.legible import is_instant, is_text
 
-_MOST_SLOTS = 2**32 - 1  # what a message holds
+_MOST_SLOTS = 2**32 - 1  # the most that a message's uint32 holds
 
 
 class Unreadable(ValueError):
-    """Not a document of this kind; another version's, or somebody else's."""
+    """Not a document of this kind: another version or another program has written it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,13 +21,13 @@ class LeaderDocument:
     """The value of the election key."""
 
     candidate: str
-    """Tells competitors apart, also two at one address."""
+    """A unique id that tells competitors apart, even at the same address."""
     address: str
-    """host:port where agents and operators find it."""
+    """host:port at which agents and operators reach it."""
     run_id: str = ""
-    """The run that it leads; empty: an older version's, which does not say."""
+    """The run that it leads; empty: written by an older version."""
     page: str = ""
-    """Where people find the page of the job; empty: it serves none."""
+    """The URL of the job's page; empty: it serves none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -35,20 +35,19 @@ class NodeDocument:
     """The value of a node's key."""
 
     start_token: str
-    """Tells agents apart; one that is started again on the same files keeps it."""
+    """Tells agents apart; an agent restarted on the same files keeps it."""
     host: str
     slots: int
     version: str
     command_digest: str
     started_unix_s: float
     machine: str = ""
-    """What it runs on; empty: an older version's, which does not say."""
+    """The machine that the node runs on; empty: written by an older version."""
     left: bool = False
-    """Nothing that it started runs any more; the key is about to go."""
+    """True: no process that the agent started is left, and the key is about to go away."""
 
 
 def to_json(document: LeaderDocument | NodeDocument) -> bytes:
-    """A document's bytes in the store."""
     return json.dumps(dataclasses.asdict(document), sort_keys=True).encode()
 
 
@@ -79,7 +78,7 @@ def node_from_json(value: bytes) -> NodeDocument:
 
 
 def _fields(value: bytes) -> dict[str, Any]:
-    """Those that a newer version has added are no harm."""
+    """All fields, including those that a newer version has added. Raises Unreadable."""
     try:
         fields = json.loads(value)
     except (ValueError, RecursionError) as error:
@@ -97,7 +96,7 @@ def _field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> 
 
 
 def _text(fields: dict[str, Any], name: str, otherwise: str | None = None) -> str:
-    """otherwise: where an older version has written none."""
+    """otherwise: the value if an older version has not written the field."""
     text: str = _field({name: otherwise, **fields}, name, str)
     if not is_text(text):
         raise Unreadable(f"its {name} is {text!r}")

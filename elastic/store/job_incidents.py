@@ -1,4 +1,4 @@
-"""Records of a run's incidents in the store: one key for each, the newest of them only."""
+"""Keeps the records of a run's newest incidents in the store, one key for each."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from elastic.store.retries import retry
 
 
 class IncidentKeeper:
-    """Writes while the guard holds; sits out outages. Raises GuardFailed when others lead."""
+    """Writes records while the guard holds. Waits through outages; raises GuardFailed."""
 
     def __init__(self, store: Store, *, job: str, run_id: str, guard: Guard) -> None:
         self._store, self._keys = store, JobKeys(job)
         self._run_id, self._guard = run_id, guard
         self.stored: dict[int, object] = {}
-        """By number, what the store has."""
+        """The values in the store by incident number."""
 
     async def keep(self, number: int, value: bytes, *, most: int) -> None:
-        """Write one, and remove the oldest ones of more than `most`."""
+        """Write the record, and remove the oldest ones if there are more than `most`."""
         if self.stored.get(number) == value:
             return
         key = self._keys.incident(self._run_id, number)
@@ -39,7 +39,7 @@ class IncidentKeeper:
 
 
 async def load_incidents(store: Store, job: str, run_id: str) -> dict[int, dict[str, Any]]:
-    """Those of a run by number; what cannot be read is passed over. Raises TransientError."""
+    """A run's incidents by number, without unreadable ones. Raises TransientError."""
     folder = JobKeys(job).incidents_of(run_id)
     found = {}
     for entry in await store.list(folder):
@@ -50,7 +50,7 @@ async def load_incidents(store: Store, job: str, run_id: str) -> dict[int, dict[
 
 
 def read_incident(value: bytes) -> dict[str, Any] | None:
-    """None if it cannot be read."""
+    """The record's document; None if it cannot be read."""
     try:
         document = json.loads(value)
         number, at = document["number"], float(document["unix_s"])

@@ -1,4 +1,4 @@
-"""Where a job's keys are in the store."""
+"""Names the keys of a job in the store."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ class JobKeys:
 
     def __init__(self, job: str) -> None:
         self.folder = f"{JOBS}{job}/"
-        """Of all that the store knows of the job."""
+        """The folder of all keys of the job."""
         self.leader = f"{self.folder}leader"
         """The election key, whose identity guards every decision."""
         self.generation = f"{self.folder}generation"
         """The newest generation."""
         self.incarnation = f"{self.folder}incarnation"
-        """Made with the job and kept for as long as the store remembers it."""
+        """The incarnation of the run, made at its begin and kept until the run's end."""
         self.run = f"{self.folder}run"
-        """The id of the run that the job is at."""
+        """The id of the job's current run."""
         self.stop = f"{self.folder}stop"
-        """Why the run is to be stopped, once somebody wants that."""
+        """Why the run should stop; absent until somebody has asked for that."""
         self.records = f"{self.folder}records"
-        """What is counted beyond one leader."""
+        """Counts that outlive one leader."""
         self.ends = f"{self.folder}ended/"
         """The folder of the runs that have ended."""
         self.incidents = f"{self.folder}incidents/"
@@ -31,12 +31,12 @@ class JobKeys:
         self.nodes = f"{self.folder}nodes/"
         """The folder of the nodes that have an agent."""
         self.quarantined = f"{self.folder}quarantine/"
-        """The folder of the nodes that may not take part."""
+        """The folder of quarantined machines and nodes."""
         self.draining = f"{self.folder}drain/"
-        """The folder of the nodes that are to be left."""
+        """The folder of drained machines and nodes."""
 
     def end(self, run_id: str) -> str:
-        """How a run ended, for processes that come to it again."""
+        """The key that says how a run ended, for processes that join it again."""
         return self.ends + run_id
 
     def incidents_of(self, run_id: str) -> str:
@@ -44,32 +44,32 @@ class JobKeys:
         return f"{self.incidents}{run_id}/"
 
     def incident(self, run_id: str, number: int) -> str:
-        """What is known of one."""
+        """The key of one incident's record."""
         return f"{self.incidents_of(run_id)}{number:09d}"
 
     def node(self, node: str) -> str:
-        """A node's registration."""
+        """The key of a node's registration."""
         return self.nodes + node
 
     def quarantine(self, node: str) -> str:
-        """Why a node may not take part."""
+        """The key that says why a machine or node is in quarantine."""
         return self.quarantined + node
 
     def drain(self, node: str) -> str:
-        """Who wants a node to be left."""
+        """The key that says why a machine or node is drained."""
         return self.draining + node
 
 
 def node_of(key: str) -> str:
-    """The node that a key of `nodes/`, `quarantine/` or `drain/` is about."""
+    """The node of a key in `nodes/`, or the machine or node of one in `quarantine/` or `drain/`."""
     return key.rpartition("/")[2]
 
 
 def run_of(key: str) -> str:
-    """The run that a key of `ended/` is about."""
+    """The run of a key in `ended/`."""
     return key.rpartition("/")[2]
 
 
 def job_of(key: str) -> str:
-    """The job that a key is about."""
+    """The job of a key."""
     return key.removeprefix(JOBS).partition("/")[0]

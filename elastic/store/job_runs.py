@@ -1,7 +1,8 @@
-"""The runs of a job: one at a time, each with an end that stays until it is forgotten.
+"""Keeps the runs of a job in the store: one at a time, each with an end that stays until an
+operator has it forgotten.
 
 A run is one training from its first step to its end, through any number of restarts of agents and
-coordinators. A process that comes to a run that has ended ends as it did.
+coordinators. A process that joins a run that has ended exits with the run's exit code.
 """
 
 from __future__ import annotations
@@ -26,24 +27,24 @@ from elastic.store.retries import retry
 
 DEFAULT_RUN = "default"
 MOST_EXIT_CODE = 255
-_FORGETTING_S = 10.0  # for which nobody else may lead, if who forgets a run is killed
+_FORGETTING_S = 10.0  # for which nobody can lead if `forget_run` is killed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunEnd:
-    """How a run ended."""
+    """How a run ended: the value of its key in the store."""
 
     run_id: str
     exit_code: int
     message: str = ""
     committed: int = 0
-    """Steps."""
+    """Committed steps."""
     ended_unix_s: float = 0.0
     left: bool = False
-    """Every node has left it: nodes that come to it again go on, from its newest checkpoint."""
+    """Every node has left the run: nodes that join it again go on from its newest checkpoint."""
 
     def told(self, job: str) -> str:
-        """For a process that comes to the run again."""
+        """The message for a process that joins the run again."""
         instant = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ended_unix_s))
         why = f": {self.message}" if self.message else ""
         return (
@@ -52,7 +53,7 @@ class RunEnd:
         )
 
     def how_to_go_on(self, job: str) -> str:
-        """For a person who wants it trained further."""
+        """The advice for a person who wants to train further."""
         if self.left:
             return "started again, it goes on from its newest checkpoint"
         forget = f"`elastic forget {self.run_id} --job {job}`"
@@ -60,7 +61,7 @@ class RunEnd:
 
 
 class AlreadyEnded(ElasticError):
-    """The run has ended before."""
+    """A process has come to a run that has ended, and must not train it."""
 
     def __init__(self, job: str, end: RunEnd) -> None:
         super().__init__(end.told(job))
@@ -74,18 +75,18 @@ class JobRun:
     job: str
     run_id: str
     coordinator: str = ""
-    """Address of its leader; empty if it has none."""
+    """The address of its leader; empty if it has none."""
     nodes: int = 0
-    """Registered."""
+    """The number of registered nodes."""
     end: RunEnd | None = None
-    """None: it is under way, or was when its last leader and agents were lost."""
+    """None: the run is under way, or was when its last leader and agents were lost."""
 
 
 # ---- how a run goes
 
 
 class RunEnds:
-    """`start`, then wait for `next_end`."""
+    """Waits for the end of a run: call `start`, then `next_end`."""
 
     def __init__(self, store: Store, *, job: str, run_id: str) -> None:
         self._store, self._job = store, job
@@ -93,14 +94,14 @@ class RunEnds:
         self._past = 0
 
     async def start(self) -> None:
-        """Sits out outages. Raises AlreadyEnded, and ConfigurationError if the store does."""
+        """Wait through outages. Raises AlreadyEnded, and ConfigurationError if the store does."""
         entry = await retry(lambda: self._store.get(self._key), f"get {self._key!r}")
         if entry is not None:
             self._past = entry.modified
             _require_going_on(self._job, _end(entry))
 
     async def next_end(self) -> RunEnd:
-        """The end, of whichever kind; waits for it. Called again, the one after it."""
+        """Wait for the run's end, of any kind; the next call waits for the end after it."""
         async with aclosing(follow_key(self._store, self._key)) as entries:
             async for entry in entries:
                 if entry is not None and entry.modified != self._past:
@@ -110,9 +111,9 @@ class RunEnds:
 
 
 async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> None:
-    """Have the job be at this run, newly or still; sits out outages.
+    """Make this the job's current run, unless it already is; wait through outages.
 
-    Raises AlreadyEnded, ConfigurationError if the job is at another run, and GuardFailed.
+    Raises AlreadyEnded, GuardFailed, and ConfigurationError if another run is under way.
     """
     keys = JobKeys(job)
 
@@ -129,7 +130,7 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
                     f"{run_id!r}; give --run-id {under_way}, or give it up with "
                     f"`elastic forget {under_way} --job {job}`"
                 )
-            await _remove_all_but_ends(store, keys, guard)  # its last leader did not come to that
+            await _remove_all_but_ends(store, keys, guard)  # its last leader did not get that far
         await store.put(keys.run, run_id.encode(), guard=guard)
         await _remove_incidents(store, keys.incidents, guard, but=keys.incidents_of(run_id))
         if end is not None:
@@ -139,8 +140,11 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
 
 
 async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> None:
-    """Keep the end, and nothing else of the run but its incidents; of one that was only left also
-    the nodes that are kept out. Raises GuardFailed and TransientError."""
+    """Write the end, and remove all other keys of the run except its incidents. If the
+    nodes have only left it (`end.left`), drained and quarantined nodes and the records stay, too.
+
+    Raises GuardFailed and TransientError.
+    """
     keys = JobKeys(job)
     document = dataclasses.asdict(end)
     await store.put(keys.end(end.run_id), json.dumps(document).encode(), guard=guard)
@@ -152,7 +156,7 @@ async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> 
 
 
 async def list_runs(store: Store) -> list[JobRun]:
-    """Of all jobs, by name; of each, those that have ended by their time, then the one it is at.
+    """The runs of all jobs, by job name; for each job the ended runs by time, then the current one.
 
     Raises TransientError.
     """
@@ -163,7 +167,7 @@ async def list_runs(store: Store) -> list[JobRun]:
 
 
 async def newest_end(store: Store, job: str) -> RunEnd | None:
-    """How the job's newest run ended; None if it is under way, or if there was none.
+    """How the job's newest run ended; None if it is under way, or if there is none.
 
     Raises TransientError.
     """
@@ -172,14 +176,14 @@ async def newest_end(store: Store, job: str) -> RunEnd | None:
 
 
 async def forget_run(store: Store, *, job: str, run_id: str) -> bool:
-    """Remove all that the store knows of a run; False if that was nothing.
+    """Remove all keys of a run; False if there were none.
 
-    Raises ConfigurationError if somebody works on it, and TransientError.
+    Raises ConfigurationError if the run is under way, and TransientError.
     """
     keys = JobKeys(job)
     lease = await store.grant(_FORGETTING_S)
     try:
-        # While this one leads nobody else can begin it meanwhile.
+        # While this process holds the election key, no coordinator can begin the run.
         document = LeaderDocument(candidate=uuid.uuid4().hex, address="")
         leading = await store.create(keys.leader, to_json(document), lease=lease)
         entries = await store.list(keys.folder)
@@ -218,7 +222,7 @@ def _run_id(entry: Entry) -> str:
 
 
 async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard, *kept: str) -> None:
-    """The election key and the nodes' registrations go with their holders."""
+    """Keep the election key and the nodes' registrations, too: they end with their holders."""
     for entry in await store.list(keys.folder):
         if not entry.key.startswith((keys.leader, keys.nodes, keys.ends, *kept)):
             await store.delete(entry.key, guard=guard)
@@ -227,7 +231,7 @@ async def _remove_all_but_ends(store: Store, keys: JobKeys, guard: Guard, *kept:
 async def _remove_incidents(
     store: Store, folder: str, guard: Guard | None = None, *, but: str = ""
 ) -> None:
-    """Those in the folder, but for those in another one below it."""
+    """Remove the incidents in the folder, except those below the folder `but`."""
     for entry in await store.list(folder):
         if not (but and entry.key.startswith(but)):
             await store.delete(entry.key, guard=guard)
@@ -264,7 +268,7 @@ def _is_there(entry: Entry) -> bool:
 
 
 def _end(entry: Entry) -> RunEnd:
-    """Of what cannot be read it is known that the run has ended, and no more."""
+    """The end in the entry. If it cannot be read, only the fact of the end is known."""
     run_id = run_of(entry.key)
     try:
         document = json.loads(entry.value)

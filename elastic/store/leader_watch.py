@@ -1,4 +1,4 @@
-"""Where a job's leader is: found in the store, and followed when it changes."""
+"""Finds a job's leader in the store, and follows its changes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LOG = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leader:
-    """The elected leader. A later one has a greater `term`, also at the same address."""
+    """The elected leader. A later leader has a greater `term`, even at the same address."""
 
     address: str
     """host:port"""
@@ -26,9 +26,9 @@ class Leader:
 
 
 class LeaderWatch:
-    """Start `run` once; any number of others read, wait and follow.
+    """Follows the leader for any number of readers. Start `run` once.
 
-    While nobody leads, or the store does not answer, the last known leader stays: it is usually
+    While nobody leads, or the store does not answer, the last known leader stays: usually it is
     alive when the store is not.
     """
 
@@ -37,9 +37,9 @@ class LeaderWatch:
         self._key = JobKeys(job).leader
         self._changed = asyncio.Event()
         self.leader: Leader | None = None
-        """The last one known."""
+        """The last known leader."""
         self.vacant = False
-        """The store has said that nobody leads now."""
+        """True while the store says that nobody leads."""
 
     async def run(self) -> None:
         """Follow until cancelled. Raises ConfigurationError if the store does."""
@@ -53,13 +53,13 @@ class LeaderWatch:
                     self._changed = asyncio.Event()
 
     async def newer(self, than: Leader | None = None) -> Leader:
-        """The first leader known that is not `than`; waits for it."""
+        """Wait for the first known leader that is not `than`, and return it."""
         while self.leader is None or self.leader == than:
             await self._changed.wait()
         return self.leader
 
     async def leaders(self) -> AsyncGenerator[Leader, None]:
-        """The leader known now and each later one; those in between may be left out."""
+        """Yield the known leader and each later one; may skip leaders in between."""
         leader = None
         while True:
             leader = await self.newer(leader)
@@ -72,7 +72,7 @@ async def find_leader(store: Store, *, job: str) -> Leader | None:
 
 
 def leader_from(entry: Entry | None) -> Leader | None:
-    """The holder of the election key; None if there is none, or none that can be read."""
+    """The holder of the election key; None if there is none, or if it cannot be read."""
     if entry is None:
         return None
     try:
@@ -80,6 +80,6 @@ def leader_from(entry: Entry | None) -> Leader | None:
     except Unreadable as error:
         _LOG.warning("who holds %s cannot be read: %s", entry.key, error)
         return None
-    if not document.address:  # an operator, who forgets a run
+    if not document.address:  # `forget_run` holds the key: it does not lead
         return None
     return Leader(address=document.address, term=entry.created)

@@ -1,4 +1,4 @@
-"""Keeps a lease alive and says when it may be lost, and when it is."""
+"""Keeps a lease alive, and says when it may be lost and when it is lost."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _PAUSE_AFTER_FAILURE_S = 0.1
 
 
 class LeaseState(enum.Enum):
-    """What the holder knows about its lease."""
+    """How certain the holder is of its lease."""
 
     HELD = enum.auto()
     SUSPECT = enum.auto()
-    """Not renewed in time: others may see it as gone. It may be HELD again."""
+    """Not renewed in time: others may see it as gone. It may become HELD again."""
     GONE = enum.auto()
-    """The store does not know it; register again with a new one."""
+    """The store does not know it any more: register again with a new lease."""
 
 
 def boot_time_s() -> float:
-    """Seconds since the machine started, those in which it was suspended included."""
+    """Seconds since the machine started, including those in which it was suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 class LeaseKeeper:
-    """One lease at a time: `grant`, attach keys to it, `keep` until it is gone, begin anew.
+    """Holds one lease at a time: `grant` it, attach keys, `keep` it until it is gone, begin again.
 
-    `on_change` is called at each change of state, from `keep`. A lease is HELD until `ttl_s` after
-    the last answered request was *sent*, by this machine's own clock; that is never later than
-    the store's own reckoning. Before acting on a lease ask `held`: it looks at the clock.
+    `keep` calls `on_change` at each change of state. A lease is HELD until `ttl_s` after the last
+    answered request was *sent*, by this machine's own clock; the store never ends it earlier.
+    Before acting on a lease ask `held`: it looks at the clock.
     """
 
     def __init__(
@@ -56,16 +56,16 @@ class LeaseKeeper:
 
     @property
     def lease(self) -> int:
-        """The newest one granted, or 0."""
+        """The lease granted last, or 0."""
         return self._lease
 
     @property
     def renewed_at_s(self) -> float:
-        """When the last request that was answered was sent, by the keeper's clock."""
+        """When the last answered request was sent, by the keeper's clock."""
         return self._sent_at
 
     def held(self) -> bool:
-        """Is the lease certainly alive at this moment?"""
+        """Whether the lease is certainly alive at this moment."""
         return self._state is LeaseState.HELD and not self._is_late()
 
     async def grant(self) -> int:
@@ -77,7 +77,7 @@ class LeaseKeeper:
         return self._lease
 
     async def keep(self) -> None:
-        """Renew every third of the lease's time; returns when it is GONE.
+        """Renew the lease every third of its time; return when it is GONE.
 
         Raises ConfigurationError if the store does.
         """
@@ -92,7 +92,7 @@ class LeaseKeeper:
                 renewing.result()
 
     async def revoke(self) -> None:
-        """End the lease and remove its keys; `keep` returns. Tells no change."""
+        """End the lease and remove its keys; `keep` returns. Does not call `on_change`."""
         self._state = LeaseState.GONE
         await self._store.revoke(self._lease)
 

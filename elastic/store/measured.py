@@ -1,4 +1,4 @@
-"""A store whose calls are timed and whose failures are counted."""
+"""Wraps a store to time its calls and to count its failures."""
 
 from __future__ import annotations
 
@@ -17,60 +17,51 @@ _ANSWERS = (GuardFailed, LeaseLost)
 
 
 class StoreCalls:
-    """What is known of a process's calls, by kind."""
+    """The durations and failures of a process's store calls, by kind. The metrics show them."""
 
     def __init__(self) -> None:
         self.durations = {kind: Histogram(CALL_BOUNDS_S) for kind in _KINDS}
         self.errors = dict.fromkeys(_KINDS, 0)
         self.answered_unix_s: float | None = None
-        """When the store last answered; None before it has."""
+        """When the store last answered; None before the first answer."""
         self.fails_since: float | None = None
-        """Since when no call has been answered, on the clock of time.monotonic; None: the last
-        one was."""
+        """When the first of the calls began that all failed since the last answer, by
+        time.monotonic; None: the last call was answered."""
 
 
 class MeasuredStore:
-    """The same store; what a watch does is not measured."""
+    """The same store with its calls measured; watches are not measured."""
 
     def __init__(self, store: Store, calls: StoreCalls) -> None:
         self._store, self._calls = store, calls
 
     async def get(self, key: str) -> Entry | None:
-        """See Store."""
         return await self._timed("get", self._store.get(key))
 
     async def list(self, prefix: str) -> Listing:
-        """See Store."""
         return await self._timed("list", self._store.list(prefix))
 
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
     ) -> Entry:
-        """See Store."""
         return await self._timed("put", self._store.put(key, value, guard=guard, lease=lease))
 
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
-        """See Store."""
         return await self._timed("create", self._store.create(key, value, lease=lease))
 
     async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
-        """See Store."""
         return await self._timed("delete", self._store.delete(key, guard=guard))
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """See Store."""
         return self._store.watch(prefix, after=after)
 
     async def grant(self, ttl_s: float) -> int:
-        """See Store."""
         return await self._timed("grant", self._store.grant(ttl_s))
 
     async def renew(self, lease: int) -> None:
-        """See Store."""
         await self._timed("renew", self._store.renew(lease))
 
     async def revoke(self, lease: int) -> None:
-        """See Store."""
         await self._timed("revoke", self._store.revoke(lease))
 
     async def _timed(self, kind: str, call: Awaitable[T]) -> T:

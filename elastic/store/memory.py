@@ -1,4 +1,4 @@
-"""The store in this process's memory: for one machine, or for one coordinator that serves it."""
+"""A store in this process's memory, for one machine or for a coordinator that serves it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from elastic.store.interface import (
     WatchCompacted,
 )
 
-_MOST_CHANGES = 100  # that a watch may be behind
-_MOST_BYTES = 1 << 20  # of values that these have
+_MOST_CHANGES = 100  # by which a watch may lag
+_MOST_BYTES = 1 << 20  # of the values in these changes
 
 
 @dataclass(slots=True)
@@ -32,9 +32,9 @@ class _Lease:
 class MemoryStore:
     """See elastic.store.interface.Store. Leases run by `clock` seconds.
 
-    They are checked at each call, and by a timer so that watchers hear of what nobody asks for.
-    `revision` is the store's before its first write. No call but that of a watch is ever suspended,
-    so several in a row are one transaction.
+    Each call ends leases that have expired, and so does a timer, so that watchers see that without
+    a call. `revision` is the store's revision before its first write. No call except a watch ever
+    suspends, so several calls in a row are one transaction.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic, *, revision: int = 0) -> None:
@@ -51,21 +51,19 @@ class MemoryStore:
 
     @property
     def revision(self) -> int:
-        """Of the newest write."""
+        """The revision of the newest write."""
         return self._revision
 
     def has_lease(self, lease: int) -> bool:
-        """Whether it can be given keys."""
+        """Whether the lease is alive."""
         self._expire()
         return lease in self._leases
 
     async def get(self, key: str) -> Entry | None:
-        """The key's entry, or None."""
         self._expire()
         return self._entries.get(key)
 
     async def list(self, prefix: str) -> Listing:
-        """Entries whose key starts with `prefix`, by key."""
         self._expire()
         found = (self._entries[k] for k in sorted(self._entries) if k.startswith(prefix))
         return Listing(tuple(found), self._revision)
@@ -73,24 +71,20 @@ class MemoryStore:
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
     ) -> Entry:
-        """Write; raises GuardFailed, or LeaseLost if `lease` is unknown."""
         self._expire()
         self._check(guard)
         return self._write(key, value, lease)
 
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
-        """Write if the key is absent; None if it is there."""
         self._expire()
         return None if key in self._entries else self._write(key, value, lease)
 
     async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
-        """Remove; True if it was there. Raises GuardFailed."""
         self._expire()
         self._check(guard)
         return self._remove(key)
 
     async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Change, None]:
-        """Every change of keys under `prefix` after revision `after`, in order, none twice."""
         seen = after
         while True:
             changed = self._changed
@@ -103,8 +97,8 @@ class MemoryStore:
             await changed.wait()
 
     async def grant(self, ttl_s: float, *, name: int = 0) -> int:
-        """A lease that lives `ttl_s` seconds after it was last renewed; `name` is what it is to be
-        called, 0: as the store likes. Raises LeaseExists."""
+        """See Store.grant. `name` is the id to give the lease; 0: the store chooses one. Raises
+        LeaseExists."""
         self._expire()
         if name in self._leases:
             raise LeaseExists(f"there is a lease {name}")
@@ -114,17 +108,15 @@ class MemoryStore:
         return lease
 
     async def renew(self, lease: int) -> None:
-        """Start the lease's time anew; raises LeaseLost."""
         self._expire()
         held = self._lease(lease)
         held.deadline = self._clock() + held.ttl_s
 
     async def revoke(self, lease: int) -> None:
-        """End the lease and remove its keys; unknown leases are fine."""
         self._revoke(lease)
 
     def compact(self, revision: int) -> None:
-        """Forget changes before `revision`, as an etcd does from time to time."""
+        """Forget changes before `revision`, as etcd does from time to time."""
         self._history = [*self._since(revision - 1)]
         self._history_bytes = sum(map(_size, self._history))
         self._compacted = revision
@@ -136,7 +128,7 @@ class MemoryStore:
         return self._granted
 
     def _since(self, revision: int) -> Sequence[Change]:
-        """The changes after `revision`: one each, and the last one made the newest revision."""
+        """The changes after `revision`. Each change makes one revision, the last one the newest."""
         newer = self._revision - revision
         return self._history[-newer:] if newer > 0 else []
 
@@ -151,7 +143,7 @@ class MemoryStore:
             self._revoke(lease)
 
     def _set_timer(self) -> None:
-        """At the next lease's end; one that is renewed meanwhile is looked at again then."""
+        """Set the timer to the next end of a lease. If that was renewed meanwhile, set it again."""
         if self._timer is not None:
             self._timer.cancel()
         if self._leases:

@@ -1,4 +1,4 @@
-"""Asking the store again until it answers; and waiting for so long and no longer."""
+"""Asks the store again until it answers; waits with a limit that loses no cancellation."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _LONGEST_PAUSE_S = 0.5
 
 
 async def retry(ask: Callable[[], Awaitable[AnswerT]], what: str) -> AnswerT:
-    """`ask()` until it raises no TransientError, for ever if need be.
+    """Call `ask()` until it raises no TransientError, for ever if necessary.
 
-    Doing it twice must do no harm: one that failed may have been carried out. GuardFailed and
-    LeaseLost are answers; they are raised.
+    Doing it twice must do no harm: a call that failed may have been carried out. GuardFailed and
+    LeaseLost are answers, and are raised.
     """
     pause_s = _FIRST_PAUSE_S
     while True:
@@ -36,7 +36,8 @@ async def retry(ask: Callable[[], Awaitable[AnswerT]], what: str) -> AnswerT:
 
 
 async def within(work: Awaitable[AnswerT], seconds: float) -> AnswerT:
-    """The result; raises asyncio.TimeoutError when `work` has been cancelled and has ended.
+    """The result of `work`. After `seconds`, cancel `work`, wait until it has ended, and raise
+    asyncio.TimeoutError.
 
     Before Python 3.12 `asyncio.wait_for` may swallow a cancellation that comes with the result.
     """

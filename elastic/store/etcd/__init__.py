@@ -1,1 +1,1 @@
-"""The store in an etcd cluster: outlives every machine of the job."""
+"""The store adapter for an etcd cluster, whose data outlives every machine of the job."""

@@ -1,5 +1,5 @@
-"""Calls to a cluster: any member that answers, with the token that it wants. And how each member
-is: its version, its alarms, how long commits take.
+"""Calls an etcd cluster: fails over between members, adds the token, turns refusals into errors.
+Also examines each member: its version, its alarms, and how long commits take.
 """
 
 from __future__ import annotations
@@ -41,11 +41,14 @@ Attempt = Callable[[Connection, float, Metadata], Awaitable[AnswerT]]
 WatchStream = Stream[pb.WatchRequest, pb.WatchResponse]
 
 _LAST_TOKEN = 3
-"""So many tokens in a row cannot all have expired."""
+"""This many refused tokens in a row cannot all have expired."""
 
 
 class EtcdClient:
-    """Every call ends within the options' `total_timeout_s`; all raise ElasticError."""
+    """A client of one cluster, for EtcdStore and `members_health`.
+
+    Every call ends within the options' `total_timeout_s`; all raise ElasticError.
+    """
 
     def __init__(self, options: EtcdOptions) -> None:
         self._connections = [Connection(e, options.tls) for e in _in_order(options)]
@@ -58,7 +61,7 @@ class EtcdClient:
         self._tokens = Tokens(self._failover, user=options.user, password=options.password)
 
     def ends_at(self) -> float:
-        """When calls that belong together have taken too long; see `call`."""
+        """The deadline, in the loop's time, for a group of calls that start now; see `call`."""
         return self._failover.ends_at()
 
     async def call(
@@ -68,7 +71,7 @@ class EtcdClient:
         *,
         ends_at: float | None = None,
     ) -> Answer[ResponseT]:
-        """One request, one answer; the request may have been carried out more than once."""
+        """Send one request for one answer; the request may be carried out more than once."""
 
         async def attempt(connection: Connection, timeout_s: float, meta: Metadata) -> ResponseT:
             return await connection.ask(method, request, metadata=meta, timeout_s=timeout_s)
@@ -90,7 +93,7 @@ class EtcdClient:
         await self._ask(LEASE_KEEP_ALIVE.name, attempt, None)
 
     async def watch_stream(self) -> tuple[Connection, str | None, WatchStream]:
-        """A stream from the member that answers, and what `watch_failed` wants to know."""
+        """A stream from the current member, with the arguments for `watch_failed`."""
         try:
             token = await self._tokens.get(ends_at=self.ends_at())
         except Refused as refused:
@@ -99,7 +102,7 @@ class EtcdClient:
         return connection, token, connection.stream(WATCH, metadata=self._metadata(token))
 
     def watch_failed(self, connection: Connection, token: str | None, said: Said) -> None:
-        """Make the next stream another one."""
+        """Make the next stream use a fresh token, or another member, according to the refusal."""
         # etcd 3.5 ends a watch whose token has expired with "permission denied".
         if said.kind in (Refusal.TOKEN, Refusal.PERMISSION):
             self._tokens.forget(token)
@@ -113,13 +116,12 @@ class EtcdClient:
         await self.close()
 
     async def close(self) -> None:
-        """Close all channels."""
         await asyncio.gather(*(connection.close() for connection in self._connections))
 
     async def _ask(
         self, name: str, attempt: Attempt[AnswerT], ends_at: float | None
     ) -> Answer[AnswerT]:
-        """With a fresh token if that is all that was missing."""
+        """Call `attempt`, again with a fresh token if the token was refused."""
         ends_at = self.ends_at() if ends_at is None else ends_at
         tokens = 0
         while True:
@@ -154,7 +156,7 @@ class EtcdClient:
         error = refusals.refusal(name, refused)
         answered = self._failover.answered
         if refused.said.kind is Refusal.CERTIFICATE and name not in READS:
-            answered = self._let_write  # a user with read access alone is answered, too
+            answered = self._let_write  # a user with only read access is answered, too
         return refusals.later(error) if answered else error
 
 
@@ -172,12 +174,12 @@ def _check_kept_alive(answer: pb.LeaseKeepAliveResponse | None) -> None:
 
 _COMMITS = 5
 _NEVER = 2**62
-"""A revision that no key was created at."""
+"""A revision at which no key was created."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MemberHealth:
-    """Of one endpoint; `error` says why it did not answer, or, if `is_refusal`, why it refused."""
+    """The state of one endpoint. `error`: why it did not answer, or, if `is_refusal`, refused."""
 
     endpoint: str
     version: str = ""
@@ -188,9 +190,9 @@ class MemberHealth:
 
 
 async def members_health(options: EtcdOptions, key: str) -> Sequence[MemberHealth]:
-    """Of all endpoints, at once. The user must have the right to write `key`; nothing is written.
+    """Examine all endpoints at once. The user needs the right to write `key`; nothing is written.
 
-    Ends within the options' `total_timeout_s` for each of the calls.
+    Each of the calls ends within the options' `total_timeout_s`.
     """
     asked = (_health(options, endpoint, key) for endpoint in options.endpoints)
     return await asyncio.gather(*asked)
@@ -205,19 +207,19 @@ async def _health(options: EtcdOptions, endpoint: Endpoint, key: str) -> MemberH
         found = dataclasses.replace(found, version=status.version, errors=tuple(status.errors))
         async with EtcdClient(
             alone
-        ) as client:  # another one: one that was answered refuses nothing
+        ) as client:  # another client: one that was answered raises no refusal
             commits = [await _commit(client, options, key) for _ in range(_COMMITS)]
         return dataclasses.replace(found, commit_s=tuple(commits))
     except ElasticError as error:
         is_refusal = isinstance(error, ConfigurationError)
         if found.errors and not is_refusal:
-            return found  # an alarm explains it better
+            return found  # the alarm explains the error better
         return dataclasses.replace(found, error=str(error), is_refusal=is_refusal)
 
 
 async def _commit(client: EtcdClient, options: EtcdOptions, key: str) -> float:
-    """A write that never happens, because of what it asks for first. It takes the way of every
-    write: the user's rights, a majority's disks."""
+    """Time a transaction whose comparison never holds, so that it writes nothing. It passes all
+    stages of a write: the user's rights, and the disks of a majority."""
     keys = Keys(options.namespace)
     never = pb.Compare(target=pb.Compare.CREATE, key=keys.encode(key), create_revision=_NEVER)
     request = pb.TxnRequest(compare=[never], success=[keys.put(key, b"", 0)])

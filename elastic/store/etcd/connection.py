@@ -1,4 +1,4 @@
-"""The way to one member: its channel, certificates, token, the methods called and their streams."""
+"""Connects to members: channels, certificates, tokens, the methods that are called, failover."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ ResponseT = TypeVar("ResponseT", bound=Message)
 
 @dataclass(frozen=True, slots=True)
 class Method(Generic[RequestT, ResponseT]):
-    """One method: what it takes and answers."""
+    """One method of etcd's API: its name and its messages."""
 
     name: str
     request: type[RequestT]
@@ -33,7 +33,6 @@ class Method(Generic[RequestT, ResponseT]):
 
     @property
     def path(self) -> str:
-        """As it is on the wire."""
         return f"/etcdserverpb.{self.name}"
 
 
@@ -55,21 +54,21 @@ Metadata = tuple[tuple[str, str], ...]
 
 _CHANNEL_OPTIONS = [
     ("grpc.max_receive_message_length", 64 * 2**20),
-    ("grpc.keepalive_time_ms", 10_000),  # etcd cuts off who pings more often than every 5 s
+    ("grpc.keepalive_time_ms", 10_000),  # etcd cuts off clients that ping more often than every 5 s
     ("grpc.keepalive_timeout_ms", 3_000),
     ("grpc.http2.ping_timeout_ms", 3_000),  # keepalive_timeout_ms alone is ignored by grpc core
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 1_000),  # how long a connection may take to open
+    ("grpc.min_reconnect_backoff_ms", 1_000),  # the most that opening a connection may take
     ("grpc.max_reconnect_backoff_ms", 1_000),
-    ("grpc.use_local_subchannel_pool", 1),  # certificates read anew mean a new connection
-    ("grpc.enable_http_proxy", 0),  # https_proxy is for the world outside
+    ("grpc.use_local_subchannel_pool", 1),  # new certificates need a new connection
+    ("grpc.enable_http_proxy", 0),  # https_proxy is for the internet
 ]
 
 
 class Channel:
-    """A channel in use by several calls; one that was left is closed after the last of them."""
+    """A channel that several calls share; after `leave` the end of the last call closes it."""
 
     def __init__(self, channel: grpc.aio.Channel) -> None:
         self.grpc = channel
@@ -77,16 +76,14 @@ class Channel:
         self._left = False
 
     def enter(self) -> None:
-        """A call begins."""
         self._users += 1
 
     async def exit(self) -> None:
-        """A call has ended."""
         self._users -= 1
         await self._close_if_unused()
 
     async def leave(self) -> None:
-        """No other call will begin."""
+        """Close the channel after its last call: none begins any more."""
         self._left = True
         await self._close_if_unused()
 
@@ -96,7 +93,8 @@ class Channel:
 
 
 class Connection:
-    """To one member; opened at the first call, opened anew after a failure if files changed."""
+    """The connection to one member: opened at the first call, and again after a failure if
+    certificate files changed."""
 
     def __init__(self, endpoint: Endpoint, tls: TlsFiles | None) -> None:
         self.endpoint = endpoint
@@ -113,7 +111,7 @@ class Connection:
         metadata: Metadata,
         timeout_s: float,
     ) -> ResponseT:
-        """One request, one answer; raises Refused."""
+        """Send one request for one answer; raises Refused."""
         channel = self._open()
         call = channel.grpc.unary_unary(
             method.path,
@@ -138,7 +136,7 @@ class Connection:
         metadata: Metadata,
         timeout_s: float | None = None,
     ) -> Stream[RequestT, ResponseT]:
-        """Many of both; close it."""
+        """Open a stream of requests and answers; the caller closes it."""
         channel = self._open()
         call = channel.grpc.stream_stream(
             method.path,
@@ -148,11 +146,11 @@ class Connection:
         return Stream(channel, call(metadata=metadata, timeout=timeout_s))
 
     def failed(self) -> None:
-        """The member did not answer."""
+        """Note that the member did not answer, for `refresh`."""
         self._failed = True
 
     async def refresh(self) -> None:
-        """After a failure, leave the channel for a new one if certificates were replaced."""
+        """After a failure, open a new channel if certificate files were replaced."""
         failed, self._failed = self._failed, False
         if not failed or self._files is None:
             return
@@ -161,13 +159,13 @@ class Connection:
                 return
             await asyncio.to_thread(credentials, self._files)
         except (ConfigurationError, RuntimeError):
-            return  # half replaced, or no thread is left to look: after the next failure then
+            return  # half replaced, or no thread left: try after the next failure
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.leave()
 
     async def close(self) -> None:
-        """Cancel what is going on."""
+        """Close the channel; cancels calls in progress."""
         channel, self._channel = self._channel, None
         if channel is not None:
             await channel.grpc.close()
@@ -186,7 +184,7 @@ class Connection:
 
 
 class Stream(Generic[RequestT, ResponseT]):
-    """A bidirectional call. A read that was given up for now is taken up by the next one."""
+    """A bidirectional call. A read that timed out goes on in the next `receive`."""
 
     def __init__(self, channel: Channel, call: grpc.aio.StreamStreamCall[Any, Any]) -> None:
         channel.enter()
@@ -195,7 +193,7 @@ class Stream(Generic[RequestT, ResponseT]):
         self._reading: asyncio.Future[ResponseT] | None = None
 
     async def send(self, request: RequestT, *, timeout_s: float) -> None:
-        """Raises Refused."""
+        """Raises Refused, also after `timeout_s`."""
         # Not with wait_for: before Python 3.12 it may swallow a cancellation.
         writing = asyncio.ensure_future(self._call.write(request))
         writing.add_done_callback(_look_at)
@@ -241,7 +239,7 @@ class Stream(Generic[RequestT, ResponseT]):
 
 
 def _look_at(reading: asyncio.Future[Any]) -> None:
-    """Nobody may be interested in how it ended."""
+    """Retrieve the exception, so that asyncio does not log it if nobody else does."""
     if not reading.cancelled():
         reading.exception()
 
@@ -250,7 +248,7 @@ Fingerprint = tuple[tuple[int, int, int] | None, ...]
 
 
 def credentials(files: TlsFiles) -> grpc.ChannelCredentials:
-    """For a channel; raises ConfigurationError naming the file that cannot be used."""
+    """The credentials for a channel; raises ConfigurationError that names the unusable file."""
     contents = usable_tls_files(files, "etcd")
     return grpc.ssl_channel_credentials(
         root_certificates=contents.ca,
@@ -260,7 +258,7 @@ def credentials(files: TlsFiles) -> grpc.ChannelCredentials:
 
 
 def fingerprint(files: TlsFiles) -> Fingerprint:
-    """Differs when a file was replaced."""
+    """A value that changes when a file is replaced."""
     return tuple(_stamp(path) for path in (files.ca, files.certificate, files.key))
 
 
@@ -273,14 +271,14 @@ def _stamp(path: Path | None) -> tuple[int, int, int] | None:
 
 
 NEEDS_LEADER: Metadata = (("hasleader", "true"),)
-"""Makes a member that is cut off from the others refuse, instead of answering what it knows."""
+"""Makes a member that is cut off from the others refuse, instead of answering from old data."""
 ENDPOINTS = "elastic-endpoints"
-"""The name under which a store is told how many others are asked: of those in memory there is one.
-etcd takes no notice."""
+"""The metadata key that tells a store how many endpoints the client has: a store in memory must be
+the only one. etcd ignores it."""
 
 
 class Tokens:
-    """Fetches a token when there is none; without a user there never is."""
+    """Keeps the token of all calls and fetches one when needed; without a user there is none."""
 
     def __init__(self, failover: Failover, *, user: str | None, password: str | None) -> None:
         self._failover = failover
@@ -302,7 +300,6 @@ class Tokens:
             return self._token
 
     def forget(self, token: str | None) -> None:
-        """It was refused."""
         if self._token == token:
             self._token = None
 
@@ -315,7 +312,7 @@ class Tokens:
 
 
 def metadata(token: str | None, endpoints: int) -> Metadata:
-    """What goes along with every call; `endpoints` is the number of those that are asked."""
+    """The metadata of every call; `endpoints` is the number of the client's endpoints."""
     always = (*NEEDS_LEADER, (ENDPOINTS, str(endpoints)))
     return always if token is None else (*always, ("token", token))
 
@@ -328,14 +325,14 @@ _LONGEST_PAUSE_S = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[AnswerT]):
-    """An answer; `repeated` if a member asked before may have done the same already."""
+    """An answer; `repeated`: a member asked earlier may already have done the same."""
 
     value: AnswerT
     repeated: bool
 
 
 class Failover:
-    """Asks one member after the other until one answers or the time is up."""
+    """Asks one member after another until one answers or the time is up."""
 
     def __init__(
         self, connections: Sequence[Connection], *, attempt_timeout_s: float, total_timeout_s: float
@@ -345,21 +342,21 @@ class Failover:
         self._attempt_timeout_s = attempt_timeout_s
         self._total_timeout_s = total_timeout_s
         self._said_last: dict[Endpoint, Said] = {}
-        """By those that did not answer since one did: also to calls that waited for others."""
+        """The errors of members since the last answer, also those that other calls got."""
         self.answered = False
-        """Has the cluster ever done what it was asked? The client knows."""
+        """Whether the cluster has ever fulfilled a call; the client sets it."""
 
     @property
     def current(self) -> Connection:
-        """The member to ask."""
+        """The member that calls ask first."""
         return self._connections[self._current]
 
     def ends_at(self) -> float:
-        """When a call made now has taken too long, in the event loop's time."""
+        """The deadline of a call made now, in the event loop's time."""
         return asyncio.get_running_loop().time() + self._total_timeout_s
 
     def move_on(self, failed: Connection) -> None:
-        """Ask the next one from now on, unless somebody has moved on already."""
+        """Ask the next member from now on, unless another call has already moved on."""
         failed.failed()
         if self.current is failed:
             self._current = (self._current + 1) % len(self._connections)
@@ -373,8 +370,8 @@ class Failover:
     ) -> Answer[AnswerT]:
         """Call `attempt(connection, timeout_s)` until it answers.
 
-        Raises Refused for what no other member would answer either, and what operators read
-        when none answers.
+        Raises Refused for a refusal that every other member would repeat, and an error for
+        operators if no member answers.
         """
         heard: dict[Endpoint, Said] = {}
         attempts = 0
@@ -399,7 +396,7 @@ class Failover:
         connection: Connection,
         left_s: float,
     ) -> AnswerT | Said:
-        """The answer, or why another member must be asked."""
+        """The answer, or the reason to ask another member."""
         await connection.refresh()
         try:
             return await attempt(connection, min(self._attempt_timeout_s, left_s))
@@ -415,7 +412,7 @@ class Failover:
             raise refusals.handshake_failed(heard)
 
     async def _pause(self, attempts: int, ends_at: float) -> None:
-        """After each round of all members, longer each time."""
+        """Pause after each round of all members, longer each time."""
         rounds, in_round = divmod(attempts, len(self._connections))
         if in_round == 0:
             left_s = max(0.0, ends_at - asyncio.get_running_loop().time())

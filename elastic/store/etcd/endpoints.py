@@ -1,4 +1,4 @@
-"""Where etcd listens, as an operator writes it, and what else may be set about the way there."""
+"""Parses etcd's endpoints as an operator writes them, and holds the options for the connection."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Endpoint:
 
 
 def parse_endpoints(text: str, *, tls_by_default: bool = False) -> tuple[Endpoint, ...]:
-    """From "http://h:p,https://h:p" or "h:p,h:p"; `tls_by_default` is for those without a scheme.
+    """Parse "http://h:p,https://h:p" or "h:p,h:p"; `tls_by_default` applies without a scheme.
 
     Raises ConfigurationError.
     """
@@ -70,22 +70,22 @@ def _not_an_address(text: str, why: str) -> ConfigurationError:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EtcdOptions:
-    """How to reach a cluster. Raises ConfigurationError for what does not fit together."""
+    """How to reach a cluster. Raises ConfigurationError for options that contradict each other."""
 
     endpoints: tuple[Endpoint, ...]
     tls: TlsFiles | None = None
     user: str | None = None
     password: str | None = field(default=None, repr=False)
     namespace: str = ""
-    """Put before every key, for a user who may write below one prefix only."""
+    """The prefix of every key, for a user with the right to write below one prefix only."""
     attempt_timeout_s: float = 1.0
-    """For one member's answer; then the next one is asked."""
+    """The time for one member's answer; after it the next one is asked."""
     total_timeout_s: float = 10.0
-    """For a call, all its attempts together."""
+    """The time for a call with all its attempts."""
     watch_idle_s: float = 1.0
-    """A watch that was told nothing for so long asks whether the member is still there."""
+    """After this time without a message, a watch asks whether the member is still there."""
     spread: bool = True
-    """Ask any endpoint first, not the first one, so that many clients spread over the members."""
+    """Ask a random endpoint first, not the first one, so that clients spread over the members."""
 
     def __post_init__(self) -> None:
         if (self.user is None) != (self.password is None):
@@ -109,7 +109,7 @@ def etcd_options(
     password: str | None = None,
     namespace: str = "",
 ) -> EtcdOptions:
-    """Options from what an operator writes; endpoints without a scheme use TLS if a file is given.
+    """Options from an operator's settings; endpoints without a scheme use TLS if a file is given.
 
     Raises ConfigurationError.
     """

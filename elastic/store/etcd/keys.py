@@ -1,4 +1,4 @@
-"""The store's keys, entries and guarded writes in etcd's messages."""
+"""Converts the store's keys, entries and guarded writes to etcd's messages, and back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _ALL_KEYS = b"\0"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """What became of a request: was it done, what does the key hold now, does the guard hold?"""
+    """The result of a request: whether it was done, the key's entry, whether the guard holds."""
 
     done: bool
     entry: Entry | None
@@ -21,13 +21,12 @@ class Outcome:
 
 
 class Keys:
-    """All below `namespace`, of which those who use the store know nothing."""
+    """Converts keys below `namespace`, a prefix that the store's users do not see."""
 
     def __init__(self, namespace: str) -> None:
         self._namespace = namespace.encode()
 
     def encode(self, key: str) -> bytes:
-        """One key."""
         return self._namespace + key.encode()
 
     def below(self, prefix: str) -> tuple[bytes, bytes]:
@@ -36,7 +35,6 @@ class Keys:
         return start or _ALL_KEYS, _after_prefix(start)
 
     def entry(self, kv: pb.KeyValue) -> Entry:
-        """What is stored."""
         return Entry(
             key=self._decode(kv.key),
             value=kv.value,
@@ -46,7 +44,6 @@ class Keys:
         )
 
     def change(self, event: pb.Event) -> Change:
-        """What has happened."""
         removed = event.type == pb.Event.DELETE
         return Change(
             key=self._decode(event.kv.key),
@@ -59,8 +56,8 @@ class Keys:
     ) -> pb.TxnRequest:
         """Do `writes` if `key` was last modified at `expected` (0: is absent) and the guard holds.
 
-        Because of `expected`, a request that was sent twice, or that a frozen member carries out
-        when its sender has long gone on, changes nothing the second time.
+        Because of `expected`, a request that is carried out twice changes nothing the second time,
+        even if a frozen member does that long after the sender has gone on.
         """
         name = self.encode(key)
         unchanged = pb.Compare(target=pb.Compare.MOD, key=name, mod_revision=expected)
@@ -85,7 +82,7 @@ class Keys:
         return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=self.encode(key)))
 
     def outcome(self, guard: Guard | None, response: pb.TxnResponse) -> Outcome:
-        """What became of a `request`."""
+        """The result of a `request` with this guard."""
         if response.succeeded:
             return Outcome(done=True, entry=self._found(response.responses[-1]), guarded=True)
         entry, *guards = (self._found(found) for found in response.responses)
@@ -96,12 +93,12 @@ class Keys:
         return self.entry(kvs[0]) if kvs else None
 
     def _decode(self, key: bytes) -> str:
-        """Others may write keys below ours that are no text; they must not end who follows them."""
+        """Other programs may write keys here that are not UTF-8: these must not break a watch."""
         return key[len(self._namespace) :].decode(errors="backslashreplace")
 
 
 def _after_prefix(prefix: bytes) -> bytes:
-    """The first key after all that start with `prefix`; 0 is etcd's word for "to the end"."""
+    """The first key after all that start with `prefix`; for etcd a zero byte means "to the end"."""
     stem = prefix.rstrip(b"\xff")
     return stem[:-1] + bytes([stem[-1] + 1]) if stem else _ALL_KEYS
 

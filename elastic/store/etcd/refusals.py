@@ -1,6 +1,4 @@
-"""What a member said instead of an answer, sorted by what can be done about it, and what operators
-read of it.
-"""
+"""Classifies members' refusals by what can be done about them, and words the operators' errors."""
 
 from __future__ import annotations
 
@@ -17,7 +15,7 @@ from elastic.store.interface import LeaseExists, LeaseLost
 
 
 class Refusal(enum.Enum):
-    """What can be done about it."""
+    """The kind of a refusal, which says what can be done about it."""
 
     UNREACHABLE = enum.auto()
     """Ask another member, or this one again."""
@@ -29,9 +27,9 @@ class Refusal(enum.Enum):
     NO_AUTHENTICATION = enum.auto()
     PERMISSION = enum.auto()
     CERTIFICATE = enum.auto()
-    """A coordinator's, whose store is for certificates of its job."""
+    """The endpoint is a coordinator, which serves only certificates of its job."""
     ONE_OF_SEVERAL = enum.auto()
-    """A coordinator's, of which there can be one."""
+    """The endpoint is a coordinator, which must be the only endpoint."""
     NOT_ETCD = enum.auto()
     NO_SPACE = enum.auto()
     LEASE_UNKNOWN = enum.auto()
@@ -42,7 +40,7 @@ class Refusal(enum.Enum):
 ANOTHER_MAY_ANSWER = frozenset({Refusal.UNREACHABLE, Refusal.HANDSHAKE})
 
 ONE_ENDPOINT = "it is in one coordinator's memory"
-"""Words in a store's refusal that mean: ask another member."""
+"""Words by which a store in memory refuses a client that has other endpoints."""
 
 # etcd: api/v3rpc/rpctypes/error.go. One text comes with several codes, by version and by method.
 _BY_TEXT = (
@@ -78,7 +76,7 @@ _BY_CODE = {
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """The refusal in the member's own words."""
+    """A refusal: its kind, and the member's own words."""
 
     kind: Refusal
     text: str
@@ -90,8 +88,8 @@ NO_ANSWER = Said(Refusal.UNREACHABLE, "no answer in time")
 class Refused(Exception):
     """A member's refusal; never leaves this package.
 
-    Raised outside of `except`: an exception that keeps gRPC's own, and with it the frames of the
-    call, keeps a channel connecting long after it was closed.
+    Raise it outside of `except`: an exception that holds gRPC's own one also holds the frames of
+    the call, and a channel then keeps connecting long after it was closed.
     """
 
     def __init__(self, said: Said) -> None:
@@ -101,7 +99,7 @@ class Refused(Exception):
 
 
 def status_said(code: grpc.StatusCode, details: str | None) -> Said:
-    """What this status means."""
+    """The refusal that a gRPC status means."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NO_ANSWER
     text = details or code.name
@@ -116,7 +114,7 @@ def _kind(code: grpc.StatusCode, text: str) -> Refusal:
 
 
 def _shortened(text: str) -> str:
-    """Without what gRPC puts around it: its introduction, the address again, an "OK"."""
+    """Remove what gRPC puts around the text: an introduction, the address again, an "OK"."""
     text = text.rpartition("last error: ")[2].removesuffix(": OK")
     return re.sub(r"^([A-Z_]+: )?ip(v4|v6):\S+: ", "", text)
 
@@ -149,8 +147,8 @@ _NO_SPACE = (
 
 
 def unreachable(method: str, total_s: float, said: Mapping[Endpoint, Said]) -> TransientError:
-    """No member has answered in time; names each and what it said."""
-    within = f"{round(total_s, 1):g} s"  # what is left of a time has many digits
+    """The error if no member has answered in time; names each and what it said."""
+    within = f"{round(total_s, 1):g} s"  # the rest of a timeout has many digits
     return TransientError(
         f"etcd did not answer {method} within {within} ({_each(said) or 'nobody was asked'}); "
         "are most of its members running, reachable from here, and is http or https right?"
@@ -158,12 +156,12 @@ def unreachable(method: str, total_s: float, said: Mapping[Endpoint, Said]) -> T
 
 
 def handshake_failed(said: Mapping[Endpoint, Said]) -> ConfigurationError:
-    """No member's TLS handshake succeeds."""
+    """The error if no member's TLS handshake succeeds."""
     return ConfigurationError(f"TLS to etcd fails ({_each(said)}); {_TO_MEND[Refusal.HANDSHAKE]}")
 
 
 def refusal(method: str, refused: Refused) -> ElasticError:
-    """A member answered, but not with what was asked for."""
+    """The error for a member's refusal; its class says what the caller can do."""
     kind = refused.said.kind
     text = f"etcd at {refused.by} refused {method}: {refused.said.text}"
     if kind is Refusal.LEASE_UNKNOWN:
@@ -182,8 +180,7 @@ def _each(said: Mapping[Endpoint, Said]) -> str:
 
 
 def later(error: ElasticError) -> ElasticError:
-    """Of a cluster that has answered before: its keepers changed something, and may change it back.
-
-    A running job must outlive that, so nothing is a configuration error any more.
+    """The error if the cluster has answered before: its operators changed something, and may change
+    it back. A running job must outlive that, so a ConfigurationError becomes a TransientError.
     """
     return TransientError(str(error)) if isinstance(error, ConfigurationError) else error

@@ -1,4 +1,4 @@
-"""A store in memory, answered for as etcd answers: as much of etcd's API as EtcdStore calls."""
+"""Serves a store in memory over etcd's API, as far as EtcdStore calls it."""
 
 from __future__ import annotations
 
@@ -29,16 +29,17 @@ from elastic.store.interface import Change, Entry, LeaseExists, LeaseLost, Watch
 from elastic.store.memory import MemoryStore
 
 VERSION_PREFIX = "elastic "
-"""What the version of such a store begins with, in answer to Status."""
+"""The begin of the version that such a store returns for Status."""
 
-_TO_THE_END = b"\0"  # etcd's word, as the end of a range
-_LEADER = 1  # any member
+_TO_THE_END = b"\0"  # for etcd, as the end of a range
+_LEADER = 1  # a member id; any will do
 
 
 class EtcdService:
     """Generic handlers for a gRPC server, which must run on the event loop of the store.
 
-    Requests hold what `EtcdStore` sends: comparisons for equality, one watch to a stream, no users.
+    Supports only the requests of `EtcdStore`: comparisons for equality, one watch per stream, no
+    users.
     """
 
     def __init__(self, store: MemoryStore, *, version: str) -> None:
@@ -46,7 +47,7 @@ class EtcdService:
         self._version = f"{VERSION_PREFIX}{version}"
 
     def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """One for each of etcd's services."""
+        """One handler for each of etcd's services."""
         methods = {
             **_unary(RANGE, self._range),
             **_unary(TXN, self._transact),
@@ -97,7 +98,7 @@ class EtcdService:
         raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this is not compared here")
 
     def _require_leases(self, operations: Iterable[pb.RequestOp]) -> None:
-        """Before anything is written, so that all is, or nothing."""
+        """Check leases before the first write, so that all operations happen or none."""
         for operation in operations:
             lease = operation.request_put.lease
             if lease and not self._store.has_lease(lease):
@@ -135,7 +136,7 @@ class EtcdService:
         self, requests: AsyncIterator[pb.LeaseKeepAliveRequest]
     ) -> AsyncIterator[pb.LeaseKeepAliveResponse]:
         async for request in requests:
-            ttl = 1  # that it is not over is all that anybody looks at
+            ttl = 1  # clients only look whether it is positive
             try:
                 await self._store.renew(request.id)
             except LeaseLost:
@@ -147,9 +148,9 @@ class EtcdService:
     async def _watch(
         self, requests: AsyncIterator[pb.WatchRequest]
     ) -> AsyncIterator[pb.WatchResponse]:
-        """The watch that the first request asks for; each other one asks how far it is.
+        """Serve the watch of the first request; each later request asks for its progress.
 
-        A client that does not read falls behind until what it misses is compacted.
+        A client that does not read lags until the changes that it lacks are compacted.
         """
         first = await anext(requests, None)
         if first is None or not first.HasField("create_request"):
@@ -208,7 +209,7 @@ class EtcdService:
 
 
 class _Span(NamedTuple):
-    """The keys from `start` to before `end`, or the one key without."""
+    """The keys from `start` to before `end`, or only the key `start` if `end` is empty."""
 
     start: bytes
     end: bytes
@@ -221,7 +222,7 @@ class _Span(NamedTuple):
 
 
 class _Refused(Exception):
-    """With what gRPC is to say."""
+    """A refusal with its gRPC status code."""
 
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
@@ -270,7 +271,7 @@ def _stream(
 
 
 def _said(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """In etcd's words, where it has some: its clients know them."""
+    """The status for an error, in etcd's words if it has some, since clients know those."""
     if isinstance(error, _Refused):
         return error.code, str(error)
     if isinstance(error, LeaseExists):
@@ -279,7 +280,8 @@ def _said(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 def _require_no_others(context: grpc.aio.ServicerContext[Any, Any]) -> None:
-    """Two coordinators with a store each would lead a group each; one of etcd is no such store."""
+    """Refuse a client with several endpoints: two coordinators, each with its own store, would each
+    lead a group."""
     for name, value in context.invocation_metadata() or ():
         if name == ENDPOINTS and value != "1":
             raise _Refused(

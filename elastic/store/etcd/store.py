@@ -1,4 +1,4 @@
-"""The store in an etcd cluster: 3.5.23, 3.6.5 or newer; older ones may lose writes and leases."""
+"""The store in an etcd cluster of 3.5.23, 3.6.5 or newer; older ones may lose writes and leases."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ class EtcdStore:
     """See elastic.store.interface.Store.
 
     Every call ends within the options' `total_timeout_s`. TransientError names each member asked
-    and what it said. ConfigurationError is raised only until the cluster has answered once, so
-    that no later change of its keepers ends a running job. Belongs to one event loop; close it.
+    and what it said. ConfigurationError is raised only until the cluster has answered once, so that
+    no later change by its operators ends a running job. Belongs to one event loop; close it.
     """
 
     def __init__(self, options: EtcdOptions) -> None:
@@ -51,15 +51,13 @@ class EtcdStore:
         await self.close()
 
     async def close(self) -> None:
-        """Close the connections; calls and watches that still wait are cancelled."""
+        """Close the connections; cancels calls and watches that still wait."""
         await self._client.close()
 
     async def get(self, key: str) -> Entry | None:
-        """The key's entry, or None."""
         return await self._get(key, self._client.ends_at())
 
     async def list(self, prefix: str) -> Listing:
-        """Entries whose key starts with `prefix`, by key."""
         start, end = self._keys.below(prefix)
         answer = await self._client.call(RANGE, pb.RangeRequest(key=start, range_end=end))
         entries = tuple(self._keys.entry(kv) for kv in answer.value.kvs)
@@ -68,7 +66,6 @@ class EtcdStore:
     async def put(
         self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
     ) -> Entry:
-        """Write once; raises GuardFailed, or LeaseLost if `lease` is unknown."""
         write = self._keys.put(key, value, lease)
         ends_at = self._client.ends_at()
         before = await self._get(key, ends_at)
@@ -82,7 +79,6 @@ class EtcdStore:
             before = now
 
     async def create(self, key: str, value: bytes, *, lease: int = 0) -> Entry | None:
-        """Write if the key is absent; None if it is there."""
         write = self._keys.put(key, value, lease)
         answer = await self._write(key, None, None, [write], self._client.ends_at())
         now = answer.value.entry
@@ -90,7 +86,6 @@ class EtcdStore:
         return now if answer.value.done or ours else None
 
     async def delete(self, key: str, *, guard: Guard | None = None) -> bool:
-        """Remove; True if it was there. Raises GuardFailed."""
         ends_at = self._client.ends_at()
         before = await self._get(key, ends_at)
         while True:
@@ -103,12 +98,10 @@ class EtcdStore:
             before = now
 
     def watch(self, prefix: str, *, after: int) -> AsyncIterator[Change]:
-        """Every change of keys under `prefix` after revision `after`, in order, none twice."""
         return watch(self._client, self._keys, self._options, prefix, after)
 
     async def grant(self, ttl_s: float) -> int:
-        """A lease that lives `ttl_s` seconds, or a little longer, after it was last renewed."""
-        # Named by us, so that asking twice grants one lease.
+        # The client names the lease, so that a repeated request grants only one.
         lease = secrets.randbits(62) + 1
         with contextlib.suppress(LeaseExists):
             await self._client.call(
@@ -117,11 +110,9 @@ class EtcdStore:
         return lease
 
     async def renew(self, lease: int) -> None:
-        """Start the lease's time anew; raises LeaseLost."""
         await self._client.keep_alive(lease)
 
     async def revoke(self, lease: int) -> None:
-        """End the lease and remove its keys; unknown leases are fine."""
         with contextlib.suppress(LeaseLost):
             await self._client.call(LEASE_REVOKE, pb.LeaseRevokeRequest(id=lease))
 
@@ -138,7 +129,7 @@ class EtcdStore:
         writes: Sequence[pb.RequestOp],
         ends_at: float,
     ) -> Answer[Outcome]:
-        """Write if the key is as it was `before`."""
+        """Write if the key is unchanged since `before`."""
         expected = 0 if before is None else before.modified
         request = self._keys.request(key, expected=expected, guard=guard, writes=writes)
         answer = await self._client.call(TXN, request, ends_at=ends_at)
@@ -177,7 +168,7 @@ async def watch(
             await listener.start(start, end, after + 1)
             while True:
                 for event in await listener.events():
-                    # Not the header's revision: when catching up, that is far ahead of the events.
+                    # Not the header's revision: while catching up, that is far ahead of the events.
                     after = event.kv.mod_revision
                     pause_s = _FIRST_PAUSE_S
                     yield keys.change(event)
@@ -193,7 +184,7 @@ async def watch(
 async def _open(
     client: EtcdClient, key: bytes, after: int
 ) -> tuple[Connection, str | None, WatchStream]:
-    """A stream from a member that answers a read, for which a quorum is needed as well."""
+    """Open a stream from a member that answers a read, and so has a quorum."""
     while True:
         try:
             answer = await client.call(RANGE, pb.RangeRequest(key=key))
@@ -210,7 +201,7 @@ async def _open(
 
 
 class _Listener:
-    """One stream, from one member. Raises Refused when it ends or falls silent."""
+    """The stream of a watch from one member. Raises Refused when it ends or falls silent."""
 
     def __init__(self, stream: WatchStream, options: EtcdOptions) -> None:
         self._stream = stream
@@ -218,7 +209,7 @@ class _Listener:
         self._idle_s = options.watch_idle_s
 
     async def start(self, start: bytes, end: bytes, revision: int) -> None:
-        """Ask for what happened to these keys at `revision` or later."""
+        """Ask for the changes of these keys at `revision` or later."""
         create = pb.WatchCreateRequest(key=start, range_end=end, start_revision=revision)
         await self._send(pb.WatchRequest(create_request=create))
         response = await self._stream.receive(timeout_s=self._answers_within_s)
@@ -227,7 +218,7 @@ class _Listener:
         _check(response)
 
     async def events(self) -> Sequence[pb.Event]:
-        """The next ones: all those of one revision, or of several."""
+        """The next events: all of one revision, or of several."""
         while True:
             response = await self._stream.receive(timeout_s=self._idle_s)
             if response is None:

@@ -49,7 +49,7 @@ class WorkerServer:
     report: takes what the journal should know, as `Journal.record` does.
     on_error: takes what `on_message` raises, except ValueError, which means a bad message.
     known: set once the agent knows which workers an earlier agent left. Until then a worker that is
-    not expected waits.
+    not expected waits, for _HELLO_TIMEOUT_S at most.
     listener: a descriptor that listens at `path` already, kept open across a SIGHUP.
     """
 

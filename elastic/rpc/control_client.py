@@ -35,7 +35,7 @@ from elastic.v1 import stacks_pb2, timeline_pb2
 
 _LEAST_LOOK_S = 0.5  # to find out why there was no answer
 
-OPTIONS = [  # of both ends: how each notices a lost peer, and what it refuses
+OPTIONS = [  # for both ends: how each notices a lost peer, and what it refuses
     # For a larger message the sender gets an error, and the receiver only sees the stream end.
     ("grpc.max_receive_message_length", 64 * 2**20),
     # Either end notices a silent peer within 0.5 + 1 s.

@@ -62,7 +62,6 @@ class LogFollower:
         self._followed[worker] = _Followed(path, offset)
 
     def forget(self, worker: str) -> None:
-        """Hand out the remaining lines and stop following the log."""
         followed = self._followed.pop(worker, None)
         if followed is None:
             return
@@ -73,7 +72,6 @@ class LogFollower:
             self._on_line(worker, _shown(followed.rest))
 
     def _pass_over(self, worker: str, followed: _Followed) -> None:
-        """Skip all but the last lines that remain."""
         look = _look(followed, most_behind=_MOST_LEFT, most_bytes=_MOST_LEFT)
         end = len(look.data)
         for _ in range(_MOST_LEFT_LINES + 1):
@@ -89,7 +87,6 @@ class LogFollower:
             self.forget(worker)
 
     async def run(self) -> None:
-        """Look for new lines until cancelled."""
         pause_s = _INTERVAL_S
         while True:
             await asyncio.sleep(pause_s)
@@ -242,7 +239,6 @@ class WorkerLogs:
         return self._living[worker]
 
     def adopt(self, worker: str, path: Path) -> None:
-        """Take in a worker that an earlier agent started."""
         self._living[worker] = path
 
     def end(self, worker: str) -> None:

@@ -321,7 +321,6 @@ class StackCollector:
         self._progress[worker] = progress, time.monotonic()
 
     def answered(self, worker: str, stacks: stacks_pb2.WorkerStacks) -> None:
-        """Take a worker's answer."""
         awaited = self._awaited.get((worker, stacks.request))
         if awaited is not None and not awaited.done():
             awaited.set_result(stacks)

@@ -300,7 +300,6 @@ class _Found:
 
     @classmethod
     def of(cls, pid: int) -> _Found | None:
-        """Return None if the process is gone."""
         try:
             return cls(pid, os.pidfd_open(pid))
         except ProcessLookupError:

@@ -64,7 +64,6 @@ def roles_named(names: Iterable[str], job: str) -> frozenset[JobRole]:
 
 
 def roles_allowed(method: str) -> frozenset[JobRole]:
-    """The roles that may call a method of the coordinator."""
     return _MAY_CALL.get(method, _OPERATORS)
 
 

@@ -108,7 +108,7 @@ class Store(Protocol):
     async def get(self, key: str) -> Entry | None: ...
 
     async def list(self, prefix: str) -> Listing:
-        """Entries whose key starts with `prefix`, by key."""
+        """The entries whose key starts with `prefix`, sorted by key."""
         ...
 
     async def put(

@@ -40,15 +40,12 @@ class JobKeys:
         return self.ends + run_id
 
     def incidents_of(self, run_id: str) -> str:
-        """The folder of a run's incidents."""
         return f"{self.incidents}{run_id}/"
 
     def incident(self, run_id: str, number: int) -> str:
-        """The key of one incident's record."""
         return f"{self.incidents_of(run_id)}{number:09d}"
 
     def node(self, node: str) -> str:
-        """The key of a node's registration."""
         return self.nodes + node
 
     def quarantine(self, node: str) -> str:
@@ -66,10 +63,8 @@ def node_of(key: str) -> str:
 
 
 def run_of(key: str) -> str:
-    """The run of a key in `ended/`."""
     return key.rpartition("/")[2]
 
 
 def job_of(key: str) -> str:
-    """The job of a key."""
     return key.removeprefix(JOBS).partition("/")[0]

@@ -51,11 +51,9 @@ class MemoryStore:
 
     @property
     def revision(self) -> int:
-        """The revision of the newest write."""
         return self._revision
 
     def has_lease(self, lease: int) -> bool:
-        """Whether the lease is alive."""
         self._expire()
         return lease in self._leases
 

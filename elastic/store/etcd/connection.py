@@ -225,7 +225,6 @@ class Stream(Generic[RequestT, ResponseT]):
         return received
 
     async def close(self) -> None:
-        """Cancel the call."""
         self._call.cancel()
         if self._reading is not None:
             self._reading.cancel()

@@ -72,13 +72,11 @@ class Keys:
         return pb.TxnRequest(compare=compare, success=[*writes, _range(name)], failure=look)
 
     def put(self, key: str, value: bytes, lease: int) -> pb.RequestOp:
-        """A write for `request`."""
         return pb.RequestOp(
             request_put=pb.PutRequest(key=self.encode(key), value=value, lease=lease)
         )
 
     def delete(self, key: str) -> pb.RequestOp:
-        """A write for `request`."""
         return pb.RequestOp(request_delete_range=pb.DeleteRangeRequest(key=self.encode(key)))
 
     def outcome(self, guard: Guard | None, response: pb.TxnResponse) -> Outcome:

@@ -99,7 +99,6 @@ class Refused(Exception):
 
 
 def status_said(code: grpc.StatusCode, details: str | None) -> Said:
-    """The refusal that a gRPC status means."""
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NO_ANSWER
     text = details or code.name

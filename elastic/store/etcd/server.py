@@ -47,7 +47,6 @@ class EtcdService:
         self._version = f"{VERSION_PREFIX}{version}"
 
     def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
-        """One handler for each of etcd's services."""
         methods = {
             **_unary(RANGE, self._range),
             **_unary(TXN, self._transact),

@@ -1,1 +1,1 @@
-"""The coordinator daemon: the machine of core/coordinator with its store, stream and files."""
+"""The coordinator daemon: core/coordinator's state machine with its store, streams and files."""

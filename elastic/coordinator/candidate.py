@@ -1,4 +1,4 @@
-"""One candidate's life: follow while another leads, lead when elected, step down when deposed."""
+"""One candidate: it follows while another leads, leads when elected, steps down when deposed."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ from elastic.v1 import control_pb2 as pb
 
 
 class NotLeading(TransientError):
-    """Another coordinator leads, or none yet."""
+    """This coordinator does not lead: another one does, or none yet."""
 
 
 class Candidate:
-    """Hands what agents and operators say to its term's leader; turns them away without one."""
+    """Campaigns, leads and steps down. It passes agents and operators on to the leader of its term,
+    and turns them away while it does not lead."""
 
     def __init__(
         self,
@@ -60,18 +61,18 @@ class Candidate:
         self._journal = journal
         self._recent = recent
         self._operators: Operators | None = None
-        self._last: Operators | None = None  # once the run has ended under it
+        self._last: Operators | None = None  # set once the run has ended under this leader
         self._over = False
         self._suspect = False
         self._concluding = False
         self.address = options.address
-        """Where agents and operators find it."""
+        """host:port where agents and operators find this candidate."""
         self.stands = False
-        """It campaigns or leads, or the run has ended before."""
+        """This candidate has begun to campaign, or has found that the run had ended before."""
         self.page = ""
-        """Where people find the page that this coordinator serves; empty: nowhere."""
+        """Where people find this coordinator's page; empty: it serves none."""
         self.leader: LeaderDocument | None = None
-        """Who led when it last waited to be elected."""
+        """The leader that this candidate waited for last."""
         self._election = Election(
             store,
             job=options.job,
@@ -84,10 +85,9 @@ class Candidate:
         )
 
     async def run(self) -> int:
-        """Campaign and lead until the run ends, under whichever coordinator; its exit code.
+        """Campaign and lead until the run ends, here or elsewhere; return its exit code.
 
-        Cancelled, it makes way for another one at once. May be called again for a run that all
-        nodes have left.
+        When cancelled, resigns at once. May be called again for a run that all nodes have left.
         """
         self._concluding, self._over, self._last = False, False, None
         ends = RunEnds(self._store, job=self._options.job, run_id=self._options.run_id)
@@ -99,7 +99,7 @@ class Candidate:
                 here = asyncio.ensure_future(self._lead_once())
                 try:
                     await asyncio.wait({here, elsewhere}, return_when=asyncio.FIRST_COMPLETED)
-                    if self._concluding:  # the end that was heard of is its own
+                    if self._concluding:  # this leader has announced that end itself
                         await asyncio.wait({here})
                     if here.done() and (exit_code := here.result()) is not None:
                         return exit_code
@@ -120,7 +120,7 @@ class Candidate:
             self._over = True
 
     async def _lead_once(self) -> int | None:
-        """One term; the run's exit code if it ended with it. Raises AlreadyEnded."""
+        """Lead for one term; return the exit code if the run ended in it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
         self._follows = self.stands = True
         leadership: Leadership | None = await self._election.campaign()
@@ -137,8 +137,8 @@ class Candidate:
             await self._election.resign()
 
     async def _lead(self, leadership: Leadership) -> int | Stored | None:
-        """Lead. Returns the run's exit code if it has ended, None if the term has, or what the
-        store turns out to have lost."""
+        """Lead. Return the run's exit code if the run has ended, None if only the term has, or the
+        generation that the store has lost."""
         daemon = CoordinatorDaemon(
             self._options,
             self._store,
@@ -184,7 +184,7 @@ class Candidate:
             await daemon.close()
 
     async def _restored(self, leadership: Leadership, lost: Stored) -> Leadership | None:
-        """Write anew what the store has lost; None if somebody else leads."""
+        """Write again what the store has lost. Return None if another coordinator leads."""
         self._journal.record(
             "store_rolled_back", generation=lost.generation.number, stored=leadership.last_number
         )
@@ -195,7 +195,7 @@ class Candidate:
             return None
 
     async def _conclude(self, leadership: Leadership, operators: Operators) -> int:
-        """The run has ended: tell agents that are not connected, and those that come back to it."""
+        """Store the run's end, for agents that are not connected and those that come later."""
         daemon = operators.leader
         end = daemon.ended.result()
         self._concluding, self._last = True, operators
@@ -242,47 +242,47 @@ class Candidate:
                 leader.leadership_confirmed()
 
     def figures(self) -> JobFigures | None:
-        """The job as it is while this candidate leads, or as it was at its end; else None."""
+        """The job as it is while this candidate leads, or as it was at its end; None otherwise."""
         operators = self._operators or self._last
         return operators.figures() if operators is not None else None
 
     def view(self) -> JobView | None:
-        """The same for its page."""
+        """Like `figures`, for the page."""
         operators = self._operators or self._last
         return operators.view() if operators is not None else None
 
     def why_not_ready(self) -> str:
-        """Empty while it leads, or follows, and after the end of the run."""
+        """Return the reason; empty while it leads or follows, and after the end of the run."""
         if self._operators is not None or self._follows or self._over:
             return ""
         return "it neither leads nor follows yet"
 
     @property
     def group(self) -> GroupFigures | None:
-        """The group that it leads; None while it does not lead."""
+        """None while this candidate does not lead."""
         leader = self.agents()
         return leader.group if leader is not None else None
 
     # ---- ControlHandler
 
     def agents(self) -> CoordinatorDaemon | None:
-        """Who hears what agents say; None while another coordinator leads, or none."""
+        """Return the handler of agents' messages; None while this candidate does not lead."""
         return self._operators.leader if self._operators is not None else None
 
     def operators(self) -> Operators:
-        """Who answers them; raises NotLeading."""
+        """Return the handler of operators' requests. Raises NotLeading."""
         if self._operators is None:
             raise NotLeading(f"the coordinator at {self._options.address} does not lead now")
         return self._operators
 
     def status(self) -> pb.JobStatus:
-        """See Operators; also after the run's end. Raises NotLeading."""
+        """Like `Operators.status`; also works after the run's end. Raises NotLeading."""
         return (self._last or self.operators()).status()
 
     def incidents(self, number: int | None) -> list[str]:
-        """See Operators; also after the run's end. Raises NotLeading."""
+        """Like `Operators.incidents`; also works after the run's end. Raises NotLeading."""
         return (self._last or self.operators()).incidents(number)
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
-        """The journal of this coordinator, whoever leads."""
+        """Yield the journal of this coordinator, even while another one leads."""
         return self._recent.follow() if follow else self._recent.remembered()

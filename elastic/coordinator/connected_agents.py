@@ -1,6 +1,4 @@
-"""The nodes whose agents are connected: which are admitted, which agent speaks for which, and views
-that wait to be handled together.
-"""
+"""Keeps the nodes whose agents are connected: admits them, and batches their views."""
 
 from __future__ import annotations
 
@@ -29,28 +27,28 @@ class ConnectedNode:
 
     stream: AgentStream
     node: NodeId
-    """Its name and, where several machines may come to bear that one after the other, a mark."""
+    """Its name, with a mark if several machines may have that name one after the other."""
     connected_unix_s: float = field(default_factory=time.time)
     statuses: tuple[WorkerStatus, ...] = ()
     longest_pause_s: float = 0.0
-    """The longest pause of its agent's event loop."""
+    """The longest pause of its agent's event loop, in seconds."""
     rounds: dict[str, int] = field(default_factory=dict)
-    """The newest round of requests for the ledger and the curve in which the node has sent all that
+    """By recorder (ledger, curve): the newest round of requests in which the node has sent all that
     was not stored, so that its reports leave no gap."""
 
 
 def node_id(name: str, start_token: str) -> NodeId:
-    """Tells a node from another one that had or will have its name."""
+    """Return an id that differs from those of other nodes that had or will have this name."""
     return f"{name}@{start_token[:_TOKEN_LENGTH]}" if start_token else name
 
 
 def name_of(node: NodeId) -> str:
-    """The name people know it by."""
+    """Return the name by which people know the node."""
     return node.partition("@")[0]
 
 
 class ConnectedAgents:
-    """One agent for each name: the newest, since the store gives a name to one at a time."""
+    """One agent for each node name: the newest, since the store gives a name to one at a time."""
 
     def __init__(
         self,
@@ -61,10 +59,10 @@ class ConnectedAgents:
         run_id: str = DEFAULT_RUN,
         saves: bool | None = None,
     ) -> None:
-        """isolation_timeout_s: after which all agents that are cut off must end their workers.
-        command: what the newest group runs; binding for as long as somebody `may_train`, or a node
-        is `out_of_contact` whose workers may come back. saves: there is a directory in which
-        checkpoints are completed; None: nobody is asked."""
+        """isolation_timeout_s: seconds after which an agent that is cut off must end its workers.
+        command: the newest group's; binding while a group `may_train` or a node is `out_of_contact`
+        whose workers may come back. saves: whether this coordinator completes checkpoints; None:
+        agents need not agree."""
         self._saves = saves
         self._isolation_timeout_s = isolation_timeout_s
         self._command = command
@@ -76,11 +74,10 @@ class ConnectedAgents:
         return iter(list(self._nodes.values()))
 
     def count(self) -> int:
-        """How many there are."""
         return len(self._nodes)
 
     def refusal(self, hello: pb.AgentHello, *, has_members: bool = False) -> pb.Refused | None:
-        """Why this agent cannot take part beside the others, or not yet; None if it can.
+        """Return why this agent cannot take part with the others, or not yet; None if it can.
         has_members: members of the group live on its node."""
         try:
             require_node_name(hello.node)
@@ -124,8 +121,8 @@ class ConnectedAgents:
         return None
 
     def saves_unlike(self, hello: pb.AgentHello) -> str:
-        """Why no checkpoint can be completed with this agent; empty if one can, or if none is
-        wanted. A group that trains is not ended for it."""
+        """Return why no checkpoint can be completed with this agent; empty if one can or none is
+        wanted. It is no reason to end a group that trains."""
         unasked = self._saves is None or hello.classic or not hello.HasField("saves")
         if unasked or hello.saves == self._saves:
             return ""
@@ -140,7 +137,7 @@ class ConnectedAgents:
         )
 
     def note_command(self, names: Iterable[str]) -> Command:
-        """The command of a group on these nodes: that of one of them that is connected."""
+        """Note and return the command of a group on these nodes, from one that is connected."""
         for name in names:
             if (node := self._nodes.get(name)) is not None:
                 hello = node.stream.hello
@@ -149,48 +146,46 @@ class ConnectedAgents:
         return self._command
 
     def arrive(self, stream: AgentStream) -> tuple[ConnectedNode | None, ConnectedNode]:
-        """Let the agent in: the node that it takes the place of, if there was one, and its own."""
+        """Let the agent in. Return the node that it replaces, if any, and its own node."""
         before = self._nodes.get(stream.node)
         node = node_id(stream.node, stream.hello.start_token)
         self._nodes[stream.node] = ConnectedNode(stream=stream, node=node)
         return before, self._nodes[stream.node]
 
     def leave(self, stream: AgentStream) -> ConnectedNode | None:
-        """Its stream has ended; None if it was not, or is no longer, the node's."""
+        """Remove the stream's node; None if the stream was not, or is no longer, the node's."""
         if self.of(stream) is None:
             return None
         return self._nodes.pop(stream.node)
 
     def of(self, stream: AgentStream) -> ConnectedNode | None:
-        """The node of a stream that was let in."""
+        """Return the stream's node; None if the stream was not let in or has been replaced."""
         node = self._nodes.get(stream.node)
         return node if node is not None and node.stream is stream else None
 
     def find(self, node: NodeId) -> ConnectedNode | None:
-        """A connected node."""
         found = self._nodes.get(name_of(node))
         return found if found is not None and found.node == node else None
 
     def named(self, name: str) -> ConnectedNode | None:
-        """The connected node of this name."""
         return self._nodes.get(name)
 
     def broadcast(self, **kind: Any) -> None:
-        """Send `CoordinatorMessage(**kind)` to all."""
+        """Send `CoordinatorMessage(**kind)` to all agents."""
         message = pb.CoordinatorMessage(**kind).SerializeToString()
         for node in self._nodes.values():
             node.stream.send_serialized(message)
 
 
-_AT_ONCE = 8  # nodes of which none need wait for another
+_AT_ONCE = 8  # with so few nodes, no view waits for another
 _WAIT_S_PER_NODE = 1e-5
 
 
 class ViewBatches:
-    """Views of many nodes are handed to the machine together: each costs a decision about all
+    """Collects the views of many nodes for the machine, since each event costs a decision about all
     workers. A newer view of a node replaces one that still waits.
 
-    The more nodes there are the longer a view waits, 10 ms for a thousand.
+    The more nodes there are, the longer a view waits: 10 ms for a thousand.
     """
 
     def __init__(
@@ -201,8 +196,8 @@ class ViewBatches:
         self._timer: asyncio.TimerHandle | None = None
 
     def batch(self, report: ev.NodeReported) -> ev.NodesReported | None:
-        """All views up to this one, to be handled now; None: this one waits."""
-        self._waiting.pop(report.node, None)  # the order is that of the newest
+        """Return all views up to this one, to be handled now; None: this one waits."""
+        self._waiting.pop(report.node, None)  # reinsert at the end: views are in order of arrival
         self._waiting[report.node] = report
         if self._nodes() <= _AT_ONCE:
             return self.take()[0]
@@ -212,7 +207,7 @@ class ViewBatches:
         return None
 
     def take(self) -> tuple[ev.NodesReported, ...]:
-        """What waits, as one event; nothing if nothing does."""
+        """Return the views that wait, as one event; empty if none does."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None

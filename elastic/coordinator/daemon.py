@@ -1,4 +1,4 @@
-"""The leader of a job: feeds its machine from the agents' streams and acts on its answers."""
+"""The leader of a job: feeds its machine from the agents' streams and carries out its effects."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ from elastic.v1 import job_pb2, local_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator that has the directory can lead it"
-_MOST_REFUSED = 1000  # names of which it is known what they were told
+_MOST_REFUSED = 1000  # names whose last refusal is remembered
 _KEPT_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 _NOTICES = {
@@ -76,19 +76,18 @@ class GroupFigures:
     """A leader's group in three figures."""
 
     generation: int = 0
-    """Its number; 0: there is no group yet."""
+    """The group's number; 0: there is no group yet."""
     world_size: int = 0
     step: int = 0
-    """The newest one committed, as far as rank 0 has told."""
+    """Steps committed, as far as members have reported."""
 
 
 class CoordinatorDaemon:
-    """One job's leader; hears agents (elastic.rpc.control.AgentHandler) and what the store says of
-    nodes. Operators read its public parts.
+    """One job's leader. It handles agents' messages (elastic.rpc.control.AgentHandler) and changes
+    of nodes in the store (NodeHandler). Operators read its public parts.
 
-    history: for the page, if there is one; it listens to the journal.
-    leads: whether it is certain at this moment that nobody else leads. totals: of the run; they
-    listen to the journal.
+    history: for the page, if there is one; it listens to the journal. leads: whether it is certain
+    at this moment that nobody else leads. totals: of the run; they listen to the journal.
     """
 
     def __init__(
@@ -151,8 +150,8 @@ class CoordinatorDaemon:
             post=self._driver.post,
             start=self._tasks.start,
         )
-        self._refused: dict[str, str] = {}  # why, by name
-        self._doubtful: set[AgentStream] = set()  # their views tell whether they are let in
+        self._refused: dict[str, str] = {}  # reasons, by node name
+        self._doubtful: set[AgentStream] = set()  # refused for now: their next view decides
         self.recoveries = Recoveries(
             known.recoveries,
             leads_since=time.monotonic(),
@@ -174,7 +173,7 @@ class CoordinatorDaemon:
             start=self._tasks.start,
         )
         self.progress, self.progressed_at = job_pb2.Progress(), time.monotonic()
-        """The newest of rank 0, and when it came."""
+        """Rank 0's newest report, and when it came (monotonic seconds)."""
         self.saves = Saves(
             make_commits(options, leadership),
             journal,
@@ -207,20 +206,17 @@ class CoordinatorDaemon:
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
         self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """Why somebody else leads, once somebody does."""
+        """The reason, once another coordinator leads."""
         self.outdated: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-        """What the store has lost, once an agent has told of it."""
+        """The generation that the store has lost, once an agent has reported it."""
         self._retired = False
         self._lost: Stored | None = None
         self.order: StopOrder | None = None
         self.registry: NodeRegistry | None = None
-        """Where it is known which nodes there are, besides those that connect."""
+        """The registered nodes; the candidate sets it."""
 
     async def start(self) -> None:
-        """Learn what earlier coordinators have kept; sits out outages.
-
-        Raises ConfigurationError.
-        """
+        """Load what earlier leaders stored; waits out outages. Raises ConfigurationError."""
         for recorder in self._recorders:
             await recorder.start()
         await self.departing.load()
@@ -235,11 +231,11 @@ class CoordinatorDaemon:
             self._tasks.start(self._sample(self.history), "history")
 
     def retire(self) -> None:
-        """It leads no more: what agents say on its streams is for nobody."""
+        """The term is over: ignore what agents say from now on."""
         self._retired = True
 
     async def close(self) -> None:
-        """End what still runs here, and every stream."""
+        """End the tasks that still run, and every stream."""
         self._views.take()
         self._driver.close()
         for stream in (*(node.stream for node in self.nodes), *self._doubtful):
@@ -249,23 +245,22 @@ class CoordinatorDaemon:
             await recorder.close()
 
     async def kept(self) -> None:
-        """Return when the store has what is to outlive the run, or does not take it in time."""
+        """Return when the store has what must outlive the run, or after _KEPT_WITHIN_S."""
         await self.incidents.kept(_KEPT_WITHIN_S)
 
     async def flushed(self) -> None:
-        """Return when every agent has been told what was said to it, and has gone."""
+        """Return when every agent has received its messages and left, or after _FAREWELL_S."""
         ends_at = time.monotonic() + _FAREWELL_S
         while any(True for _ in self.nodes) and time.monotonic() < ends_at:
             await asyncio.sleep(0.05)
 
     def leadership_confirmed(self) -> None:
-        """The election is certain again: what waited for that can be done."""
+        """The election is certain again: write the records that waited for that."""
         for recorder in self._recorders:
             recorder.record()
 
     @property
     def group(self) -> GroupFigures:
-        """The group that it leads."""
         current = self.machine.current
         if current is None:
             return GroupFigures()
@@ -286,14 +281,14 @@ class CoordinatorDaemon:
             await asyncio.sleep(SAMPLE_EVERY_S)
 
     def wanted(self) -> int:
-        """Workers that the nodes which take part have room for."""
+        """Return for how many workers the participating nodes have room, up to the job's limit."""
         room = sum(self.departing.room())
         return min(self.options.formation.max_workers, room)
 
     # ---- AgentHandler
 
     def agent_connected(self, stream: AgentStream, *, has_members: bool = False) -> None:
-        """An agent has said hello, or what has to be known besides to let it in or not."""
+        """An agent has said hello, or has sent the view that decides whether it is let in."""
         refused = self.nodes.refusal(stream.hello, has_members=has_members)
         if refused is not None and refused.for_now and stream not in self._doubtful:
             self._doubtful.add(stream)
@@ -306,7 +301,7 @@ class CoordinatorDaemon:
             stream.close()
             return
         if self._is_held_by_another(stream):
-            stream.close()  # to come again: the store may know more than has been heard here
+            stream.close()  # it comes again: the registry here may lag behind the store
             return
         self._refused.pop(stream.node, None)
         before, node = self.nodes.arrive(stream)
@@ -319,7 +314,7 @@ class CoordinatorDaemon:
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
         unlike = self.nodes.saves_unlike(stream.hello)
-        if unlike and stream.hello.saves:  # the group saves, and would end unsaved under this one
+        if unlike and stream.hello.saves:  # the group saves, but this one would commit nothing
             self._crashed(ConfigurationError(f"{unlike}. Training goes on; {_LEAD_INSTEAD}"))
         elif unlike:
             self._journal.record("warning", source="checkpoints", message=unlike)
@@ -338,7 +333,7 @@ class CoordinatorDaemon:
             stream.send(stop=_to_pb(self.order))
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
-        """Another agent attends under the name, and the name is registered for it."""
+        """Return True if another agent is connected under this name and registered for it."""
         present = self.nodes.named(stream.node)
         if present is None or self.registry is None:
             return False
@@ -350,7 +345,7 @@ class CoordinatorDaemon:
         return True
 
     def _is_news(self, node: str, refusal: str) -> bool:
-        """The node has not been told so: one that is refused comes again and again."""
+        """Return False if the node was told so already: a refused agent comes again and again."""
         if self._refused.get(node) == refusal:
             return False
         if len(self._refused) >= _MOST_REFUSED:
@@ -359,7 +354,6 @@ class CoordinatorDaemon:
         return True
 
     def agent_lost(self, stream: AgentStream) -> None:
-        """Its stream has ended."""
         if self._retired:
             return
         self._doubtful.discard(stream)
@@ -376,7 +370,7 @@ class CoordinatorDaemon:
         self._driver.post(ev.NodeLost(node=node.node))
 
     def agent_said(self, stream: AgentStream, message: pb.AgentMessage) -> None:
-        """Take one message; what a newer version may say beyond is passed over."""
+        """Handle one message; ignore kinds that only a newer version knows."""
         if self._retired:
             return
         if stream in self._doubtful and message.HasField("view"):
@@ -412,7 +406,7 @@ class CoordinatorDaemon:
                     self.departing.wants_to_leave(node, message.leave.reason)
                 case "leave_timed_out":
                     self._left_late(node, message.leave_timed_out.waited_s)
-                case "stop" if self.order is None:  # it asks, or the store has lost the order
+                case "stop" if self.order is None:  # the agent asks, or the store has lost it
                     stop = message.stop
                     self.stop(StopOrder(reason=stop.reason, exit_code=stop.exit_code))
                 case "worker_time":
@@ -422,8 +416,8 @@ class CoordinatorDaemon:
         self._records.keep()
 
     def _look_into(self, stream: AgentStream, view: pb.NodeView) -> None:
-        """What an agent of another command has found on its node: the workers of the command before
-        have ended if they are not among it."""
+        """Decide about an agent with another command, by the workers that it has found on its node.
+        If no member is among them, those of the earlier command have ended there."""
         node = node_id(stream.node, stream.hello.start_token)
         live = {w.worker for w in view.workers}
         members = self.machine.members_that_may_train()
@@ -446,7 +440,7 @@ class CoordinatorDaemon:
 
     def _worker_failed(self, node: ConnectedNode, message: job_pb2.Failure) -> None:
         failure = failure_from_pb(message)
-        if self._is_member(failure.worker):  # nobody waits for a spare
+        if self._is_member(failure.worker):  # the loss of a spare holds up nobody
             self.recoveries.sign(time.monotonic())
         self._journal.record(
             "worker_failed",
@@ -463,7 +457,7 @@ class CoordinatorDaemon:
         self.departing.worker_failed(node, failure)
 
     def _is_member(self, worker: WorkerId) -> bool:
-        """It is in the newest group, or in one that trains until a planned change takes effect."""
+        """True for members of the newest group, or of one that trains until a planned change."""
         current = self.machine.current
         members = (
             *(current.members if current is not None else ()),
@@ -476,7 +470,7 @@ class CoordinatorDaemon:
         if group is None or current is None:
             return
         if group is not current and current.leave_after is None:
-            return  # left at once: what it says of itself is past
+            return  # the group was left at once: this report is outdated
         if not progress.probed:
             self.progress, self.progressed_at = progress, time.monotonic()
             self.totals.progressed(progress, time.time())
@@ -513,9 +507,9 @@ class CoordinatorDaemon:
         )
 
     def _reformed(self, report: job_pb2.Reformed, age_s: float) -> None:
-        """A member has committed its first step in a group, so long ago."""
+        """A member has committed its first step in a group, `age_s` seconds ago."""
         age_s = max(0.0, age_s) if math.isfinite(age_s) else 0.0
-        if not age_s:  # else newer figures have come
+        if not age_s:  # otherwise newer figures have come
             self.slot_time.spent(report.worker, report.spent)
         if report.source:
             self._journal.record("state_restored", source=report.source, committed=report.committed)
@@ -535,10 +529,10 @@ class CoordinatorDaemon:
         self.incidents.reformed(report)
 
     def _steps_recorded(self, node: ConnectedNode, entries: local_pb2.LedgerEntries) -> None:
-        """Members keep what they are not told is stored, for the next coordinator if need be."""
+        """Members keep records until they are told that these are stored, by whichever leader."""
         if self._ledger is not None:
             self._ledger.take(node, entries.entries, whole=entries.whole)
-        elif entries.entries:  # nobody stores it, whatever the members were told
+        elif entries.entries:  # nobody stores a ledger: members may forget these
             last = entries.entries[-1]
             self.nodes.broadcast(
                 ledger_stored=local_pb2.LedgerStored(
@@ -547,7 +541,7 @@ class CoordinatorDaemon:
             )
 
     def _notice(self, node: ConnectedNode, notice: local_pb2.Notice) -> None:
-        """A worker's own event. It chooses among names, and its fields stand by themselves."""
+        """Record a worker's own event: only a known name, and its fields apart from ours."""
         source = name_of(node.node)
         if notice.name in _NOTICES:
             self._journal.record(notice.name, node=source, details=dict(notice.fields))
@@ -555,7 +549,7 @@ class CoordinatorDaemon:
             self._journal.record("notice", node=source, details={"name": notice.name})
 
     def _left_late(self, node: ConnectedNode, waited_s: float) -> None:
-        """Its workers are ended, since the time in which they were to leave is over."""
+        """The agent ends the node's workers, since they did not leave in time."""
         self._journal.record(
             "leave_timed_out",
             node=node.stream.node,
@@ -569,10 +563,10 @@ class CoordinatorDaemon:
             since = self.machine.last_commit_at(now)
             self.recoveries.left_late(since, now, self.machine.current)
 
-    # ---- NodeHandler: what the store says of nodes
+    # ---- NodeHandler: changes of nodes in the store
 
     def node_registered(self, node: str, document: NodeDocument) -> None:
-        """An agent has taken the name: another one that attends under it is not the node."""
+        """An agent has registered the name: another one that is connected under it must go."""
         self.departing.registered(node_id(node, document.start_token), document.machine)
         present = self.nodes.named(node)
         if present is not None and present.stream.hello.start_token != document.start_token:
@@ -580,20 +574,17 @@ class CoordinatorDaemon:
             present.stream.close()
 
     def node_vanished(self, node: str, at: float) -> None:
-        """Its registration is lost."""
         del at
         self._journal.record("node_vanished", node=node)
 
     def node_gone(self, node: str, start_token: str | None) -> None:
-        """Nothing of it runs any more."""
         ids = [node_id(node, start_token)] if start_token else self._absent_ids(node)
         for gone in ids:
             self.departing.gone(gone)
             self._driver.post(ev.NodeGone(node=gone))
 
     def _absent_ids(self, name: str) -> list[str]:
-        """Every machine that is known to have had this name, but those that have it now: the one
-        that is connected, and the one that is registered."""
+        """Return the known nodes of this name, except the connected and the registered one."""
         known = {m.node for m in self.machine.members_that_may_train()}
         known.update(self.machine.nodes_out_of_contact())
         token = self.registry.holder(name) if self.registry is not None else None
@@ -604,7 +595,8 @@ class CoordinatorDaemon:
     # ---- what the store has lost
 
     def _agent_knows(self, node: ConnectedNode, known: job_pb2.Known) -> None:
-        """The store was emptied, or restored from a backup, if this is newer than what it has."""
+        """An agent reports the newest generation that it knows. If that is newer than the store's,
+        the store was emptied, or restored from a backup."""
         before = generation_from_pb(known.before) if known.HasField("before") else None
         newest = generation_from_pb(known.newest)
         leads_from, current = self.leadership, self.machine.current
@@ -626,10 +618,10 @@ class CoordinatorDaemon:
             revision=0,
             command=Command(text=hello.command, digest=hello.command_digest),
         )
-        if not self.machine.writes:  # else when it is known what became of that
+        if not self.machine.writes:  # otherwise _persist does this when its write is done
             self.outdated.set_result(self._lost)
 
-    # ---- what the machine wants
+    # ---- the machine's effects
 
     def _observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
         self.slot_time.observe(event, effects, now)
@@ -733,12 +725,12 @@ class CoordinatorDaemon:
     # ---- parts
 
     def _may_replace_slow(self, worker: str) -> bool:
-        """A slow job is better than one whose restarts are used up."""
+        """Only while half of the restarts are left: a slow job is better than one without any."""
         spent = self.machine.restarts_spent(time.monotonic())
         return 2 * spent < self.options.max_restarts and self.machine.can_replace_slow(worker)
 
     def _may_train(self) -> bool:
-        """A group may train somewhere: what the job runs cannot be changed."""
+        """While a group may train somewhere, the job's command cannot be changed."""
         return bool(self.machine.members_that_may_train())
 
     async def _persist(self, effect: fx.PersistGeneration) -> None:
@@ -762,7 +754,7 @@ class CoordinatorDaemon:
             self._driver.post(ev.GenerationPersisted(number=generation.number))
 
     def stop(self, order: StopOrder, *, is_stored: bool = False) -> None:
-        """Have the job saved and left."""
+        """Have the job save and end. is_stored: the store has the order already."""
         self.order = self.order or order
         self.nodes.broadcast(stop=_to_pb(order))
         self._journal.record("stop_requested", reason=order.reason)
@@ -771,7 +763,7 @@ class CoordinatorDaemon:
             self._tasks.start(self._keep_stop(order), "keep-stop")
 
     async def _keep_stop(self, order: StopOrder) -> None:
-        with contextlib.suppress(GuardFailed):  # the next leader may be asked again
+        with contextlib.suppress(GuardFailed):  # the next leader can be asked again
             await save_stop(self._store, self.leadership, order)
 
     def _end(self, exit_code: int, message: str) -> None:
@@ -813,7 +805,7 @@ class CoordinatorDaemon:
         return f"{begin}the last save failed{why}: {lost} steps {since} are not saved"
 
     def _crashed(self, error: BaseException) -> None:
-        """A bug here must not look like a hang."""
+        """End the run with this error: a bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
 

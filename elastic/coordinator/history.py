@@ -1,4 +1,4 @@
-"""What the page shows of the past: curves, what happened, and nodes that have gone."""
+"""Keeps what the page shows of the past: curves, events and nodes that have disconnected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic.runtime.journal import Entry
 
 SAMPLE_EVERY_S = 2.0
 MOST_ENTRIES = 120
-_MOST_DETAILED = 10  # failures of which the traceback or the log's end is kept
+_MOST_DETAILED = 10  # entries that keep a traceback or the end of a log
 _LONGEST = 400  # characters of a text
 _LONGEST_DETAIL = 4000
 _MOST_DEPARTED = 1000
@@ -40,7 +40,7 @@ _LEFT_OUT = frozenset({"members", "ranks", "slot_seconds", "log_dir", *_DETAILS}
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Happened:
-    """An entry of the journal, cut to what a page may hold. `fields` are JSON scalars."""
+    """A journal entry, shortened for the page. `fields` are JSON scalars."""
 
     number: int
     unix_s: float
@@ -53,16 +53,16 @@ class Happened:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Departed:
-    """A node whose agent is not connected any more."""
+    """A node whose agent is no longer connected."""
 
     unix_s: float
     as_wanted: bool
-    """It was to leave."""
+    """The node was leaving or drained when it disconnected."""
 
 
 class JobHistory:
-    """Listens to the leader's journal, and takes samples. It begins with this process:
-    the leaders before have kept nothing of it."""
+    """Listens to the leader's journal and collects samples. The history begins with this process:
+    earlier leaders have stored none."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.curves = Curves()
@@ -78,7 +78,6 @@ class JobHistory:
     # ---- what happens
 
     def __call__(self, entry: Entry) -> None:
-        """Take an entry of the journal."""
         if entry.name not in _SHOWN:
             return
         self._count += 1
@@ -99,7 +98,7 @@ class JobHistory:
             self._resized(int(entry.fields["world_size"]))
 
     def sample(self, sample: Sample, steps: Histogram) -> None:
-        """The job as it is now. steps: the durations of all of its steps so far."""
+        """Add a sample of the job's present state. steps: the durations of all its steps so far."""
         count, total_s = sum(steps.counts), steps.total
         more, more_s = count - self._steps, total_s - self._steps_s
         self._steps, self._steps_s = count, total_s
@@ -110,7 +109,7 @@ class JobHistory:
     # ---- inside
 
     def _resized(self, world_size: int) -> None:
-        """A group that lasts shorter than the time between samples is in the curve, too."""
+        """Add a sample at once: groups may live shorter than the time between samples."""
         last = self._last
         sample = Sample(
             step=last.step,
@@ -145,7 +144,7 @@ class JobHistory:
 
 
 def _scalar(value: Any) -> Any:
-    """What JSON and a line of text can hold."""
+    """Convert a value to a JSON scalar that fits in a line of text."""
     if isinstance(value, bool) or value is None or isinstance(value, int):
         return value
     if isinstance(value, float):

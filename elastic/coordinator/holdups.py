@@ -1,6 +1,7 @@
-"""Who holds up the others, and where: in hangs and slow steps, by the stacks of all workers, for
-which the agents are asked, as they are for operators and for the last minutes; and step after step,
-by what the parts of a step take on each rank.
+"""Finds out which ranks hold up the others, and where.
+
+In hangs and slow steps, the stacks of all workers show it. Agents are asked for them, as they are
+for operators and timelines. Constant slowness shows in how long parts of a step take on each rank.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from elastic.timeouts import timeout
 from elastic.v1 import control_pb2, job_pb2, timeline_pb2
 from elastic.v1 import stacks_pb2 as pb
 
-_ANSWERS_S = 1.0  # for all agents: theirs take 0.7 s where a worker does not answer
-_MOST_BYTES = 16 * 2**20  # of a reply to an operator; of larger ones only the main threads
+_ANSWERS_S = 1.0  # for all agents; one takes 0.7 s if a worker does not answer
+_MOST_BYTES = 16 * 2**20  # of a reply to an operator; a larger one has only main threads
 _MOST_SHOWN = 20  # names in a message
 
 Found = Mapping[str, pb.NodeStacks]
-"""What nodes have told, by the names of the nodes."""
+"""The answers of nodes, by node name."""
 
 
 @dataclass(slots=True)
@@ -45,7 +46,7 @@ class _Round:
 
 
 class StackRounds:
-    """Each round ends when all nodes that attend have told, or after a second."""
+    """Asks agents about workers. A round ends when all nodes have answered, or after a second."""
 
     def __init__(self, nodes: ConnectedAgents) -> None:
         self._nodes = nodes
@@ -55,8 +56,8 @@ class StackRounds:
     def ask(
         self, *, worker: str = "", brief: bool = False, stretches: int = 0
     ) -> asyncio.Task[Found]:
-        """Ask all nodes, before they are told what comes next. worker: only of this one. brief:
-        only of main threads. stretches: no stacks, but so many of the newest stretches of time."""
+        """Ask all nodes at once, before they get any later message. worker: only about this one.
+        brief: only main threads. stretches: instead of stacks, so many of the newest stretches."""
         number, names = next(self._numbers), {node.stream.node for node in self._nodes}
         this = self._rounds[number] = _Round(names, {}, asyncio.Event())
         request = pb.StacksRequest(request=number, worker=worker, brief=brief, stretches=stretches)
@@ -64,7 +65,7 @@ class StackRounds:
         return asyncio.ensure_future(self._gather(number, this))
 
     async def log(self, node: ConnectedNode, worker: str) -> str:
-        """The last lines of a worker of this node. Raises TransientError if it does not tell."""
+        """Return a worker's last log lines. Raises TransientError if its agent does not answer."""
         number, name = next(self._numbers), node.stream.node
         this = self._rounds[number] = _Round({name}, {}, asyncio.Event())
         node.stream.send(stacks=pb.StacksRequest(request=number, worker=worker, log=True))
@@ -74,7 +75,7 @@ class StackRounds:
         return found[name].workers[0].log
 
     def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
-        """A node has told; too late, and it is passed over."""
+        """Take a node's answer; one that comes too late is ignored."""
         this = self._rounds.get(stacks.request)
         if this is None or node.stream.node not in this.waits_for:
             return
@@ -96,7 +97,7 @@ class StackRounds:
 
 
 def explain(generation: Generation, found: Found) -> Diagnosis:
-    """Who of the generation's members keeps the others waiting."""
+    """Say which of the generation's members keep the others waiting."""
     return diagnose(
         [
             whereabouts_from_pb(_of_member(member, found), rank=rank, node=name_of(member.node))
@@ -106,8 +107,8 @@ def explain(generation: Generation, found: Found) -> Diagnosis:
 
 
 def odd_stacks(generation: Generation, verdict: Diagnosis, found: Found) -> list[RankStacks]:
-    """The main threads of those that keep the others waiting, then of one that waits: without what
-    lies around the script."""
+    """Return the main threads of ranks that keep the others waiting, then of one that waits,
+    without the frames outside the script."""
     waiting = [rank for rank in verdict.waiting if rank < generation.world_size][:1]
     ranks = [*(odd.rank for odd in verdict.odd[:MOST_STACKS]), *waiting]
     told = []
@@ -127,7 +128,7 @@ def odd_stacks(generation: Generation, verdict: Diagnosis, found: Found) -> list
 
 
 def _within_script(stacks: pb.WorkerStacks) -> pb.WorkerStacks:
-    """The main threads, up to the outermost frame that is the script's."""
+    """Return a copy with only the main threads, out to the script's outermost frame."""
     inner = pb.WorkerStacks()
     inner.CopyFrom(stacks)
     for process in inner.processes:
@@ -140,8 +141,7 @@ def _within_script(stacks: pb.WorkerStacks) -> pb.WorkerStacks:
 
 
 def asked_for(of: str, generation: Generation | None, workers: Sequence[str]) -> str:
-    """The worker whose stacks are wanted, by its rank or name; empty: all. Raises
-    ConfigurationError for none."""
+    """Return the worker that `of` means; empty: all. Raises ConfigurationError if it is unknown."""
     members = generation.members if generation is not None else ()
     if of.isdecimal() and int(of) < len(members):
         return members[int(of)].worker
@@ -156,7 +156,7 @@ def asked_for(of: str, generation: Generation | None, workers: Sequence[str]) ->
 
 
 def reply(generation: Generation | None, found: Found, worker: str) -> pb.JobStacks:
-    """The reply to operators: members by rank, then others; the verdict if all were asked for."""
+    """Return the reply to operators: members by rank, then others; a verdict if all were asked."""
     members = generation.members if generation is not None else ()
     answer = pb.JobStacks()
     for rank, member in enumerate(members):
@@ -186,14 +186,14 @@ def _of_member(member: Member, found: Found) -> pb.WorkerStacks:
     return pb.WorkerStacks(worker=member.worker, answer=pb.ANSWER_ABSENT)
 
 
-_MOST_TOLD = 16  # ranks of one event
+_MOST_TOLD = 16  # ranks in one event
 
 
 class Hangs:
-    """Collects stacks when a group stands still, or when somebody asks.
+    """Collects stacks when a group stands still, or when an operator asks.
 
-    post: takes what the machine is to know; start: runs what takes time. on_explained: told of each
-    hang.
+    post: takes events for the machine. start: runs a coroutine in the background. on_explained:
+    called with the generation, verdict and stacks of each hang.
     """
 
     def __init__(
@@ -215,11 +215,10 @@ class Hangs:
         self.newest_unix_s = 0.0
 
     def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
-        """A node tells where its workers are."""
         self._rounds.told(node, stacks)
 
     def explain(self, effect: fx.ExplainHang) -> None:
-        """The members are asked at once, before they are told of a new group."""
+        """Explain a hang. Members are asked at once, before they learn of a new group."""
         asking = self._rounds.ask(brief=True)
 
         async def told() -> None:
@@ -241,7 +240,7 @@ class Hangs:
         self._start(told(), "explain-hang")
 
     def explain_slow_step(self, effect: fx.ExplainSlowStep, committed: Callable[[], int]) -> None:
-        """Where the members are is told unless the step has come to its end meanwhile."""
+        """Explain a slow step, unless it has ended when the answers come."""
         asking = self._rounds.ask(brief=True)
 
         async def told() -> None:
@@ -263,8 +262,8 @@ class Hangs:
     async def stacks(
         self, of: str, generation: Generation | None, workers: Sequence[str]
     ) -> pb.JobStacks:
-        """The reply to an operator: the main threads of all ranks, or all threads of one. Raises
-        ConfigurationError if there is none of this rank or name."""
+        """Return an operator's reply: the main threads of all ranks, or all threads of one. Raises
+        ConfigurationError if there is no such rank or worker."""
         worker = asked_for(of, generation, workers)
         found = await self._rounds.ask(worker=worker, brief=not worker)
         return reply(generation, found, worker)
@@ -276,7 +275,7 @@ class Hangs:
 
 
 def _ranks(verdict: Diagnosis) -> list[dict[str, Any]]:
-    """The ranks that have not come, with the places at which they are."""
+    """The ranks that the others wait for, and where they are."""
     return [
         {
             "rank": odd.rank,
@@ -292,13 +291,13 @@ def _ranks(verdict: Diagnosis) -> list[dict[str, Any]]:
 
 TRAINING = "training"
 _MOST_STEPS = 1000  # of one worker
-_MOST_SPANS_TOLD = 100_000  # stretches of all workers: some 7 MB
+_MOST_SPANS_TOLD = 100_000  # stretches of all workers together: some 7 MB
 
 
 async def timeline(
     rounds: StackRounds, accounts: SlotAccounts, workers: int, steps: int
 ) -> timeline_pb2.JobTimeline:
-    """So many of the newest steps of each of the workers, fewer where there are many of these."""
+    """Return each worker's newest `steps` steps (0: the most); fewer with many workers."""
     most = max(1, min(steps or _MOST_STEPS, _MOST_STEPS, _MOST_SPANS_TOLD // max(1, workers)))
     found = await rounds.ask(stretches=most)
     now = time.monotonic()
@@ -320,9 +319,10 @@ async def timeline(
 
 
 _MOST_REPLACED, _WITHIN_S = 2, 3600.0
-"""Replacements in one slot: if the next worker there is slow too, it is the machine."""
+"""The most replacements in one slot within a time: if the next worker is slow, too, the cause is
+the machine, and no replacement helps."""
 
-_MOST_SLOTS = 1000  # of which that is remembered
+_MOST_SLOTS = 1000  # whose replacements are remembered
 
 _IN_WORDS = {
     Part.DATA: "loading data",
@@ -340,12 +340,11 @@ class SlowRank:
 
     found: Straggler
     node: str
-    """The name that people know it by."""
+    """The node's name, not its id."""
     slot: int
 
     @property
     def text(self) -> str:
-        """The verdict in words."""
         found = self.found
         return (
             f"rank {found.rank} (node {self.node}) holds up every step by "
@@ -355,9 +354,9 @@ class SlowRank:
 
 
 class SlowRanks:
-    """Takes what ranks report, compares them, and has slow ones replaced if that is wanted.
+    """Compares what ranks report, names slow ones, and has them replaced if `replaces`.
 
-    replaces: whether it is. may_replace: whether the job can do without a worker for now.
+    may_replace: whether the job can do without a worker for now.
     """
 
     def __init__(
@@ -382,7 +381,6 @@ class SlowRanks:
         self._replaced: dict[tuple[str, int], deque[float]] = {}
 
     def heard(self, worker: WorkerId, pace: job_pb2.Pace) -> None:
-        """A rank has put down sums."""
         sums = _sums(pace)
         if sums is None or self._failed:
             return
@@ -408,7 +406,6 @@ class SlowRanks:
         return self._stragglers.worst
 
     def to_pb(self) -> list[control_pb2.SlowRank]:
-        """The slow ranks for operators."""
         return [
             control_pb2.SlowRank(
                 rank=slow.found.rank,
@@ -431,7 +428,7 @@ class SlowRanks:
             return
         known, self._generation = self._generation, current
         if known is not None and known.number == current.number:
-            return  # another form of it
+            return  # the same generation in another form
         before, self._members = self._members, {m.worker: m for m in current.members}
         verdict = self._stragglers.regroup(current.number, [m.worker for m in current.members])
         for found in verdict.over:
@@ -488,7 +485,7 @@ class SlowRanks:
 
 
 def _sums(pace: job_pb2.Pace) -> Sums | None:
-    """None if it makes no sense, or is of no group."""
+    """Return None if a value is not finite, or if the sums belong to no group or no step."""
     values = [value for _, value in pace.ListFields()]
     if not pace.generation or not pace.committed or not all(map(math.isfinite, values)):
         return None

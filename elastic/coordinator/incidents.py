@@ -1,6 +1,7 @@
-"""Records of incidents: kept in the store for the leaders after, told as events, for operators;
-where the time of each recovery went, phase by phase (P8); and the sentences for all of it, the end
-of the job included.
+"""Records incidents and recoveries, and words the sentences that people read about them.
+
+Records of incidents are stored for later leaders, reported as events and shown to operators. Each
+recovery is measured phase by phase (P8). One of the sentences says why the job ended.
 """
 
 from __future__ import annotations
@@ -46,15 +47,16 @@ _BRIEF = (
     *("number", "unix_s", "cause", "summary", "noticed_by", "outcome", "lasted_s", "committed"),
     *("generation", "followed_by", "nodes", "workers", "samples_given_up", "lost_s", "recovery"),
 )
-_MOST_BYTES = 64 * 2**10  # of a record in the store: far below what etcd takes
+_MOST_BYTES = 64 * 2**10  # of a record in the store: far below etcd's limit
 _MOST_NAMED = 10
 _POLL_S = 0.02
 
 
 class IncidentRecords:
-    """What goes wrong in here is told once, and never holds up the job: no more is recorded then.
+    """The run's incidents. An error in here is reported once and never holds up the job: from then
+    on nothing more is recorded.
 
-    accounts: they number the incidents, and know what each has cost. start: runs what takes time.
+    accounts: they number the incidents and know each one's cost. start: runs a coroutine.
     """
 
     def __init__(
@@ -75,19 +77,19 @@ class IncidentRecords:
         self._incidents = Incidents(accounts.open_incident, name_of=name_of)
         self._keeper = IncidentKeeper(store, job=job, run_id=run_id, guard=guard)
         self._earlier: dict[int, Mapping[str, Any]] = {}
-        """Records of the leaders before."""
+        """The records of earlier leaders, by number."""
         self._keeping = self._failed = False
 
     async def load(self, last: Stored | None, recoveries: Sequence[Mapping[str, Any]]) -> None:
-        """Take over those of the leaders before; sits out outages. last: the newest generation that
-        is stored, with the incident that it is to recover from. recoveries: that are finished."""
+        """Take over the incidents of earlier leaders; waits out outages. last: the newest stored
+        generation, with the incident that it recovers from. recoveries: the finished ones."""
         found = await retry(
             lambda: load_incidents(self._store, self._job, self._run_id), "load the incidents"
         )
         self._keeper.stored.update(found)
         loss, number = last.loss if last is not None else None, 0
         decided = read_incident(loss.incident) if loss is not None else None
-        if decided is not None:  # one may know more than the other
+        if decided is not None:  # two copies of one record: the longer one knows more
             number = decided["number"]
             found[number] = max(decided, found.get(number, {}), key=lambda d: len(str(d)))
         self._accounts.number_after(max(found, default=0))
@@ -102,7 +104,7 @@ class IncidentRecords:
     def _resume(
         self, document: Mapping[str, Any], followed_by: int, recoveries: Sequence[Mapping[str, Any]]
     ) -> None:
-        """An incident was not over, as far as the leader before has told."""
+        """Go on with an incident that was not over when the earlier leader stored it."""
         ahead_s, number = time.time() - self._clock(), document["number"]
         self._earlier[number] = {**document, "outcome": Outcome.UNKNOWN.value}
         try:
@@ -110,7 +112,7 @@ class IncidentRecords:
             nodes = [read_name(name) for name in document["nodes"]]
             workers = [read_name(name) for name in document["workers"]]
         except (ValueError, TypeError, LookupError, AttributeError):
-            return  # whatever stands there
+            return  # the record is malformed
         over = [r for r in recoveries if r.get("generation", 0) > record.generation]
         record.cost = self._accounts.resume_incident(
             number, record.at, nodes, workers, followed_by=followed_by, under_way=not over
@@ -125,20 +127,18 @@ class IncidentRecords:
     def observe(
         self, event: ev.Event, effects: Sequence[fx.Effect], machine: Coordinator, now: float
     ) -> None:
-        """The machine has taken the event, and the accounts have seen it."""
+        """Call this after the machine and the accounts have handled the event."""
         under_way = self._accounts.under_way
         self._guarded(lambda: self._incidents.observe(event, effects, machine, under_way, now))
 
     def progressed(self, progress: pb.Progress) -> None:
-        """Rank 0 reports."""
         self._incidents.progressed(progress.worker, progress.committed, progress.samples)
 
     def left_late(self, node: str) -> None:
-        """A node's workers are ended, which were to leave at a step boundary."""
+        """A node's workers are ended: they did not leave at a step boundary in time."""
         self._guarded(lambda: self._incidents.left_late(node, self._clock()))
 
     def explained(self, generation: int, verdict: Diagnosis, stacks: Sequence[RankStacks]) -> None:
-        """Where the members are of a group that stands still."""
         self._guarded(lambda: self._incidents.explained(generation, verdict, stacks))
 
     def recovered(self, recovery: Mapping[str, Any]) -> None:
@@ -146,22 +146,18 @@ class IncidentRecords:
         self._guarded(lambda: self._incidents.recovered(recovery, self._clock()))
 
     def reformed(self, report: pb.Reformed) -> None:
-        """A member has committed its first step in a group."""
         self._guarded(lambda: self._incidents.reformed(report.generation, report.recomputed))
 
     def save_failed(self, step: int, generation: int, message: str) -> None:
-        """A checkpoint whose parts are whole could not be completed."""
+        """A checkpoint could not be completed, although all its parts were written."""
         self._guarded(lambda: self._incidents.save_failed(step, generation, message, self._clock()))
 
     def saved(self) -> None:
-        """A checkpoint is whole."""
         self._guarded(self._saved)
 
     def ended(self, message: str) -> None:
-        """The job has ended, and why."""
-
         def end() -> None:
-            final = self._of_leaders_before()  # nobody updates them after it
+            final = self._of_leaders_before()  # later nobody updates their costs
             self._incidents.changed |= {n for n in final if final[n] != self._keeper.stored.get(n)}
             self._incidents.ended(message)
 
@@ -170,12 +166,12 @@ class IncidentRecords:
     # ---- what is known
 
     def brief(self) -> list[dict[str, Any]]:
-        """One short document for each incident, oldest first: for lists."""
+        """Return one short document for each incident, oldest first, for lists."""
         return [{name: d.get(name) for name in _BRIEF} for d in self._documents().values()]
 
     def document(self, number: int) -> dict[str, Any]:
-        """All that is known of one; 0: of the newest. Raises ConfigurationError if there is none of
-        the number."""
+        """Return an incident's record; 0: the newest one's. Raises ConfigurationError if there is
+        none of this number."""
         found = self._documents()
         number = number or max(found, default=0)
         if number in found:
@@ -188,7 +184,7 @@ class IncidentRecords:
         )
 
     def newest_open(self) -> bytes:
-        """The document of the newest one that is not over, as the store keeps it; empty: none."""
+        """Return the newest open incident's record, as the store keeps it; empty: none is open."""
         record = self._incidents.newest_open
         if record is None:
             return b""
@@ -202,23 +198,26 @@ class IncidentRecords:
         return {number: found[number] for number in sorted(found)[-MOST_INCIDENTS:]}
 
     def _of_leaders_before(self) -> dict[int, dict[str, Any]]:
-        """A record was kept when it was told, which is before all of its cost is known: a slot may
-        still be empty for it. The accounts go from leader to leader, and go on."""
+        """Records of earlier leaders, with the costs that are known now.
+
+        A record was stored before all of its cost was known: a slot may still be empty because of
+        it. The accounts pass from leader to leader and go on.
+        """
         costs = self._accounts.costs()
         found = {number: dict(document) for number, document in self._earlier.items()}
         for number in found.keys() & costs.keys():
             lost, known = lost_time(costs[number]), found[number].get("lost_s")
             if not isinstance(known, int | float) or lost["lost_s"] > known:
-                found[number].update(lost)  # else kept later than the accounts were
+                found[number].update(lost)  # otherwise the record is newer than the accounts
         return found
 
     async def kept(self, within_s: float) -> None:
-        """Return when the store has all of them, or after so long a time."""
+        """Return when the store has all records, or after this time."""
         ends_at = self._clock() + within_s
         while self._keeping and self._clock() < ends_at:
             await asyncio.sleep(_POLL_S)
 
-    # ---- keeping
+    # ---- storing
 
     def _saved(self) -> None:
         self._incidents.saved()
@@ -233,7 +232,7 @@ class IncidentRecords:
         try:
             action()
             self._tell()
-        except Exception as error:  # noqa: BLE001 - a job can do without
+        except Exception as error:  # noqa: BLE001 - the job can do without incidents
             self._failed = True
             message = f"no incident is recorded any more: {type(error).__name__}: {error}"
             self._journal.record("warning", source="incidents", message=message)
@@ -260,7 +259,7 @@ class IncidentRecords:
             )
 
     async def _keep(self) -> None:
-        """Changes that come meanwhile are kept in the same turn, in the order of the numbers."""
+        """Store changed records by number, until no more have changed meanwhile."""
         try:
             while self._incidents.changed:
                 changed, self._incidents.changed = self._incidents.changed, set()
@@ -272,7 +271,7 @@ class IncidentRecords:
                         await self._keeper.keep(number, _fitting(document), most=MOST_INCIDENTS)
                 await asyncio.sleep(0)
         except GuardFailed:
-            return  # another one leads
+            return  # another coordinator leads
         finally:
             self._keeping = False
 
@@ -282,8 +281,8 @@ def _with_words(document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _fitting(document: dict[str, Any]) -> bytes:
-    """The document's bytes, without what is longest if it would be too large: characters may take
-    four bytes, and control characters six."""
+    """Return the document's bytes, without the longest texts if it would be too large: characters
+    may take four bytes, and control characters six."""
     value = json.dumps(document, ensure_ascii=False).encode()
     processes = document.get("processes", ())
     for name in ("log_tail", "traceback", "message"):
@@ -299,7 +298,7 @@ _MOST_NAMES = 4
 
 
 def summary(document: Mapping[str, Any]) -> str:
-    """What struck first, in one sentence without a full stop. document: of a record."""
+    """Say what struck first, in one sentence without a full stop. document: a record's."""
     cause, process = Cause(document["cause"]), _first_process(document)
     if cause is Cause.SAVE_FAILED:
         return _failed_saves(document["saves"])
@@ -325,7 +324,7 @@ def summary(document: Mapping[str, Any]) -> str:
 
 
 def noticed_by(document: Mapping[str, Any]) -> str:
-    """The process that noticed first, and by what; empty if that is not known."""
+    """Say which process noticed first, and how; empty if that is unknown."""
     if not document["noticed"]:
         return ""
     first = document["noticed"][0]
@@ -355,7 +354,7 @@ def noticed_by(document: Mapping[str, Any]) -> str:
 
 
 def _first_process(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The first process; one that was ended for not answering only if there is no other."""
+    """Return the first process; one that was ended for not answering only if there is no other."""
     found = sorted(document["processes"], key=lambda p: (p["kind"] == "left_out", p["after_s"]))
     return found[0] if found else None
 
@@ -403,13 +402,15 @@ class _Recovery:
 
 
 class Recoveries:
-    """Follows a loss until the new group has committed its first step. Instants: the loop's clock.
+    """Follows a loss until the new group has committed its first step. Instants: monotonic seconds.
 
-    detect: first sign to decision; of a hang, from the begin of the step in which the group stood
-    still; of a node whose time to leave was over, from the last commit. persist: the generation
-    written. join, sync, first step: as measured by the member that was first to commit. notify: the
-    rest, messages and waiting for the last member. These add up to the total; abort overlaps them,
-    as members free themselves.
+    These phases add up to the recovery's total, except abort, which overlaps the others:
+    - detect: from the first sign to the decision. In a hang, it starts with the step in which the
+      group stood still; for a node that did not leave in time, with the last commit.
+    - persist: until the generation is written.
+    - join, sync, first step: as measured by the member that was first to commit.
+    - notify: the rest, messages and waiting for the last member.
+    - abort: members free themselves from the lost group.
     """
 
     def __init__(
@@ -419,48 +420,48 @@ class Recoveries:
         leads_since: float = -math.inf,
         last: Stored | None = None,
     ) -> None:
-        """finished: those of leaders before, newest last. leads_since: earlier signs of a loss are
-        not known here. last: the newest generation that is stored."""
+        """finished: those of earlier leaders, newest last. leads_since: earlier signs of a loss are
+        unknown here. last: the newest stored generation."""
         self._hears_since = leads_since
         self._signs: dict[NodeId, float] = {}
-        """By the node that is out of contact; signs of other kinds under no name."""
+        """By the node that is out of contact; signs of other kinds under the empty name."""
         self._under_way: _Recovery | None = None
         self.finished: deque[Mapping[str, Any]] = deque(finished, maxlen=_KEPT)
         self._inherited: Loss | None = None
-        """The leader before has not seen the end of its recovery."""
+        """A loss whose recovery an earlier leader has not seen to its end."""
         self._inherited_in = last.generation.number if last is not None else 0
         if not any(r.get("generation", 0) >= self._inherited_in for r in self.finished):
             self._inherited = last.loss if last is not None else None
 
     def loss(self, incident: bytes) -> Loss | None:
-        """The loss that the group recovers from, for the leaders after this one."""
+        """Return the loss from which the group recovers, for later leaders."""
         if self._under_way is None:
             return self._inherited
         return Loss(reason=self._under_way.reason, workers=self._under_way.lost, incident=incident)
 
     @property
     def under_way_since(self) -> float | None:
-        """The first sign of the loss that is being recovered from; None: of none."""
+        """When the first sign of the present loss came; None: no recovery is under way."""
         return self._under_way.sign_at if self._under_way is not None else None
 
     def hears(self, now: float) -> None:
-        """The agent of a node with members has come: what it saw before, it tells only now."""
+        """An agent with members has connected: what it saw before, it reports only now."""
         self._hears_since = now
 
     def sign(self, now: float, *, silent: NodeId = "") -> None:
-        """A first hint: a broken collective, a dead member, the broken stream of a node."""
+        """Note a sign of a loss: a broken collective, a dead member, a node's broken stream."""
         self._signs.setdefault(silent, now)
 
     def reported(self, node: NodeId, workers: Iterable[WorkerId], current: Generation) -> None:
-        """These live on a node: if it was silent and has all of its members still, that was no sign
-        of a loss."""
+        """A node reports its workers. If it was silent and still has all its members, the silence
+        was no sign of a loss."""
         if node in self._signs and current.workers_on(node).issubset(workers):
             del self._signs[node]
 
     def left_late(self, since: float, now: float, current: Generation | None) -> None:
-        """A member ends that was to leave at a step boundary: no step was committed since then.
+        """A member did not leave at a step boundary and is ended; `since`: the last commit.
 
-        The group without it may be planned already; else it is `lost`.
+        The group without it may be planned already; otherwise `lost` follows.
         """
         earlier = self._under_way
         recovery = earlier or _Recovery(since, now, "leave_timed_out", ())
@@ -475,7 +476,7 @@ class Recoveries:
         sign_at = min(self._signs.values(), default=effect.at)
         if effect.standing_since is not None:
             sign_at = min(sign_at, effect.standing_since)
-        if earlier is not None:  # struck again before the first step: one recovery
+        if earlier is not None:  # another loss before the first step: one recovery
             sign_at = min(sign_at, earlier.sign_at)
         before = self._inherited.workers if self._inherited is not None else ()
         lost = (*(earlier.lost if earlier else before), *effect.workers)
@@ -484,21 +485,20 @@ class Recoveries:
         self._signs.clear()
 
     def announced(self, generation: Generation, now: float) -> None:
-        """A generation exists."""
         self._signs.clear()
         if self._under_way is not None and generation.leave_after is None:
             self._under_way.generation = generation.number
             self._under_way.persisted_at = now
 
     def reformed(self, report: pb.Reformed, now: float) -> dict[str, Any] | None:
-        """A member has committed its first step; the finished record if it was the first to."""
+        """A member has committed its first step; return the finished record if it was first."""
         recovery = self._under_way
         if recovery is None:
             recovery = self._inherited_as(report, now)
         if recovery is None or recovery.generation is None:
             return None
         if report.generation < recovery.generation:
-            return None  # of the group that was lost, overtaken by the news of its loss
+            return None  # the lost group's, overtaken by the news of its loss
         self._under_way = self._inherited = None
         if (out_since := now - report.out_s) < self._hears_since:
             recovery.sign_at = min(recovery.sign_at, out_since)
@@ -507,8 +507,8 @@ class Recoveries:
         return record
 
     def _inherited_as(self, report: pb.Reformed, now: float) -> _Recovery | None:
-        """The leader before has not told when it decided: what the member has not measured counts
-        as detection."""
+        """It is unknown when the earlier leader decided, so the time that the member has not
+        measured counts as detection."""
         inherited, generation = self._inherited, self._inherited_in
         if inherited is None or report.generation < generation or not report.out_s:
             return None
@@ -534,7 +534,7 @@ def _record(recovery: _Recovery, report: pb.Reformed, now: float) -> dict[str, A
         "first_step_s": report.first_step_s,
     }
     total_s = now - recovery.sign_at
-    measured = sum(phases.values()) - report.abort_s  # freed while the decision was made
+    measured = sum(phases.values()) - report.abort_s  # abort overlaps
     phases["notify_s"] = max(0.0, total_s - measured)
     return {
         "generation": report.generation,
@@ -547,7 +547,7 @@ def _record(recovery: _Recovery, report: pb.Reformed, now: float) -> dict[str, A
 
 
 def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
-    """Why the job ended and what to do about it; empty for a good end."""
+    """Say why the job ended and what to do about it; empty for a good end."""
     failure = effect.failure
     if failure is None or effect.verdict is None:
         return effect.message
@@ -573,7 +573,7 @@ def ending(effect: EndJob, max_restarts: int, window_s: float) -> str:
 
 
 def refusal(effect: RefuseNewcomers) -> str:
-    """Why newcomers are not let into the group, and what to do about it."""
+    """Say why newcomers are not let into the group, and what to do about it."""
     failure = effect.failure
     return (
         "workers that join fail in the same way each time, so none is let in for "

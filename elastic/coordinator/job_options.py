@@ -1,4 +1,4 @@
-"""What the coordinator is told of the job, and what its leader is made of."""
+"""The options of a job, and the parts of a leader that follow from them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastic.store.job_runs import DEFAULT_RUN
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobOptions:
-    """One job, as the operator wants it."""
+    """One job's options, as the operator has set them."""
 
     job: str
     run_id: str = DEFAULT_RUN
@@ -37,14 +37,14 @@ class JobOptions:
     quarantine_after: int = 0
     quarantine_window_s: float = 600.0
     isolation_timeout_s: float = 0.0
-    """After which agents that are cut off end their workers; 0: they never do."""
+    """Seconds after which an agent that is cut off ends its workers; 0: never."""
     replaces_stragglers: bool = False
     address: str = ""
-    """Where it is reached, for people."""
+    """host:port where agents and operators reach this coordinator; empty for `elastic run`."""
 
 
 def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coordinator:
-    """It adopts what the leaders before have left. `now`: monotonic seconds."""
+    """Make the machine; it goes on from what earlier leaders stored. `now`: monotonic seconds."""
     return Coordinator(
         CoordinatorSettings(
             incarnation=leadership.incarnation,
@@ -71,7 +71,7 @@ def make_recorders(
     broadcast: Callable[..., None],
     may_record: Callable[[], bool],
 ) -> tuple[StepRecorder | None, StepRecorder | None]:
-    """(of the ledger, of the curve), None for a job without. Raises ConfigurationError."""
+    """Return (ledger's, curve's), None for one that is not wanted. Raises ConfigurationError."""
 
     def recorder(name: str, file: StepFile) -> StepRecorder:
         return StepRecorder(file, journal, name=name, broadcast=broadcast, may_record=may_record)
@@ -86,7 +86,7 @@ def make_recorders(
 
 
 def make_commits(options: JobOptions, leadership: Leadership) -> CheckpointCommits | None:
-    """None for a job without checkpoints."""
+    """Return None for a job without checkpoints."""
     if options.checkpoints is None:
         return None
     return CheckpointCommits(

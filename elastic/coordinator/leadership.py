@@ -1,5 +1,7 @@
-"""The right to decide: an election key in the store, which guards every decision written; how it is
-won when nobody holds it, and how its loss and the end of its holder's process are noticed.
+"""Elects the leader: a key in the store is the right to decide and guards every decision.
+
+On winning, it reads what earlier leaders stored. It notices when the key is lost, and when the
+process that holds it has ended.
 """
 
 from __future__ import annotations
@@ -39,12 +41,12 @@ from elastic.v1 import job_pb2 as pb
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
-    """What the nodes of a job run: the same on all of them."""
+    """The command that all nodes of a job run."""
 
     text: str = ""
-    """The command for people."""
+    """The command as people read it."""
     digest: str = ""
-    """Empty where it is not known."""
+    """Empty: unknown."""
 
 
 UNKNOWN_COMMAND = Command()
@@ -52,7 +54,7 @@ UNKNOWN_COMMAND = Command()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopOrder:
-    """The run will be saved and left, under any leader."""
+    """An order to save and leave the run, under this leader and later ones."""
 
     reason: str
     exit_code: int
@@ -63,58 +65,60 @@ class Loss:
     """A loss from which the job has not recovered yet."""
 
     reason: str
-    """The reason that the event `recovered` has."""
+    """The reason that the event `recovered` shows."""
     workers: tuple[WorkerId, ...]
     incident: bytes = b""
-    """The record that `elastic explain` shows; empty: not known."""
+    """The record that `elastic explain` shows; empty: unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stored:
-    """A generation in the store."""
+    """A generation as it is in the store, with what belongs to it."""
 
     generation: Generation
     may_train: tuple[Generation, ...]
-    """Earlier ones whose groups may train still, oldest first."""
+    """Earlier generations whose groups may still train, oldest first."""
     revision: int
     """The store's revision at which it was written."""
     command: Command
-    """What its members run."""
+    """The command that its members run."""
     loss: Loss | None = None
-    """The loss that it is to recover from."""
+    """The loss that this generation recovers from."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leadership:
-    """Held while the election key is the one created at `guard.created`."""
+    """One leader's term and what it begins with.
+
+    It lasts while the election key is the one created at `guard.created`.
+    """
 
     job: str
     guard: Guard
     incarnation: str
     """The run's, the same under all its leaders: the running group was formed under it."""
     records: Records = field(default_factory=Records)
-    """Records of the leaders before."""
+    """The records that earlier leaders stored."""
     last: Stored | None = None
-    """The newest generation of the leaders before; none of them can write another."""
+    """The newest generation of earlier leaders; none of them can write another."""
 
     @property
     def last_generation(self) -> Generation | None:
-        """See `last`."""
         return self.last.generation if self.last is not None else None
 
     @property
     def command(self) -> Command:
-        """What its members run."""
         return self.last.command if self.last is not None else UNKNOWN_COMMAND
 
     @property
     def last_number(self) -> int:
-        """The number of the newest generation, or 0."""
+        """0: there is no generation yet."""
         return self.last.generation.number if self.last is not None else 0
 
 
 async def lead(store: Store, *, job: str, candidate: str, run_id: str = DEFAULT_RUN) -> Leadership:
-    """Take the election key of `job` for ever; raises TransientError if somebody else holds it."""
+    """Take the election key of `job` without a lease, so for ever. Raises TransientError if another
+    coordinator holds it."""
     document = LeaderDocument(candidate=candidate, address="")
     entry = await store.create(JobKeys(job).leader, to_json(document))
     if entry is None:
@@ -125,10 +129,10 @@ async def lead(store: Store, *, job: str, candidate: str, run_id: str = DEFAULT_
 async def begin_term(
     store: Store, *, job: str, candidate: str, elected: Entry, run_id: str = DEFAULT_RUN
 ) -> Leadership:
-    """What the leader whose election key is `elected` must know; sits out outages.
+    """Read what the leader whose election key is `elected` must know; waits out outages.
 
     The first leader's `candidate` becomes the run's incarnation. Raises AlreadyEnded,
-    ConfigurationError if what is stored cannot be read or is of another run, and GuardFailed.
+    ConfigurationError if what is stored cannot be read or belongs to another run, and GuardFailed.
     """
     guard = Guard.of(elected)
     await claim_run(store, job=job, run_id=run_id, guard=guard)
@@ -149,9 +153,9 @@ async def save_generation(
     command: Command = UNKNOWN_COMMAND,
     loss: Loss | None = None,
 ) -> None:
-    """Write all of it, fenced; sits out outages. Raises GuardFailed when others lead.
+    """Write the generation under the guard; waits out outages. Raises GuardFailed if another leads.
 
-    Written twice it is the same: nobody else writes under this guard, and a leader writes one
+    Writing it twice is harmless: nobody else writes under this guard, and a leader writes one
     generation after the other.
     """
     key = JobKeys(leadership.job).generation
@@ -173,7 +177,7 @@ async def save_generation(
 
 
 async def restore_generation(store: Store, leadership: Leadership, lost: Stored) -> Leadership:
-    """Have the store know again what it has lost; sits out outages. Raises GuardFailed."""
+    """Write again what the store has lost; waits out outages. Raises GuardFailed."""
     await save_generation(store, leadership, lost.generation, lost.may_train, lost.command)
     key, incarnation = JobKeys(leadership.job).incarnation, lost.generation.incarnation
     await retry(
@@ -185,10 +189,8 @@ async def restore_generation(store: Store, leadership: Leadership, lost: Stored)
 
 
 async def load_generation(store: Store, job: str) -> Stored | None:
-    """The newest generation, or None.
-
-    Raises TransientError, and ConfigurationError if it cannot be read.
-    """
+    """Return the newest generation, or None. Raises TransientError, and ConfigurationError if it
+    cannot be read."""
     key = JobKeys(job).generation
     entry = await store.get(key)
     if entry is None:
@@ -215,13 +217,13 @@ async def load_generation(store: Store, job: str) -> Stored | None:
 
 
 async def save_stop(store: Store, leadership: Leadership, order: StopOrder) -> None:
-    """Keep it for the leaders after; sits out outages. Raises GuardFailed when others lead."""
+    """Store the order for later leaders; waits out outages. Raises GuardFailed if another leads."""
     key, value = JobKeys(leadership.job).stop, json.dumps(dataclasses.asdict(order)).encode()
     await retry(lambda: store.put(key, value, guard=leadership.guard), "save the order to stop")
 
 
 async def load_stop(store: Store, job: str) -> StopOrder | None:
-    """What a leader before was asked for; None if nothing. Raises TransientError."""
+    """Return the order that an earlier leader stored, or None. Raises TransientError."""
     entry = await store.get(JobKeys(job).stop)
     if entry is None:
         return None
@@ -258,9 +260,9 @@ LEADER_TTL_S = 3.0
 class Election:
     """One candidate: `campaign` until elected, `hold` until deposed, campaign again.
 
-    `on_change` is told of the leadership that `campaign` returned. SUSPECT: others may lead soon;
-    lead on, since every write is fenced. HELD: still the leader after all. GONE: step down; told
-    once, and `hold` returns.
+    `on_change` is called with the state of the leadership that `campaign` returned. SUSPECT: others
+    may lead soon; lead on, since every write is guarded. HELD: this candidate leads after all.
+    GONE: step down; it comes once, and `hold` returns.
     """
 
     def __init__(
@@ -276,8 +278,8 @@ class Election:
         ttl_s: float = LEADER_TTL_S,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
-        """`address`: host:port where agents and operators find this candidate. `on_waiting`: told
-        who leads while it waits, once for each leader. `page`: where people find its page."""
+        """`address`: host:port where agents and operators find this candidate. `on_waiting`: called
+        once with each leader that it waits for. `page`: where people find its page."""
         self._store = store
         self._job, self._run_id = job, run_id
         self._key = JobKeys(job).leader
@@ -292,14 +294,12 @@ class Election:
         )
 
     def held(self) -> bool:
-        """Is it certain that nobody else leads at this moment?"""
+        """Return True if it is certain that nobody else leads at this moment."""
         return self._leads and self._claim.held()
 
     async def campaign(self) -> Leadership:
-        """Wait until nobody leads, and lead. Sits out outages.
-
-        Raises AlreadyEnded and ConfigurationError.
-        """
+        """Wait until nobody leads, and lead. Waits out outages. Raises AlreadyEnded and
+        ConfigurationError."""
         while True:
             await self._until_vacant()
             elected = await self._claim.take(self._value())
@@ -319,15 +319,15 @@ class Election:
         self._leads = False
 
     async def resign(self) -> None:
-        """Make way for the next leader at once, if the store answers. Tells no change.
+        """Let the next leader follow at once, if the store answers. `on_change` is not called.
 
-        Cancel `campaign` before, or it goes on.
+        Cancel `campaign` first, or it goes on.
         """
         self._leads = False
         await self._claim.release()
 
     async def _begin_term(self, elected: Entry) -> Leadership | None:
-        """None if deposed meanwhile."""
+        """Return None if deposed meanwhile."""
         deposed = asyncio.ensure_future(self._claim.hold())
         reading = asyncio.ensure_future(
             begin_term(
@@ -382,7 +382,7 @@ class Election:
         return to_json(document)
 
     def _tell_who_leads(self, entry: Entry, told: str) -> str:
-        """Tell each leader once; returns the newest leader's candidate. told: the one before."""
+        """Report each leader once; return its candidate. told: the candidate returned last."""
         try:
             leader = leader_from_json(entry.value)
         except Unreadable:
@@ -392,8 +392,8 @@ class Election:
         return leader.candidate
 
     async def _end_with_its_process(self, entry: Entry) -> None:
-        """A leader whose process is gone is not waited for until its lease ends. If that is an
-        error, it is deposed as if its lease had been lost."""
+        """Revoke the lease of a leader whose process is gone, instead of waiting for the lease to
+        end. If the process lives after all, it is deposed as if it had lost the lease."""
         leader = leader_from(entry)
         if leader is None or not entry.lease:
             return
@@ -406,7 +406,7 @@ class Election:
             self._tell(state)
 
     def _tell(self, state: LeaseState) -> None:
-        """Tell each state once: a lease in doubt from its first moment is noticed twice."""
+        """Report each state once: a lease in doubt from the start is noticed twice."""
         if state is not self._told:
             self._told = state
             self._on_change(state)
@@ -417,11 +417,11 @@ _AGAIN_S = 0.5
 
 
 async def until_gone(address: str) -> None:
-    """Return when a process that has listened at `address` (host:port) does so no more.
+    """Return when a process that has listened at `address` (host:port) listens no longer.
 
-    The kernel closes what a dead process had open, and refuses new connections to it. A host that
-    is silent, or cannot be reached, tells nothing: then this waits on, and also where nobody could
-    ever be reached from here.
+    The kernel closes the connections of a dead process and refuses new ones. A host that is silent
+    or out of reach proves nothing: then this waits on. It also waits on if nobody could ever be
+    reached at the address.
     """
     was_there = False
     while True:
@@ -438,15 +438,15 @@ async def until_gone(address: str) -> None:
             try:
                 with contextlib.suppress(OSError):
                     while await reader.read(4096):
-                        pass  # what a server says at once
+                        pass  # the server's greeting
             finally:
                 writer.close()
-            continue  # gone, or tired of one who says nothing: to be tried at once
+            continue  # the process ended, or closed an idle connection: try at once
         await asyncio.sleep(_AGAIN_S)
 
 
 async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """The name is resolved by a thread that nobody waits for, since that may take long."""
+    """Connect. A daemon thread resolves the name, since that may take long."""
     host, _, port = address.rpartition(":")
     resolve = functools.partial(
         socket.getaddrinfo, host.strip("[]"), int(port), type=socket.SOCK_STREAM

@@ -1,4 +1,4 @@
-"""The metrics of a job, as a coordinator knows them: what they are, and how a snapshot has them."""
+"""The metrics of a job: their catalog, and how they are collected from a snapshot."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic.runtime.metrics import Catalog, Found
 
 NODE_STATES = ("ready", "leaving", "drained", "quarantined")
 MOST_VALUES = 100
-"""The most values of a script that are kept."""
+"""The most values of a script, and the most learning rates, that have a metric."""
 
 CATALOG = Catalog("Coordinator, and `elastic run`")
 LEADER = CATALOG.gauge(
@@ -211,7 +211,7 @@ GLOBAL_BATCH = CATALOG.gauge(
     "elastic_global_batch_samples", "Samples of the whole group in the newest step."
 )
 
-_COUNTERS = {  # by the journal's entry
+_COUNTERS = {  # the journal entry that each counts
     NODES_LOST: "node_lost",
     QUARANTINES: "node_quarantined",
     DRAINS: "node_drained",
@@ -230,7 +230,7 @@ _KINDS = tuple(kind.name.lower() for kind in FailureKind)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFigures:
-    """The figures of one node."""
+    """One node's figures, for metrics and the page."""
 
     node: str
     state: str
@@ -240,13 +240,13 @@ class NodeFigures:
     host: str = ""
     slots: int = 0
     reason: str = ""
-    """Why it is to leave, or is kept out."""
+    """Why the node leaves or is kept out."""
     workers: tuple[WorkerStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobFigures:
-    """A job as its leader knows it at one moment; nothing of it changes any more."""
+    """A snapshot of a job, as its leader knows it; it does not change."""
 
     phase: str
     totals: Totals
@@ -269,7 +269,7 @@ class JobFigures:
     restarts_allowed: int = 0
     nodes: tuple[NodeFigures, ...] = ()
     workers: tuple[tuple[WorkerStatus, ...], ...] = ()
-    """Workers of each connected node; they are counted where nobody waits for it."""
+    """Workers of each connected node; they are counted off the event loop."""
     saves: bool = False
     checkpoint_step: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
@@ -281,7 +281,7 @@ class JobFigures:
 
 
 def collect(found: Found, figures: JobFigures | None) -> None:
-    """Add what is known of the job; None: this coordinator stands by."""
+    """Add what is known of the job to `found`. figures None: this coordinator stands by."""
     found.set(LEADER, figures is not None)
     if figures is None:
         return
@@ -377,7 +377,7 @@ def _totals(found: Found, totals: Totals) -> None:
     for reason in ("failed", "member_lost"):
         count = totals.events.get(("checkpoint_abandoned", reason), 0)
         found.set(CHECKPOINT_FAILURES, count, reason=reason)
-    none = Histogram(PHASE_BOUNDS_S)  # of each from the begin on: `increase` sees the first one
+    none = Histogram(PHASE_BOUNDS_S)  # exported from the start: `increase` sees the first one
     for reason in sorted({*_REASONS, *totals.recoveries}):
         found.buckets(RECOVERY_SECONDS, totals.recoveries.get(reason, none), reason=reason)
     for phase, durations in totals.phases.items():

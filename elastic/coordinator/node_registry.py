@@ -1,6 +1,8 @@
-"""Which nodes there are, as the store has them: which have an agent, and which have certainly no
-worker of theirs left. Which are to leave: they want to, an operator wants it, or they fail too
-often. And machines that are not to take part, drained or quarantined.
+"""Knows which nodes the store has, and decides which of them leave or are kept out.
+
+The registry knows which nodes have an agent, and which certainly have no worker left. A node leaves
+because its agent asks, an operator drains it or it fails too often. A machine that is drained or
+quarantined is kept out until it is cleared.
 """
 
 from __future__ import annotations
@@ -33,39 +35,39 @@ from elastic.v1 import control_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
 GONE_MARGIN_S = 3.0
-"""In which an agent that is cut off has found that out (it looks twice a second) and ended its
-workers (0.3 s for their stacks), on a busy machine too."""
+"""Time in which an isolated agent notices that it is cut off (it checks twice a second) and ends
+its workers (0.3 s for their stacks), even on a busy machine."""
 
 _Instance = tuple[str, str | None]
-"""A node and the start token of its agent; None: whichever agent it had before this leader."""
+"""A node and its agent's start token; None: any agent that it had before this leader's election."""
 
 
 class NodeHandler(Protocol):
-    """What the coordinator does with what it hears; called on its event loop."""
+    """Handles changes of nodes in the store; called on the coordinator's event loop."""
 
     def node_registered(self, node: str, document: NodeDocument) -> None:
-        """An agent has taken the name; again when its document changes."""
+        """An agent has registered the name; called again when its document changes."""
         ...
 
     def node_vanished(self, node: str, at: float) -> None:
-        """Its registration is lost (`at`: monotonic seconds); its workers may train on for now."""
+        """The registration is lost (`at`: monotonic seconds); the workers may still train."""
         ...
 
     def node_gone(self, node: str, start_token: str | None) -> None:
-        """Nothing runs any more that was started by the agent of this token.
+        """Nothing runs any more that the agent with this start token has started.
 
-        None: by any agent that this node had before this leader was elected, except one that is
-        registered or connected now.
+        None: the same for every agent that this node had before this leader was elected, except one
+        that is registered or connected now.
         """
         ...
 
 
 class NodeRegistry:
-    """Start `run` once; say who is connected.
+    """Follows the registrations of nodes. Start `run` once, and report connections.
 
-    An agent ends its workers when, for `isolation_timeout_s`, neither its lease was renewed nor a
-    coordinator was in contact with it. So they are gone that long, and a
-    margin, after its key has gone and its connection has, unless it registers again.
+    An agent ends its workers when for `isolation_timeout_s` its lease was not renewed and no
+    coordinator was in contact with it. So its workers are certainly gone that long, plus a margin,
+    after both its key and its connection have gone, unless it registers again.
     """
 
     def __init__(
@@ -82,8 +84,8 @@ class NodeRegistry:
         """`expected`: the nodes of the newest generation, which was written at revision `as_of`,
         and of earlier ones that may train.
 
-        Those whose registration is younger, missing or another agent's count as vanished when `run`
-        first looks.
+        When `run` lists the nodes first, an expected node counts as vanished if its registration is
+        missing, newer than `as_of` or another agent's.
         """
         self._store = store
         self._handler = handler
@@ -110,17 +112,15 @@ class NodeRegistry:
                     timer.cancel()
 
     def holder(self, node: str) -> str | None:
-        """The start token of the agent that the registration of this name is of, if there is one:
-        it is the node."""
+        """Return the start token of the agent that is registered under this name, or None."""
         document = self._registered.get(node)
         return document.start_token if document is not None and not document.left else None
 
     def connected(self, node: str, start_token: str) -> None:
-        """The agent has opened its stream to us: it is not cut off."""
+        """The agent has a stream to this coordinator, so it is not cut off."""
         self._connected.add((node, start_token))
 
     def disconnected(self, node: str, start_token: str) -> None:
-        """Its stream has ended."""
         instance = (node, start_token)
         self._connected.discard(instance)
         if instance in self._vanished:
@@ -136,7 +136,7 @@ class NodeRegistry:
             self._now(node, entries.get(node))
 
     def _now(self, node: str, entry: Entry | None) -> None:
-        """The whole truth about a node."""
+        """Take a node's present registration; None: it has none."""
         before = self._registered.pop(node, None)
         document = _document(entry)
         if before is not None and not before.left and not _same_agent(before, document):
@@ -168,14 +168,14 @@ class NodeRegistry:
 
     def _over(self, instance: _Instance) -> None:
         if instance in self._connected:
-            self._vanished[instance] = None  # its time begins when the stream ends
+            self._vanished[instance] = None  # the countdown starts when the stream ends
             return
         del self._vanished[instance]
         self._handler.node_gone(*instance)
 
 
 def _is_of(nodes: Collection[NodeId], name: str, entry: Entry) -> bool:
-    """The registration is one of these nodes', as far as it can be read."""
+    """Return True if the registration is one of these nodes', or cannot be read."""
     document = _document(entry)
     return document is None or node_id(name, document.start_token) in nodes
 
@@ -195,12 +195,12 @@ def _document(entry: Entry | None) -> NodeDocument | None:
 
 
 class DepartingNodes:
-    """Tells the state machine (`post`) and the nodes' agents; keeps in the store who is to stay
-    away.
+    """Decides which nodes leave, tells the state machine (`post`) and their agents, and stores
+    which machines are kept out.
 
-    What is kept out, and what failures count against, is the machine that a node runs on: another
-    machine may take the node's name, and this one may come back under another name. Of an agent
-    that does not tell its machine it is the node's name.
+    Exclusions and failures apply to the machine that a node runs on: another machine may take the
+    node's name, and this one may come back under another name. If an agent does not report its
+    machine, the node's name takes its place.
 
     start: runs a coroutine in the background.
     """
@@ -222,16 +222,15 @@ class DepartingNodes:
         self._post = post
         self._start = start
         self._leaving: dict[NodeId, str] = {}  # reasons
-        self._machines: dict[NodeId, str] = {}  # of nodes of which something may run
+        self._machines: dict[NodeId, str] = {}  # of nodes on which something may run
 
     async def load(self) -> None:
-        """Learn which nodes earlier coordinators told to leave; wait while the store is away."""
+        """Load the exclusions that earlier leaders stored; waits out outages."""
         await retry(self._exclusions.load, "load the excluded nodes")
 
     # ---- what happens to a node
 
     def arrived(self, node: ConnectedNode) -> None:
-        """Its agent has connected."""
         self.registered(node.node, node.stream.hello.machine)
         excluded = self._excluded(node)
         if excluded is not None:
@@ -240,26 +239,24 @@ class DepartingNodes:
                 node.stream.send(drain=pb.Drain())
 
     def registered(self, node: NodeId, machine: str) -> None:
-        """It is known where its agent runs; empty: the agent is of a version that does not say."""
+        """Note a node's machine; empty: its agent's version does not report one."""
         if machine:
             self._machines[node] = machine
 
     def wants_to_leave(self, node: ConnectedNode, reason: str) -> None:
-        """Its agent asks for it."""
         if node.node not in self._leaving:
             self._journal.record("node_leaving", node=node.stream.node, reason=reason)
         self._leave(node, reason)
 
     def worker_failed(self, node: ConnectedNode, failure: Failure) -> None:
-        """One of its workers has ended badly."""
         if self._failures.worker_failed(self._key(node.node), failure, time.monotonic()):
             self._quarantine(node.node)
 
     def members_lost(self, nodes: Iterable[NodeId]) -> None:
         """The group goes on without members on these nodes.
 
-        An agent that is here has reported what failed. Several nodes lost at once have a cause in
-        common, and none of them is to blame.
+        A node whose agent is connected has reported its own failures. Several nodes that are lost
+        at once have a common cause, so none of them is blamed.
         """
         lost = [node for node in nodes if self._nodes.find(node) is None]
         if len(lost) != 1 or lost[0] in self._leaving:
@@ -268,7 +265,7 @@ class DepartingNodes:
             self._quarantine(lost[0])
 
     def left_group(self, node: ConnectedNode) -> None:
-        """No worker of it is in the group any more: it may go, or wait for being cleared."""
+        """No worker of the node is in the group: it may go, or waits until it is cleared."""
         name = node.stream.node
         self._journal.record("node_left_group", node=name)
         excluded = self._excluded(node)
@@ -284,17 +281,16 @@ class DepartingNodes:
             )
 
     def gone(self, node: NodeId) -> None:
-        """Nothing of it runs any more."""
         self._leaving.pop(node, None)
         self._machines.pop(node, None)
 
     # ---- what operators want
 
     async def drain(self, name: str, reason: str) -> str:
-        """Have the machine of a node, or of this name, left and kept out; say what follows.
+        """Drain the machine of a node, or the one of this name; return a message for the operator.
 
-        Raises TransientError, with nothing changed here, where the store does not take it, and
-        ConfigurationError if no node can have the name, or more would leave than was asked for.
+        Raises TransientError if the store does not accept it (nothing has changed here then), and
+        ConfigurationError if no node can have the name or if other nodes would leave, too.
         """
         require_node_name(name)
         key, is_machine = self._meant(name)
@@ -306,7 +302,7 @@ class DepartingNodes:
         node = name if name != key else nodes[0].stream.node if nodes else ""
         await self._exclusions.add(key, DRAINED, reason, node=node, is_machine=is_machine)
         self._tell_of(key)
-        nodes = self._nodes_of(key)  # now
+        nodes = self._nodes_of(key)  # others may have come during the write
         for one in nodes:
             one.stream.send(drain=pb.Drain())
         if not nodes:
@@ -317,10 +313,10 @@ class DepartingNodes:
         return f"the workers of {names}{where} leave at the next step boundary"
 
     async def clear(self, name: str, reason: str = "") -> str:
-        """Let a machine, or that of a node, take part again; say what follows.
+        """Let a machine, or that of a node, take part again; return a message for the operator.
 
-        Raises TransientError, and ConfigurationError if it is not clear which one is meant, or
-        nothing can have the name.
+        Raises TransientError, and ConfigurationError if several machines may be meant or nothing
+        can have the name.
         """
         keys = self._exclusions.named(name)
         if not keys:
@@ -354,11 +350,10 @@ class DepartingNodes:
     # ---- for people
 
     def machines(self) -> set[str]:
-        """The names of the machines that are known now."""
         return set(self._machines.values())
 
     def statuses(self) -> list[pb.NodeStatus]:
-        """The status of all nodes that are connected or excluded, by name."""
+        """Return the status of all nodes that are connected or excluded, sorted by name."""
         found = [self._status(node) for node in self._nodes]
         for key in self._exclusions.names():
             excluded = self._exclusions.get(key)
@@ -375,11 +370,11 @@ class DepartingNodes:
         return sorted(found, key=lambda status: (status.node, status.machine))
 
     def room(self) -> Iterator[int]:
-        """The slots of each node that takes part."""
+        """Yield the number of slots of each node that takes part."""
         return (n.stream.slots for n in self._nodes if self._state(n) == "ready")
 
     def figures(self) -> Iterator[NodeFigures]:
-        """The figures of the same nodes, for their metrics."""
+        """Yield the figures of the same nodes as `statuses`, for metrics."""
         now = time.monotonic()
         for node in self._nodes:
             excluded, leaving = self._excluded(node), self._leaving.get(node.node, "")
@@ -428,15 +423,15 @@ class DepartingNodes:
     # ---- which machine
 
     def _key(self, node: NodeId) -> str:
-        """The name under which a node is kept out, and its failures count."""
+        """Return the name under which a node is kept out and its failures are counted."""
         return self._machines.get(node) or name_of(node)
 
     def _nodes_of(self, key: str) -> list[ConnectedNode]:
-        """The connected ones that are kept out if this is."""
+        """Return the connected nodes that an exclusion of `key` keeps out."""
         return [n for n in self._nodes if key in (self._key(n.node), *self._names_alone(n))]
 
     def _names_alone(self, node: ConnectedNode) -> tuple[str, ...]:
-        """The node's, if only the name is kept out, whatever machine has it."""
+        """Return the node's name if it is excluded as a name, on whatever machine."""
         excluded = self._exclusions.get(node.stream.node)
         return (node.stream.node,) if excluded is not None and not excluded.machine else ()
 
@@ -444,7 +439,8 @@ class DepartingNodes:
         return self._exclusions.of(self._key(node.node), node.stream.node)
 
     def _meant(self, name: str) -> tuple[str, bool]:
-        """What an operator means by a name, and whether it is known to be a machine's."""
+        """Return the key that an operator means, and whether it is known to be a machine's. Raises
+        ConfigurationError if other nodes are on the machine of the node that is named."""
         machines = self.machines()
         on = {m for node, m in self._machines.items() if name_of(node) == name}
         attending = self._nodes.named(name)
@@ -485,7 +481,7 @@ class DepartingNodes:
         try:
             await retry(lambda: self._exclusions.keep(key), f"keep {key} out")
         except GuardFailed:
-            return  # the next leader does not know it: the operator sees the node come back
+            return  # the next leader does not know of it: the node comes back
 
     def _tell_of(self, key: str) -> None:
         excluded = self._exclusions.get(key)
@@ -508,52 +504,52 @@ DRAINED, QUARANTINED = "drained", "quarantined"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """Why a machine is out, and since when."""
+    """Why a machine is kept out, and since when."""
 
     state: str
     reason: str
     since_unix_s: float
     machine: str = ""
-    """Empty: nobody knows which machine it is, only a name, which a node or a machine may have. So
-    it is with a node that has not come yet, and with what older versions have stored."""
+    """Empty: only a name is known, which a node or a machine may have. Either the node has not come
+    yet, or an older version stored this."""
     node: str = ""
-    """The name that a node on this machine had; empty for a name alone."""
+    """The name of a node on this machine; empty: unknown, or only a name is excluded."""
 
 
 class Exclusions:
-    """Exclusions by machine. What the store does not take raises as its `put` does."""
+    """The exclusions by key, here and in the store. Writing raises what `put` raises."""
 
     def __init__(self, store: Store, *, job: str, guard: Guard) -> None:
         self._store = store
         self._keys = JobKeys(job)
         self._guard = guard
         self._excluded: dict[str, Exclusion] = {}
-        self._writes = asyncio.Lock()  # what is cleared must not be stored by a write under way
+        self._writes = asyncio.Lock()  # a write under way must not store what was cleared
 
     async def load(self) -> None:
-        """Load those of the coordinators before. Raises TransientError."""
+        """Load the exclusions that earlier leaders stored. Raises TransientError."""
         folders = {DRAINED: self._keys.draining, QUARANTINED: self._keys.quarantined}
         for state, folder in folders.items():
             for entry in await self._store.list(folder):
                 self._excluded[node_of(entry.key)] = _exclusion(state, entry)
 
     def get(self, name: str) -> Exclusion | None:
-        """Why what is kept out under this name is; None if nothing is."""
+        """Return the exclusion that has exactly this key; None if there is none."""
         return self._excluded.get(name)
 
     def of(self, machine: str, node: str) -> Exclusion | None:
-        """Why a node of this name on this machine is out; None if it is not."""
+        """Return the exclusion of a node with this name on this machine; None if there is none."""
         found = self._excluded.get(machine)
         if found is None and (by_name := self._excluded.get(node)) and not by_name.machine:
             found = by_name
         return found
 
     def names(self) -> list[str]:
-        """All that are out: machines, and names of which nobody knows the machine."""
+        """Return all keys: machines, and names whose machine is unknown."""
         return sorted(self._excluded)
 
     def named(self, name: str) -> list[str]:
-        """The `names` that people mean by the name of a machine or of a node on it."""
+        """Return the keys that people may mean by the name of a machine or of a node on it."""
         if name in self._excluded:
             return [name]
         return [key for key in self.names() if self._excluded[key].node == name]
@@ -561,8 +557,7 @@ class Exclusions:
     async def add(
         self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
     ) -> None:
-        """It is to take no part until cleared, once the store has it. `node`: the name that the
-        machine's node has."""
+        """Keep the key out until it is cleared, once this is stored. `node`: the machine's node."""
         exclusion = _new(name, state, reason, node, is_machine=is_machine)
         async with self._writes:
             await self._put(name, exclusion)
@@ -571,17 +566,17 @@ class Exclusions:
     def presume(
         self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
     ) -> None:
-        """The same at once; `keep` has it stored."""
+        """Like `add`, but effective at once; `keep` stores it."""
         self._excluded[name] = _new(name, state, reason, node, is_machine=is_machine)
 
     async def keep(self, name: str) -> None:
-        """Store why it takes no part; nothing if it has been cleared."""
+        """Store the exclusion, unless it has been cleared."""
         async with self._writes:
             if (exclusion := self._excluded.get(name)) is not None:
                 await self._put(name, exclusion)
 
     async def clear(self, name: str) -> Exclusion | None:
-        """One of `names` may take part again; what it was out for."""
+        """Remove an exclusion and return it; None if there is none."""
         async with self._writes:
             if name not in self._excluded:
                 return None
@@ -614,7 +609,7 @@ def _new(name: str, state: str, reason: str, node: str, *, is_machine: bool) -> 
 
 
 def _exclusion(state: str, entry: Entry) -> Exclusion:
-    """One that cannot be read keeps out what has its name all the same, until it is cleared."""
+    """Parse an exclusion; an unreadable one still keeps out its name until it is cleared."""
     machine = node = ""
     try:
         document = json.loads(entry.value)
@@ -627,7 +622,7 @@ def _exclusion(state: str, entry: Entry) -> Exclusion:
     if not legible:
         reason = f"the store's key {entry.key} says that it is {state}, and cannot be read"
         since_unix_s = time.time()
-    if machine != node_of(entry.key):  # an older version's, or of a name alone
+    if machine != node_of(entry.key):  # stored by an older version, or for a name alone
         machine = node = ""
     return Exclusion(
         state=state, reason=reason, since_unix_s=since_unix_s, machine=machine, node=node

@@ -1,4 +1,4 @@
-"""What operators ask of a leader, and what they are shown of its job."""
+"""Answers operators, and makes the job's status, metrics and page from its leader."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from elastic.runtime.loop_watch import LoopPauses
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, stacks_pb2, timeline_pb2
 
-_MOST_SHOWN = 80  # characters of a name that is none
+_MOST_SHOWN = 80  # characters of an unknown name in a message
 
 
 class Operators:
     """The handler of elastic.rpc.control.ControlServer while `leader` leads.
 
-    pauses: of its event loop. recent: the journal's entries that can be asked for.
+    pauses: of the event loop. recent: the journal entries that operators can ask for.
     """
 
     def __init__(
@@ -35,22 +35,22 @@ class Operators:
         self.leader, self._pauses, self._recent = leader, pauses, recent
 
     def agents(self) -> CoordinatorDaemon:
-        """Who hears what agents say."""
         return self.leader
 
     def operators(self) -> Operators:
-        """Who answers them."""
         return self
 
     def stop(self, reason: str, exit_code: int) -> None:
-        """Have the job saved and left. Raises ConfigurationError if it has ended already."""
+        """Have the job save and end. Raises ConfigurationError if it has ended already."""
         self._require_going_on()
         self.leader.stop(StopOrder(reason=reason, exit_code=exit_code))
 
     async def drain(self, name: str, reason: str, *, future: bool = False) -> str:
-        """Have a node left and kept out; say what follows. Raises TransientError, and
-        ConfigurationError for one that nobody knows, unless it may be one of the `future`, and if
-        the job has ended."""
+        """Drain a node and keep it out; return a message for the operator.
+
+        Raises TransientError, and ConfigurationError if the job has ended, or if the node is
+        unknown and not announced for the `future`.
+        """
         leader = self.leader
         self._require_going_on()
         known = {node.node for node in leader.departing.statuses()}
@@ -66,22 +66,22 @@ class Operators:
         return await leader.departing.drain(name, reason)
 
     async def clear(self, name: str, reason: str = "") -> str:
-        """Let a node take part again; say what follows. Raises TransientError, and
+        """Let a node take part again; return a message for the operator. Raises TransientError, and
         ConfigurationError if the job has ended."""
         self._require_going_on()
         return await self.leader.departing.clear(name, reason)
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
-        """The Python stacks of all ranks, or of one rank or worker, at this instant. Raises
-        ConfigurationError if there is no such one, and if the job has ended."""
+        """Return the Python stacks of all ranks, or of one rank or worker, at this instant. Raises
+        ConfigurationError if there is no such rank or worker, and if the job has ended."""
         leader = self.leader
         self._require_going_on()
         workers = [s.worker for node in leader.nodes for s in node.statuses]
         return await leader.hangs.stacks(of, leader.machine.current, workers)
 
     async def log(self, of: str) -> str:
-        """The last lines of the worker of a rank or name that runs. Raises ConfigurationError if
-        there is none, and TransientError if its agent does not tell them."""
+        """Return the last log lines of a worker that runs, by its rank or name. Raises
+        ConfigurationError if there is none, and TransientError if its agent does not answer."""
         leader = self.leader
         nodes = {s.worker: node for node in leader.nodes for s in node.statuses}
         worker = asked_for(of, leader.machine.current, list(nodes))
@@ -90,26 +90,25 @@ class Operators:
         return await leader.rounds.log(nodes[worker], worker)
 
     async def timeline(self, steps: int = 0) -> timeline_pb2.JobTimeline:
-        """What each slot did in the last minutes; of each worker so many of its newest steps at
-        most, 0: as many as are remembered. Raises ConfigurationError if the job has ended."""
+        """Return what each slot did in the last minutes, with each worker's newest `steps` steps at
+        most (0: as many as are remembered). Raises ConfigurationError if the job has ended."""
         leader = self.leader
         self._require_going_on()
         workers = sum(s.slot is not None for node in leader.nodes for s in node.statuses)
         return await timeline(leader.rounds, leader.slot_time.slots, workers, steps)
 
     def incidents(self, number: int | None = None) -> list[str]:
-        """All that is known of an incident as JSON, of the newest one for 0; of all in brief for
-        None. Raises ConfigurationError if there is none of the number."""
+        """Return an incident's record as JSON (0: the newest), or all of them in brief for None.
+        Raises ConfigurationError if there is none of this number."""
         if number is None:
             return [json.dumps(document) for document in self.leader.incidents.brief()]
         return [json.dumps(self.leader.incidents.document(number))]
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
-        """The journal as JSON lines: what is remembered, then what comes."""
+        """Yield the journal as JSON lines: what is remembered, then new entries if `follow`."""
         return self._recent.follow() if follow else self._recent.remembered()
 
     def status(self) -> pb.JobStatus:
-        """The job as it is now."""
         leader = self.leader
         current, nodes = leader.machine.current, leader.departing.statuses()
         self._note_steps(nodes)
@@ -117,7 +116,7 @@ class Operators:
         room = sum(node.slots for node in nodes if node.state == "ready")
         progress = job_pb2.Progress()
         progress.CopyFrom(leader.progress)
-        progress.committed = leader.machine.committed  # as any member has reported it
+        progress.committed = leader.machine.committed  # any member may have reported more
         return pb.JobStatus(
             job=leader.options.job,
             phase=leader.machine.phase.value,
@@ -142,7 +141,6 @@ class Operators:
         )
 
     def figures(self) -> JobFigures:
-        """The job as it is now, for its metrics."""
         leader = self.leader
         now, current = time.monotonic(), leader.machine.current
         options, progress, attending = leader.options, leader.progress, list(leader.nodes)
@@ -179,7 +177,6 @@ class Operators:
         )
 
     def view(self) -> JobView:
-        """The same for its page."""
         leader = self.leader
         now_unix_s, history = time.time(), leader.history
         since = leader.recoveries.under_way_since
@@ -211,7 +208,7 @@ class Operators:
         return ended.result().exit_code
 
     def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
-        """Members report their steps when the group changes; in between they are rank 0's."""
+        """Use rank 0's count for members: they report theirs only when the group changes."""
         current, progress = self.leader.machine.current, self.leader.progress
         if current is None or progress.generation != current.number:
             return
@@ -220,7 +217,8 @@ class Operators:
                 worker.committed = max(worker.committed, progress.committed)
 
     def _require_going_on(self) -> None:
-        """It has not ended: the coordinator stays for some seconds, so that agents hear of it."""
+        """Raise ConfigurationError if the job has ended: the coordinator stays for some seconds
+        afterwards, so that agents learn of the end."""
         ended = self.leader.ended
         if ended.done() and not ended.exception():
             told = ended.result().told(self.leader.options.job)

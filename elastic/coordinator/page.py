@@ -1,4 +1,4 @@
-"""What the page of a job shows: sections of small parts, so that only what has changed is sent."""
+"""Builds what a job's page shows: sections of small parts, so that only changes are sent."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from elastic.version import __version__
 Part = dict[str, Any]
 
 MOST_NAMED_WORKERS = 512
-"""The page has names and process ids of so many workers; `elastic status` has more."""
+"""With more workers, the page omits their names and process ids; `elastic status` has more."""
 MOST_NODES = 2000
 _MOST_INCIDENTS = 30
 _MOST_VALUES = 12
-_STANDS_FACTOR, _STANDS_S = 5.0, 3.0  # a step that lasts for so long is worth a word
+_STANDS_FACTOR, _STANDS_S = 5.0, 3.0  # a step that lasts longer than both is standing
 _GONE_SHOWN_S = 3600.0
 _LONGEST_PAUSE_TOLD_S = 0.05
 _AS_ASKED = (ExitCode.OK, ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
-_SAME_INSTANT_S = 0.5  # Unix time is found anew with each look, and differs by a bit
+_SAME_INSTANT_S = 0.5  # Unix time is computed for each document, and varies a little
 _NOT_COUNTED: Part = {"reason": "", "nodes": [], "workers": [], "seconds": {}, "is_hang": False}
 _LETTERS = {
     WorkerPhase.STARTING: "S",
@@ -44,25 +44,25 @@ _BROKEN = "B"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobView:
-    """A job as its leader knows it at one moment; nothing of it changes any more."""
+    """A snapshot of a job, as its leader knows it; it does not change."""
 
     at_unix_s: float
     job: str
     run_id: str
     coordinator: str
-    """Where it listens for agents; empty for `elastic run`."""
+    """Where the leader listens for agents; empty for `elastic run`."""
     figures: JobFigures
     generation: Generation | None = None
     recovering_since_unix_s: float | None = None
-    """The first sign of a loss after which no step is committed yet."""
+    """When the first sign came of a loss after which no step is committed yet."""
     recoveries: Sequence[Mapping[str, Any]] = ()
     incidents: Sequence[Mapping[str, Any]] = ()
-    """Their records in brief, oldest first: of losses, hangs and failed saves, while the accounts
-    have every change of the group."""
+    """Brief records, oldest first: of losses, hangs and failed saves, while the accounts also have
+    every other change of the group."""
     ending: str = ""
     """Why the job has ended."""
     stop_reason: str = ""
-    """Why it is to be left."""
+    """Why the job is asked to stop."""
     verdict: str = ""
     verdict_unix_s: float = 0.0
     checkpoint_dir: str = ""
@@ -72,11 +72,11 @@ class JobView:
 
 
 def state_of(view: JobView) -> str:
-    """The job in one word.
+    """Return the job's state in one word:
 
     finished, stopped (as somebody asked), ended (with another exit code), leaving, recovering,
     gathering, forming, waiting (below the minimum), starting (no step yet), standing (the step
-    lasts suspiciously long), between (steps: its script does something else), running (of a script
+    lasts suspiciously long), between (steps: the script does something else), running (a script
     written for torchrun), training.
     """
     figures = view.figures
@@ -101,7 +101,7 @@ def state_of(view: JobView) -> str:
 
 
 def standby(job: str, run_id: str, address: str, leader: LeaderDocument | None) -> Document:
-    """What a coordinator that does not lead shows."""
+    """Return the document of a coordinator that does not lead."""
     head: Part = {
         "job": job,
         "run": run_id,
@@ -115,7 +115,7 @@ def standby(job: str, run_id: str, address: str, leader: LeaderDocument | None) 
 
 
 class PageBuilder:
-    """Makes documents of views, one at a time, on any one thread."""
+    """Makes documents of views, on any thread, but one at a time."""
 
     def __init__(self) -> None:
         self._ranks: Mapping[WorkerId, int] = {}
@@ -140,7 +140,7 @@ class PageBuilder:
         }
 
     def _incidents(self, view: JobView) -> Part:
-        """What the accounts and the records have of each, and how long the phases took."""
+        """The newest incidents: what the accounts and the records have of each, with its phases."""
         recoveries = {r.get("generation"): r for r in view.recoveries}
         counted = {int(i["number"]): i for i in view.figures.accounts.incidents}
         recorded = {int(i["number"]): i for i in view.incidents}
@@ -187,7 +187,7 @@ class PageBuilder:
         return found
 
     def _lost(self, name: str) -> Part:
-        """Members on it train on, for all that is known, while it is only out of contact."""
+        """The row of a node that is out of contact, or lost: its members may still train."""
         members = self._generation.members if self._generation is not None else ()
         slots = [[m.slot, "?", rank] for rank, m in enumerate(members) if name_of(m.node) == name]
         return {"slots": len(slots), "workers": slots}
@@ -206,7 +206,7 @@ class PageBuilder:
         return row
 
     def _worker(self, status: WorkerStatus, *, names: bool) -> list[int | str]:
-        """Slot (-1: none), phase, rank (-1: none), and perhaps process id and name."""
+        """Return slot (-1: none), phase, rank (-1: none) and, if wanted, process id and name."""
         number = self._generation.number if self._generation is not None else 0
         is_broken = status.broken and status.generation == number
         slot = status.slot if status.slot is not None else -1
@@ -263,7 +263,7 @@ def _head(view: JobView) -> Part:
 
 
 def _values(values: Mapping[str, float]) -> Part:
-    """JSON has no infinity: it is told in words."""
+    """JSON has no infinity or NaN: they are written as text."""
     first = sorted(values.items())[:_MOST_VALUES]
     return {name[:100]: v if math.isfinite(v) else str(v) for name, v in first}
 

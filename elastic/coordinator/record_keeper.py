@@ -1,4 +1,4 @@
-"""Keeps in the store what the leaders after are to know of, and what agents were counted for."""
+"""Stores the records that later leaders need, and tells agents what need not be repeated."""
 
 from __future__ import annotations
 
@@ -17,23 +17,26 @@ from elastic.rpc.control import AgentStream
 from elastic.store.interface import GuardFailed, Store
 from elastic.v1 import control_pb2 as pb
 
-_KEEP_TOTALS_S = 10.0  # while nothing but steps has been counted
+_KEEP_TOTALS_S = 10.0  # between writes while only steps are counted
 _MOST_SOURCES = 5_000
 
 
 class ToldOnce:
-    """The newest number that was counted of each agent. An agent repeats what is counted once until
-    it learns that it is stored, since a leader may die before it has stored it."""
+    """Counts each numbered message of the agents once, across leaders.
+
+    An agent repeats such a message until it learns that the message is stored, since a leader may
+    die before it has stored it.
+    """
 
     def __init__(self, stored: Mapping[str, int] = MappingProxyType({})) -> None:
-        """stored: the newest number of each source that leaders before have counted."""
+        """stored: the newest number of each source that earlier leaders have counted."""
         self._heard, self._stored = dict(stored), dict(stored)
         self._unanswered: dict[str, AgentStream] = {}
         self.count = 0
-        """A count that grows with each new message."""
+        """Grows with each new message."""
 
     def hear(self, once: pb.Once, stream: AgentStream) -> bool:
-        """An agent tells of something; True if no leader has counted it before."""
+        """Return True if no leader has counted this message before."""
         source, number = once.source, once.number
         if number <= self._stored.get(source, 0):
             stream.send(once_stored=self._stored[source])
@@ -41,7 +44,7 @@ class ToldOnce:
         self._unanswered[source] = stream
         if number <= self._heard.get(source, 0):
             return False
-        self._heard.pop(source, None)  # the order is that of the newest
+        self._heard.pop(source, None)  # reinsert at the end: the source heard first is dropped
         self._heard[source] = number
         self.count += 1
         if len(self._heard) > _MOST_SOURCES:
@@ -51,11 +54,11 @@ class ToldOnce:
         return True
 
     def heard(self) -> dict[str, int]:
-        """The newest number of each source; the source heard last stands at the end."""
+        """Return the newest number of each source; the source heard last is at the end."""
         return dict(self._heard)
 
     def stored(self, heard: Mapping[str, int]) -> None:
-        """Leaders after this one will know of these."""
+        """The store has these numbers now: tell the agents that wait for that."""
         for source, number in heard.items():
             if source in self._heard:
                 self._stored[source] = number
@@ -67,7 +70,7 @@ class ToldOnce:
 
 
 class RecordKeeper:
-    """Call `keep` whenever something may have been counted.
+    """Stores the leader's records. Call `keep` whenever something may have been counted.
 
     start: runs a coroutine in the background.
     """
@@ -94,7 +97,7 @@ class RecordKeeper:
         self._keeping = False
 
     def keep(self) -> None:
-        """Have it written, if there is more than was written before."""
+        """Start a write if there is something new to store and no write is under way."""
         if self._keeping:
             return
         steps, since_s = self._totals.steps_committed, time.monotonic() - self._kept_at
@@ -105,7 +108,7 @@ class RecordKeeper:
             self._start(self._save(), "records")
 
     def _counted(self) -> tuple[object, ...]:
-        """Changes whenever there is more for the leaders after to know of."""
+        """Return a value that changes when there is something new to store other than steps."""
         newest = self._recoveries.finished[-1] if self._recoveries.finished else None
         counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
         return (*counted, self._totals.weight, self._told_once.count)
@@ -129,6 +132,6 @@ class RecordKeeper:
                 self._kept = counted
                 self._told_once.stored(told)
         except GuardFailed:
-            return  # another one leads
+            return  # another coordinator leads
         finally:
             self._keeping = False

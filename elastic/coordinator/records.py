@@ -1,4 +1,4 @@
-"""What a job's operators count on beyond one leader: restarts, failures of nodes, recoveries."""
+"""Loads and saves the records of a run that outlive its leader: restarts, failures, recoveries."""
 
 from __future__ import annotations
 
@@ -14,45 +14,45 @@ from elastic.store.interface import Guard, Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.retries import retry
 
-_MOST = 10_000  # of anything, in what is read
+_MOST = 10_000  # items that are read of a list, and of told_once
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Records:
-    """Instants are Unix seconds."""
+    """What a leader stores for later leaders. Instants are Unix seconds."""
 
     started_unix_s: float = field(default_factory=time.time)
     """When the run began."""
     restarts: tuple[float, ...] = ()
     """Restarts that count against the budget."""
     failures: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
-    """Failures that count against a machine, by its name."""
+    """When the failures that count against a machine happened, by the machine's name."""
     told_once: Mapping[str, int] = field(default_factory=dict)
-    """The newest number of each source that leaders have counted, as ToldOnce has it."""
+    """The newest message number of each source that leaders have counted; see ToldOnce."""
     recoveries: tuple[Mapping[str, Any], ...] = ()
-    """The newest, newest last."""
+    """The records of the newest recoveries, newest last."""
     totals: Mapping[str, Any] = field(default_factory=dict)
-    """The totals of the whole run, in the form of Totals; empty: nothing is known."""
+    """The totals of the whole run, as `Totals.to_document` returns them; empty: unknown."""
     accounts: Mapping[str, Any] = field(default_factory=dict)
-    """Where the time of slots went, in the form of SlotAccounts; empty: nothing is known."""
+    """Where the time of slots went, as `SlotAccounts.to_document` returns it; empty: unknown."""
     are_kept: bool = True
-    """They are in the store."""
+    """These records are in the store."""
 
 
 def since_boot(instants: Sequence[float]) -> list[float]:
-    """Unix seconds on the clock of time.monotonic; none lies ahead."""
+    """Convert Unix seconds to sorted instants of time.monotonic; future ones become now."""
     ahead = time.time() - time.monotonic()
     return sorted(min(at - ahead, time.monotonic()) for at in instants)
 
 
 def to_unix(instants: Sequence[float]) -> tuple[float, ...]:
-    """The other way round."""
+    """Convert instants of time.monotonic to Unix seconds."""
     ahead = time.time() - time.monotonic()
     return tuple(round(at + ahead, 3) for at in instants)
 
 
 async def save_records(store: Store, *, job: str, guard: Guard, records: Records) -> None:
-    """Keep them for the leaders after; sits out outages. Raises GuardFailed when others lead."""
+    """Store the records; waits out outages. Raises GuardFailed if another coordinator leads."""
     document = {one.name: getattr(records, one.name) for one in fields(Records)}
     del document["are_kept"]
     key, value = JobKeys(job).records, json.dumps(document).encode()
@@ -60,10 +60,8 @@ async def save_records(store: Store, *, job: str, guard: Guard, records: Records
 
 
 async def load_records(store: Store, job: str) -> Records:
-    """The records of the leaders before; empty ones if there are none, or none that can be read.
-
-    Raises TransientError.
-    """
+    """Return the records of earlier leaders; empty ones if there are none or they are unreadable.
+    Raises TransientError."""
     entry = await store.get(JobKeys(job).records)
     if entry is None:
         return Records(are_kept=False)
@@ -83,7 +81,7 @@ async def load_records(store: Store, job: str) -> Records:
             totals=_table(document.get("totals")),
             accounts=_table(document.get("accounts")),
         )
-    except Exception:  # noqa: BLE001 - in whatever way it is no such document
+    except Exception:  # noqa: BLE001 - it may be malformed in any way
         return Records(are_kept=False)
 
 

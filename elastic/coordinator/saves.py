@@ -1,6 +1,4 @@
-"""The coordinator's part in checkpoints: takes the members' reports of their shares, turns these
-into a committed checkpoint, the manifest last, and says what became of it.
-"""
+"""Completes checkpoints: collects members' reports, writes the manifest, tells the outcome."""
 
 from __future__ import annotations
 
@@ -30,9 +28,12 @@ _REMEMBERED = 8
 
 
 class Saves:
-    """`post` takes events for the machine, `broadcast` messages for every agent; `start` runs a
-    coroutine in the background. on_failed: told of the step and generation of a checkpoint that
-    could not be completed, and why; on_committed: of each that is whole."""
+    """Takes members' reports of their shares, and commits checkpoints or gives them up.
+
+    post: takes events for the machine. broadcast: sends a message to every agent. start: runs a
+    coroutine in the background. on_failed: called with step, generation and reason if a checkpoint
+    could not be completed. on_committed: called after each commit.
+    """
 
     def __init__(
         self,
@@ -53,16 +54,16 @@ class Saves:
         self._start = start
         self._settled: dict[int, local_pb2.CheckpointCommitted] = {}
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
-        self._in_order = asyncio.Lock()  # a checkpoint that is committed overtakes those before it
+        self._in_order = asyncio.Lock()  # a commit drops the reports of earlier steps
         self._refused: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._retried: tuple[int, int] | None = None
         self.newest_step = 0
-        """The newest that can be loaded."""
+        """The step of the newest checkpoint that can be loaded; 0: none."""
         self.last_failure = ""
-        """Why the newest save was given up; empty if it was not."""
+        """Why the newest save failed; empty if it did not."""
 
     async def load(self) -> None:
-        """Learn what there is, and let no other run add to it."""
+        """Find the newest checkpoint, and let no other run add to the directory."""
         if self._commits is not None:
             await asyncio.to_thread(self._commits.claim)
             self.newest_step = await asyncio.to_thread(self._commits.newest)
@@ -73,7 +74,6 @@ class Saves:
         return self._commits.url if self._commits is not None else ""
 
     def saved(self, stream: AgentStream, report: pb.ShardSaved) -> None:
-        """A member's part is on storage."""
         if self._is_old_news(stream, report.step):
             return
         self._discard_if_refused(report.step, report.generation)
@@ -90,7 +90,6 @@ class Saves:
         )
 
     def failed(self, stream: AgentStream, report: pb.SaveFailed) -> None:
-        """A member could not write its part."""
         if self._is_old_news(stream, report.step):
             return
         if report.retried:
@@ -108,13 +107,13 @@ class Saves:
         self._discard_if_refused(report.step, report.generation)
 
     async def commit(self, effect: fx.CommitCheckpoint) -> None:
-        """Write the manifest, and make room."""
+        """Write the manifest, and remove old checkpoints. Errors are recorded, not raised."""
         if self._commits is None:
             return
         try:
             async with self._in_order:
                 done = await asyncio.to_thread(self._commits.commit, effect.step, effect.generation)
-        except Exception as error:  # noqa: BLE001 - of whatever storage; a job can do without
+        except Exception as error:  # noqa: BLE001 - storage may raise anything; a job goes on
             self._give_up(effect.step, _words(error), effect.generation)
             self._on_failed(effect.step, effect.generation, _words(error))
             return
@@ -132,17 +131,16 @@ class Saves:
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
         try:
             await asyncio.to_thread(self._commits.prune)
-        except Exception as error:  # noqa: BLE001 - it is committed all the same
+        except Exception as error:  # noqa: BLE001 - the checkpoint is committed anyway
             self._journal.record("warning", source="checkpoints", message=_words(error))
 
     def abandon(self, effect: fx.AbandonCheckpoint) -> None:
-        """It will never be whole."""
         if self._commits is not None:
             self._commits.forget(effect.step, effect.generation)
         self._give_up(effect.step, effect.message, effect.generation, effect.reason)
 
     def _give_up(self, step: int, message: str, generation: int, reason: str = "failed") -> None:
-        if (step, generation) not in self._given_up:  # else only for a member that has missed it
+        if (step, generation) not in self._given_up:  # otherwise a member has missed the news
             self._given_up.append((step, generation))
             self._journal.record("checkpoint_abandoned", step=step, reason=reason, message=message)
             self.last_failure = message
@@ -151,26 +149,26 @@ class Saves:
         )
 
     def _tried_again(self, report: pb.SaveFailed) -> None:
-        """It is the last one, and no failure while there is time."""
+        """A worker retries its last save while there is time: this is no failure yet."""
         self.last_failure = report.message
         if self._retried != (report.step, report.generation):
             self._retried = (report.step, report.generation)
             self._journal.record("save_retried", step=report.step, message=report.message)
 
     def give_up_last(self) -> None:
-        """The job ends: of a save that was tried again in vain nothing is to stay."""
+        """The job ends: remove what is left of a save that was tried again in vain."""
         if self._commits is not None and self._retried is not None and self.last_failure:
             self._start(self._discard(self._commits, *self._retried), "discard-save")
 
     def _discard_if_refused(self, step: int, generation: int) -> None:
-        """A disk that is full is not to keep parts that nobody will ever read."""
+        """Remove the parts of a refused save, which nobody reads: the disk may be full."""
         if self._commits is not None and (step, generation) in self._refused:
             self._start(self._discard(self._commits, step, generation), "discard-save")
 
     async def _discard(self, commits: CheckpointCommits, step: int, generation: int) -> None:
         try:
             await asyncio.to_thread(commits.discard, step, generation)
-        except Exception as error:  # noqa: BLE001 - of whatever storage; the next prune removes it
+        except Exception as error:  # noqa: BLE001 - by any storage; the next prune removes it
             self._journal.record("warning", source="checkpoints", message=_words(error))
 
     def _settle(self, news: local_pb2.CheckpointCommitted) -> None:
@@ -180,9 +178,9 @@ class Saves:
         self._broadcast(checkpoint=news)
 
     def _is_old_news(self, stream: AgentStream, step: int) -> bool:
-        """A member that has missed what became of its save reports it again."""
+        """Answer a member that has missed the commit of its save; False: it is not committed."""
         settled = self._settled.get(step)
-        if settled is None or settled.abandoned:  # it may be saved again by another group
+        if settled is None or settled.abandoned:  # another group may save the step again
             return False
         stream.send(checkpoint=settled)
         return True
@@ -192,7 +190,7 @@ def _words(error: Exception) -> str:
     return str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
 
 
-_MOST_UNCOMMITTED = 64  # saves whose reports are kept; one whose end was missed stays for good
+_MOST_UNCOMMITTED = 64  # saves whose reports are kept: a bound, since a save's end may be missed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -203,13 +201,12 @@ class Committed:
     stall_s: float
     """How long training waited for it."""
     save_s: float
-    """The time from the step boundary at which it was begun until it was committed, without the
-    time in which nobody worked on it."""
+    """Time from the save's step boundary to its commit, without time in which nobody worked."""
 
 
 class CheckpointCommits:
-    """Collects reports by (step, generation). `commit` and `prune` block on storage: call them off
-    the loop, like `claim`, `newest` and `discard`. run: the job's incarnation."""
+    """Collects reports by (step, generation), and works on storage. `claim`, `newest`, `discard`,
+    `commit` and `prune` block: call them off the loop. run: the job's incarnation."""
 
     def __init__(
         self, directory: CheckpointDirectory, *, job: str, run: str, keep_last: int
@@ -224,44 +221,41 @@ class CheckpointCommits:
 
     @property
     def url(self) -> str:
-        """Where the checkpoints are."""
         return self._directory.url
 
     def reported(self, report: pb.ShardSaved) -> None:
-        """A member's share is on storage."""
         key = (report.step, report.generation)
         self._reports.setdefault(key, {})[report.index] = report
         while len(self._reports) > _MOST_UNCOMMITTED:
             self._reports.pop(next(iter(self._reports)), None)
 
     def forget(self, step: int, generation: int) -> None:
-        """This checkpoint will not be committed."""
         self._reports.pop((step, generation), None)
 
     def claim(self) -> None:
-        """This run saves here from now on; any other that still does is refused. Where storage
-        does not answer, the first commit claims it."""
+        """Claim the directory: any other run that still saves here is refused. If storage does not
+        answer, the first commit claims it."""
         with contextlib.suppress(ElasticError):
             catalog.claim(self._directory, self._owner)
             self._claimed = True
 
     def newest(self) -> int:
-        """The step of the newest checkpoint; 0 if there is none, or storage does not say."""
+        """Return the newest checkpoint's step; 0 if there is none, or storage does not answer."""
         with contextlib.suppress(ElasticError):
             return max(catalog.list_checkpoints(self._directory), default=0)
         return 0
 
     def discard(self, step: int, generation: int) -> None:
-        """Remove what there is of a save of which a part was refused, if storage does that."""
+        """Remove what exists of a save of which a part was refused, if storage allows it."""
         with contextlib.suppress(ElasticError):
             catalog.discard(self._directory, step, generation)
 
     def commit(self, step: int, generation: int) -> Committed:
-        """Write the manifest; return what became of it.
+        """Write the manifest; return the committed checkpoint.
 
-        Two groups may save the same step, one after the other. The first that is whole stands: its
-        manifest is not replaced by one whose files may have been swept.
-        Raises CheckpointWriteError, also if another run saves here since.
+        Two groups may save the same step, one after the other. The first complete save stands: a
+        second manifest, whose files may have been swept, does not replace its own. Raises
+        CheckpointWriteError, also if another run has claimed the directory since.
         """
         with self._committing:
             began_at = time.monotonic()
@@ -281,7 +275,7 @@ class CheckpointCommits:
                     manifest = catalog.read_manifest(self._directory, step)
             for key in [key for key in list(self._reports) if key[0] <= step]:
                 self._reports.pop(key, None)
-            with contextlib.suppress(ElasticError):  # it goes with the step, if not now
+            with contextlib.suppress(ElasticError):  # otherwise the files go with the step
                 catalog.sweep(self._directory, manifest)
         stall_s = max((r.stall_s for r in reports.values()), default=0.0)
         wrote_s = max((r.stall_s + r.write_s for r in reports.values()), default=0.0)
@@ -292,7 +286,7 @@ class CheckpointCommits:
         )
 
     def prune(self) -> None:
-        """Remove what is older than the checkpoints to keep. Raises ElasticError."""
+        """Remove checkpoints older than those to keep. Raises ElasticError."""
         with self._committing:
             catalog.prune(self._directory, self._keep_last)
 

@@ -1,4 +1,4 @@
-"""Which of the values that a script reports are finite numbers."""
+"""Watches the values that a script reports for NaN and infinity."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _MOST_NAMES = 100
 
 
 class ScriptValues:
-    """Tells once when a value turns NaN or infinite, and again after it was finite."""
+    """Records an event when a value turns NaN or infinite, and again only after it was finite."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -19,11 +19,11 @@ class ScriptValues:
 
     @property
     def not_finite(self) -> Sequence[str]:
-        """Names of those that are no finite numbers now."""
+        """Names of the values that are NaN or infinite now."""
         return sorted(self._not_finite)
 
     def heard(self, values: Mapping[str, float], step: int) -> None:
-        """Rank 0 has reported these, with so many steps committed."""
+        """Take the values that rank 0 reported. step: how many steps are committed."""
         bad = sorted(name for name, value in values.items() if not math.isfinite(value))
         bad = bad[:_MOST_NAMES]
         for name in bad:

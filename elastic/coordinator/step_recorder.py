@@ -1,5 +1,6 @@
-"""Writes a record of each committed step, beside the event loop, and keeps little of what cannot be
-written: the ledger, and the script's curve as text and for TensorBoard.
+"""Writes a record of each committed step: the ledger, and the curve as text and for TensorBoard.
+
+Threads beside the event loop write the files. Little of what cannot be written is kept here.
 """
 
 from __future__ import annotations
@@ -27,42 +28,41 @@ from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
 from elastic.v1.local_pb2 import LedgerStored
 
-_MOST_WAITING = 50_000  # entries; a member sends 20,000 before it is told that they are stored
-_MOST_AT_ONCE = 10_000  # in one write: longer ones keep the interpreter from the loop
+_MOST_WAITING = 50_000  # entries; a member sends at most 20,000 that it does not know to be stored
+_MOST_AT_ONCE = 10_000  # entries in a write: a longer one keeps the GIL from the event loop
 _RETRY_S = 1.0
 _MOST_RETRY_S = 30.0
-_PATIENCE_S = 5.0  # at the begin and at the end, with a file system that does not answer
+_PATIENCE_S = 5.0  # for a file system that does not answer, at the start and at the end
 
 
 class StepFile(Protocol):
-    """Where records go. Every method may block for as long as the file system does."""
+    """A file for records. Every method may block for as long as the file system does."""
 
     @property
     def path(self) -> Path:
-        """The path, for people."""
+        """The path that people are shown."""
         ...
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError, and OSError for what may pass."""
+        """Begin to write. Raises ConfigurationError, and OSError if it may succeed later."""
         ...
 
     def append(self, entries: Sequence[Any], /) -> local_pb2.LedgerStored:
-        """Add what is new; return what is on storage. Raises OSError: then all is given again."""
+        """Add what is new; return what is on storage. After an OSError, give all entries again."""
         ...
 
-    def close(self) -> None:
-        """No more will come."""
-        ...
+    def close(self) -> None: ...
 
 
 class StepRecorder:
     """Writes what members report, in order, one write at a time.
 
-    Members keep what they are not told is stored. So a write that fails costs nothing: it is tried
-    again, and what is too much to wait here for that is asked for again.
+    Members keep records until they learn that these are stored. So a write that fails loses
+    nothing: it is tried again, and members are asked again for entries that did not fit here
+    meanwhile.
 
-    name: "ledger" or "curve", after which events and messages are named. broadcast: tells every
-    member. may_record: whether the file is ours to write now.
+    name: "ledger" or "curve", the first word of events and messages. broadcast: tells every member.
+    may_record: whether this coordinator may write the file now.
     """
 
     def __init__(
@@ -83,17 +83,17 @@ class StepRecorder:
         self._may_record = may_record
         self._most_waiting = most_waiting
         self._first_retry_s = retry_s
-        self._waiting: list[Any] = []  # first those that are being written
-        self._writing = 0  # how many these are
-        self._round = 1  # of asking members for all that is not stored
+        self._waiting: list[Any] = []  # the entries that are being written come first
+        self._writing = 0  # how many are being written
+        self._round = 1  # counts the requests to send all that is not stored
         self._must_ask = False
         self._busy: asyncio.Task[None] | None = None
         self._retry: asyncio.TimerHandle | None = None
-        self._retry_s = 0.0  # 0: the last write was good
+        self._retry_s = 0.0  # 0: the last write succeeded
         self._started = self._closing = False
 
     async def start(self) -> None:
-        """Open the file; raises ConfigurationError. What may pass is tried again."""
+        """Open the file; raises ConfigurationError. Errors that may pass are tried again."""
         opening = self._busy = asyncio.ensure_future(self._open())
         done, _ = await asyncio.wait([opening], timeout=_PATIENCE_S)
         self._started = True
@@ -101,10 +101,12 @@ class StepRecorder:
             opening.result()
 
     def take(self, node: ConnectedNode, entries: Sequence[Any], *, whole: bool) -> None:
-        """A report of one of the node's members. whole: all that it does not know to be stored.
+        """Take a report of one of the node's members. whole: it has all that the member does not
+        know to be stored.
 
-        What comes before they have heard that they are to send all of it must not be stored: they
-        would be told so, and forget the steps before. It comes again with the rest.
+        Once members are asked to send everything, a node's reports are ignored until a whole one
+        comes: if they were stored, the members would learn so and forget the steps before. They
+        come again with the rest.
         """
         if whole:
             node.rounds[self._name] = self._round
@@ -117,7 +119,7 @@ class StepRecorder:
         self.record()
 
     def record(self) -> None:
-        """Write what may be written now."""
+        """Start to write what may be written now."""
         if self._busy is not None or self._retry is not None or not self._may_record():
             return
         if self._must_ask:
@@ -134,7 +136,7 @@ class StepRecorder:
         self._end_pause()
         finishing = asyncio.ensure_future(self._finish())
         done, _ = await asyncio.wait([finishing], timeout=_PATIENCE_S)
-        if not done:  # the file system holds it; the thread is nobody's to end
+        if not done:  # the file system blocks it, and no thread can be ended
             finishing.cancel()
 
     # ---- inside
@@ -146,7 +148,7 @@ class StepRecorder:
                 break
             await asyncio.wait([self._busy])
             if self._retry_s:
-                break  # it was tried
+                break  # the write has failed
         await off_loop(self._file.close)
 
     async def _open(self) -> None:
@@ -163,7 +165,7 @@ class StepRecorder:
     async def _write(self, batch: Sequence[Any]) -> None:
         try:
             stored = await off_loop(lambda: self._file.append(batch))
-        except Exception as error:  # noqa: BLE001 - it is a record: the job goes on without
+        except Exception as error:  # noqa: BLE001 - the job goes on without its record
             self._failed(error)
             return
         del self._waiting[: len(batch)]
@@ -200,7 +202,7 @@ class StepRecorder:
             self._retry = None
 
     def _drop(self) -> None:
-        """Keep only what is being written; the rest comes again, and what follows it."""
+        """Keep only what is being written; members send the rest again, and what follows it."""
         del self._waiting[self._writing :]
         self._round += 1
         self._must_ask = True
@@ -211,8 +213,8 @@ def _words(error: Exception) -> str:
     return words or f"{type(error).__name__}: {error}"
 
 
-_EARLIER_RUN = 0  # as a generation of this run, which counts from 1
-_NO_STORAGE = {errno.EINVAL, errno.EROFS, errno.ENOTSUP}  # of fdatasync on a pipe or a device
+_EARLIER_RUN = 0  # stands for a generation of an earlier run: this run counts from 1
+_NO_STORAGE = {errno.EINVAL, errno.EROFS, errno.ENOTSUP}  # fdatasync on a pipe or device
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,15 +235,15 @@ class LedgerFile:
     incarnation: the run that is under way. All its members have the same records of earlier runs.
 
         {"incarnation": id}                        a coordinator of this run begins to write
-        {"resume": s, "run": id, "generation": g}  what stands here of steps from s on is void
+        {"resume": s, "run": id, "generation": g}  lines above of steps from s on are void
         {"step": s, "run": id, "generation": g, ...}
 
     A run is one incarnation of the job, the same under all its leaders, and counts its generations
-    from 1. One that begins from a checkpoint has the records that the earlier run had not known to
+    from 1. A run that begins from a checkpoint has the records that the earlier run did not know to
     be stored when it saved. They keep the earlier run's name and come first, after a resume line
-    that drops what the earlier run may have written of these steps and beyond. The same line is
-    written where a group computes steps again that were lost with every member that held them,
-    where a run begins anew, and after a write that failed.
+    that voids what the earlier run may have written of these steps and later ones. A resume line
+    also stands before the first step that a leader writes, where a group computes steps again
+    because every member that held them was lost, and after a write that failed.
     """
 
     def __init__(self, path: Path, *, incarnation: str) -> None:
@@ -252,7 +254,7 @@ class LedgerFile:
         self._descriptor: int | None = None
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError, and OSError for what may pass."""
+        """Begin to write. Raises ConfigurationError, and OSError if it may succeed later."""
         try:
             self._store([])
         except OSError as error:
@@ -266,8 +268,7 @@ class LedgerFile:
     def append(self, entries: Iterable[pb.LedgerEntry]) -> LedgerStored:
         """Add what is new; return what is on storage.
 
-        Raises OSError; what was to be added is then to be given again, with what came before it
-        if that may not have been stored either.
+        After an OSError, give them again, with earlier ones that may not be stored either.
         """
         lines, reached = self._lines(entries)
         if lines:
@@ -280,7 +281,7 @@ class LedgerFile:
         )
 
     def close(self) -> None:
-        """Close the file. A file that cannot be closed is no matter: what counts is synced."""
+        """Close the file. An error does not matter: what counts is synced."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -305,7 +306,7 @@ class LedgerFile:
         return lines, reached
 
     def _store(self, lines: list[str]) -> None:
-        """All of them, or as if none: half a line would be followed by others."""
+        """Write all lines or none: other lines would follow one that is torn."""
         if self._descriptor is not None and _is_removed(self._descriptor):
             self.close()
         begins = self._descriptor is None
@@ -346,15 +347,15 @@ def _line(record: dict[str, Any]) -> str:
 
 
 def _is_removed(descriptor: int) -> bool:
-    """What is written to it now is gone when it is closed."""
+    """Return True if the file was removed: what is written now is gone when it is closed."""
     try:
         return os.fstat(descriptor).st_nlink == 0
-    except OSError:  # which writing will meet again
+    except OSError:  # writing will raise it again
         return False
 
 
 def _write(descriptor: int, data: bytes) -> None:
-    """Bring it to storage; if that fails, take back what was written of it."""
+    """Write the data to storage; if that fails, take back what was written of it."""
     rest = memoryview(data)
     try:
         while rest:
@@ -364,7 +365,7 @@ def _write(descriptor: int, data: bytes) -> None:
         written = len(data) - len(rest)
         with contextlib.suppress(OSError):
             end = os.lseek(descriptor, 0, os.SEEK_CUR)
-            if written and os.fstat(descriptor).st_size == end:  # else somebody has written since
+            if written and os.fstat(descriptor).st_size == end:  # else another has written since
                 os.ftruncate(descriptor, end - written)
         raise
 
@@ -397,34 +398,31 @@ class _Sink(Protocol):
         ...
 
     def go_back(self, step: int) -> None:
-        """What was written of this step and later ones does not count. Raises OSError."""
+        """Void what was written of this step and later ones. Raises OSError."""
         ...
 
     def write(self, points: Sequence[pb.CurvePoint]) -> None:
-        """Add them, all or none. Raises OSError."""
+        """Add the points. After an OSError, all of them come again."""
         ...
 
-    def close(self) -> None:
-        """No more will come."""
-        ...
+    def close(self) -> None: ...
 
 
 class CurveFiles:
-    """What the script has reported of each committed step, each step once.
+    """The curve: what the script has reported of each committed step, each step once.
 
-    Appends to the files that are wanted; members report steps again when they cannot know that
-    they arrived, and each file knows how far it is.
+    Appends to the files that are wanted. Members report steps again when they cannot know that they
+    arrived, so each file keeps its own position.
 
         {"step": s, "generation": g, "unix_s": t, "values": {"loss": 0.5}}  a line of JSON
         step,generation,unix_s,name,value                                   one of CSV
 
-    Where a job goes back, since it restores a checkpoint, lines of the steps that it computes again
-    are taken out; TensorBoard is told to pass them over. A value that is no finite number is null
-    in JSON.
+    When a job restores a checkpoint and so goes back, the lines of the steps that it computes again
+    are removed; TensorBoard is told to ignore them. A value that is not finite is null in JSON.
     """
 
     def __init__(self, text: Path | None, tensorboard: Path | None, *, incarnation: str) -> None:
-        """Raises ConfigurationError if what writes for TensorBoard is not installed."""
+        """Raises ConfigurationError if TensorBoard files are wanted without tensorboardX."""
         self._curves: list[_Curve] = []
         if text is not None:
             self._curves.append(_Curve(_TextFile(text), incarnation))
@@ -435,12 +433,12 @@ class CurveFiles:
         self.path: Path = found
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError, and OSError for what may pass."""
+        """Begin to write. Raises ConfigurationError, and OSError if it may succeed later."""
         for curve in self._curves:
             curve.sink.open()
 
     def append(self, points: Sequence[pb.CurvePoint]) -> LedgerStored:
-        """Add what is new to each; return what all have. Raises OSError."""
+        """Add what is new to each file; return what all have. Raises OSError."""
         failed: OSError | None = None
         for curve in self._curves:
             try:
@@ -452,13 +450,12 @@ class CurveFiles:
         return self._curves[0].stored()
 
     def close(self) -> None:
-        """No more will come."""
         for curve in self._curves:
             curve.sink.close()
 
 
 class _Curve:
-    """How far one file is."""
+    """The position of one file, which gets only what is new."""
 
     def __init__(self, sink: _Sink, run: str) -> None:
         self.sink = sink
@@ -497,7 +494,7 @@ class _Curve:
 
 
 class _TextFile:
-    """JSON lines, or CSV by its suffix."""
+    """The curve as text: CSV if the file's suffix is .csv, else JSON lines."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -538,7 +535,7 @@ class _TextFile:
                 keep += len(line)
             rest = os.fstat(lines.fileno()).st_size - keep
         if rest and keep <= len(self._head()):
-            self._set_aside()  # it is another job's: nothing of it goes on here
+            self._set_aside()  # no line of it would stay: it is another job's
         elif rest:
             file.truncate(keep)
 
@@ -602,7 +599,7 @@ class _TextFile:
 
 
 class _EventFile:
-    """TensorBoard's, one more in the directory each time that it is opened."""
+    """The curve for TensorBoard: one more file in the directory each time it is opened."""
 
     def __init__(self, directory: Path) -> None:
         try:
@@ -670,7 +667,7 @@ class _EventFile:
 
     def _opened(self) -> Any:
         if self._writer is not None and not any(self._directory.glob("events.out.*")):
-            self.close()  # they were removed
+            self.close()  # the files were removed
         if self._writer is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._writer = self._writers.EventsWriter(str(self._directory / "events"))

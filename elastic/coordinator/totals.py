@@ -1,5 +1,6 @@
-"""What is counted of a job from its beginning, across leaders, and the account of its slots' time:
-both are kept with the records.
+"""Counts what happens in a run, across leaders, and accounts for the time of its slots.
+
+Both are stored with the records.
 """
 
 from __future__ import annotations
@@ -21,11 +22,11 @@ from elastic.runtime.journal import Entry, Journal
 from elastic.v1 import job_pb2 as pb
 
 PHASES = ("detect", "persist", "notify", "abort", "join", "sync", "first_step")
-_MOST = 2.0**53  # of what is read: above it a float does not count any more
-_LONGEST = 100  # characters of a name that is read
+_MOST = 2.0**53  # the highest stored count: above it floats cannot count by one
+_LONGEST = 100  # characters of a stored name
 _MOST_NAMES = 1000
 
-_COUNTED = {  # entries of the journal, and the field by which they are told apart
+_COUNTED = {  # entries of the journal, and the field by which they are counted apart
     "worker_failed": "kind",
     "generation_formed": "reason",
     "recovered": "reason",
@@ -46,20 +47,20 @@ _COUNTED = {  # entries of the journal, and the field by which they are told apa
 
 
 class Totals:
-    """Listens to the leader's journal and to rank 0's progress.
+    """Counts of this run, from the leader's journal and rank 0's progress.
 
-    Counts are of this run. Those of the leaders before are taken over by `adopt`; what was counted
-    after they were last kept is lost, but for steps, which are counted from their numbers.
+    `adopt` takes over the counts of earlier leaders. What these counted after they last stored them
+    is lost, except steps, which follow from their numbers.
     """
 
     def __init__(self) -> None:
         self.events: dict[tuple[str, str], float] = {}
-        """How often something was recorded, by the entry's name and what tells it apart."""
+        """How often something was recorded, by the entry's name and its field in _COUNTED."""
         self.steps_committed = 0
         self.steps_lost = 0
-        """Steps that were committed and given up again: the job went back to a checkpoint."""
+        """Steps that were committed and then lost: the job went back to a checkpoint."""
         self.steps_recomputed = 0
-        """Begun, and begun again since the group was lost in them."""
+        """Steps that were begun again because the group was lost in them."""
         self.samples = 0
         self.checkpoint_bytes = 0
         self.steps = Histogram(STEP_BOUNDS_S)
@@ -70,23 +71,21 @@ class Totals:
         self.save_stalls = Histogram(SAVE_BOUNDS_S)
         self.saves = Histogram(SAVE_BOUNDS_S)
         self.committed = 0
-        """Steps of the job: the count that goes back with it."""
+        """The job's steps; decreases when the job goes back to a checkpoint."""
         self.last_commit_unix_s = 0.0
         """When the newest step was committed, as far as is known; 0: none was."""
         self.last_checkpoint_unix_s = 0.0
         self.weight = 0
-        """Grows with every event that counts: of two totals of a run the one with more is newer."""
+        """Grows with every counted event: of two totals of a run, the one with more is newer."""
         self._reporter = _Reporter()
         self._recomputed_in = 0
 
     def copy(self) -> Totals:
-        """The totals of this moment, which stay as they are."""
         return copy.deepcopy(self)
 
     # ---- what happens
 
     def __call__(self, entry: Entry) -> None:
-        """Take an entry of the journal."""
         by = _COUNTED.get(entry.name)
         if by is None:
             return
@@ -104,7 +103,7 @@ class Totals:
                 self.save_stalls.observe(entry.fields["stall_s"])
 
     def progressed(self, progress: pb.Progress, now_unix_s: float) -> None:
-        """Rank 0 of the present group reports."""
+        """Take a report of rank 0 of the present group."""
         fresh = progress.committed - self.committed
         if fresh > 0:
             self.steps_committed += fresh
@@ -118,7 +117,7 @@ class Totals:
         self._reporter.steps(progress, self.steps)
 
     def reformed(self, report: pb.Reformed) -> None:
-        """A member has committed its first step in a group; each says what it computed twice."""
+        """Count the steps that a group computed again, once for all its members' reports."""
         if report.recomputed and report.generation > self._recomputed_in:
             self._recomputed_in = report.generation
             self.steps_recomputed += report.recomputed
@@ -132,7 +131,6 @@ class Totals:
     # ---- from leader to leader
 
     def to_document(self) -> dict[str, Any]:
-        """The totals as JSON values."""
         return {
             "weight": self.weight,
             "counts": {name: getattr(self, name) for name in _NUMBERS},
@@ -144,10 +142,10 @@ class Totals:
         }
 
     def adopt(self, document: Mapping[str, Any]) -> None:
-        """Go on from what a leader before has kept, if that is more than is known here.
+        """Go on from the totals of an earlier leader, unless more is known here.
 
-        It is not where the store was emptied and this is the process that led before. What is no
-        such document changes nothing.
+        More is known here if the store was emptied and this process led before. A malformed
+        document changes nothing.
         """
         found = Totals()
         try:
@@ -201,7 +199,7 @@ _TABLES = ("events", "steps", "recoveries", "phases", "save_stalls", "saves")
 
 
 class _Reporter:
-    """Whose cumulative figures were taken last. Those of another process begin anew."""
+    """Turns a worker's cumulative figures into differences; another worker's begin a new series."""
 
     def __init__(self) -> None:
         self._worker = ""
@@ -210,7 +208,7 @@ class _Reporter:
         self._total_s = 0.0
 
     def samples(self, progress: pb.Progress, fresh_steps: int) -> int:
-        """Samples since the last report; for another worker by the size of its newest step."""
+        """Samples since the last report; for another worker, estimated from its newest step."""
         if progress.worker == self._worker:
             more = max(0, progress.samples - self._samples)
         else:
@@ -224,7 +222,7 @@ class _Reporter:
         """Add the durations of steps since the last report; call it after `samples`."""
         counts, total_s = list(progress.step_counts), progress.steps_total_s
         if len(counts) != len(into.counts):
-            return  # of another version
+            return  # the worker has another version
         fresh = [new - old for new, old in zip(counts, self._counts or counts, strict=True)]
         if self._counts and min(fresh) >= 0:
             into.add(fresh, max(0.0, total_s - self._total_s))
@@ -248,9 +246,9 @@ T = TypeVar("T")
 
 
 class SlotTime:
-    """Has the accounts observe each event of the machine.
+    """Feeds the accounts with the machine's events and the workers' reports.
 
-    What goes wrong in accounts is told once, and never holds up the job: they stay as they were.
+    An error in the accounts is reported once and never holds up the job. Then they stay empty.
     """
 
     def __init__(
@@ -262,7 +260,7 @@ class SlotTime:
         stored: Mapping[str, Any],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """most: slots that the job may have. stored: what a leader before has kept."""
+        """most: how many slots the job may have. stored: the accounts of an earlier leader."""
         self._machine, self._journal, self._clock = machine, journal, clock
         self._accounts = self.slots = SlotAccounts(most, name_of=name_of)
         self._failed = False
@@ -270,14 +268,13 @@ class SlotTime:
             self._accounts.adopt(stored, clock(), _ahead_s(clock()))
 
     def observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
-        """The machine has handled it."""
+        """Call this after the machine has handled the event."""
         self._guarded(lambda: self._accounts.observe(event, effects, self._machine, now), None)
 
     def spent(self, worker: str, spent: pb.TimeSpent) -> None:
-        """A worker says what it has spent its time on."""
         numbers = [value for _, value in spent.ListFields()]
         if not spent.generation or not all(0.0 <= number < math.inf for number in numbers):
-            return  # it was in no group, or is of another version
+            return  # the worker was in no group, or has another version
         report = Report(
             worker=worker,
             generation=spent.generation,
@@ -299,12 +296,11 @@ class SlotTime:
         self._guarded(lambda: self._accounts.spent(report, self._clock()), None)
 
     def accounts(self) -> Accounts:
-        """The books as they are."""
         now = self._clock()
         return self._guarded(lambda: self._accounts.accounts(now, _ahead_s(now)), Accounts())
 
     def to_document(self) -> Mapping[str, Any]:
-        """The accounts as JSON values, for the leaders after."""
+        """Return the accounts as JSON values, for later leaders."""
         now = self._clock()
         nothing: Mapping[str, Any] = {}
         return self._guarded(lambda: self._accounts.to_document(now, _ahead_s(now)), nothing)
@@ -313,7 +309,7 @@ class SlotTime:
         if not self._failed:
             try:
                 return action()
-            except Exception as error:  # noqa: BLE001 - a job can do without
+            except Exception as error:  # noqa: BLE001 - the job can do without accounts
                 self._failed = True
                 message = f"no time is accounted for any more: {type(error).__name__}: {error}"
                 self._journal.record("warning", source="accounts", message=message)

@@ -1,1 +1,1 @@
-"""Checkpoints on storage: where they lie, how they become visible, and how damage is found."""
+"""Checkpoints on storage: their layout, how they become visible, and how damage is detected."""

@@ -1,8 +1,8 @@
-"""Which checkpoints a directory holds: found, verified, committed and removed; and which run saves
-there: the one that began last.
+"""Lists, verifies, commits and removes the checkpoints of a directory, and records its owner.
 
-Two jobs in one directory, as a command that was copied makes them, would take each other's
-checkpoints for their own. The one that was there first is told, at its next save.
+The owner is the run that began last. Two jobs in one directory, for example because a command was
+copied, would resume from each other's checkpoints. `require` refuses the next commit of the run
+that was there first.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Catalog:
-    """The steps found in a directory, newest first.
+    """The steps in a directory, newest first.
 
-    `uncommitted` are saves without a manifest: still in progress, or abandoned.
+    Saves in `uncommitted` have no manifest: they are in progress, or abandoned.
     """
 
     committed: tuple[int, ...]
@@ -42,7 +42,7 @@ class Catalog:
 
 
 class Damage(enum.Enum):
-    """What can be wrong with a stored file."""
+    """What is wrong with a stored file."""
 
     MISSING = "missing"
     WRONG_SIZE = "wrong size"
@@ -52,7 +52,7 @@ class Damage(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Problem:
-    """One damaged file of a checkpoint; `detail` is a clause that follows its name."""
+    """One damaged file of a checkpoint; `detail` is a clause that follows the file's name."""
 
     name: str
     damage: Damage
@@ -63,7 +63,6 @@ class Problem:
 
 
 def scan(directory: CheckpointDirectory) -> Catalog:
-    """Return which steps have a manifest and which only remains."""
     steps = [parse_step_directory_name(name) for name in directory.list()]
     found = sorted((step for step in steps if step is not None), reverse=True)
     committed = {step for step in found if is_committed(directory, step)}
@@ -79,14 +78,14 @@ def list_checkpoints(directory: CheckpointDirectory) -> tuple[int, ...]:
 
 
 def is_committed(directory: CheckpointDirectory, step: int) -> bool:
-    """Whether the step has a manifest; says nothing about damage."""
+    """Return whether the step has a manifest; its files may be damaged all the same."""
     return directory.size_bytes(path_in_step(step, MANIFEST)) is not None
 
 
 def read_manifest(directory: CheckpointDirectory, step: int) -> Manifest:
     """Return a committed checkpoint's manifest.
 
-    Raises CheckpointDamaged if it is missing, not readable or that of another step.
+    Raises CheckpointDamaged if the manifest is missing, unreadable or names another step.
     """
     relative = path_in_step(step, MANIFEST)
     where = f"{directory.url}/{relative}"
@@ -102,9 +101,9 @@ def read_manifest(directory: CheckpointDirectory, step: int) -> Manifest:
 def verify(
     directory: CheckpointDirectory, step: int, on_bytes: Callable[[int], None] | None = None
 ) -> list[Problem]:
-    """Compare every file of a committed checkpoint with its digest; no problems means intact.
+    """Compare every file of a committed checkpoint with its digest; return the problems found.
 
-    `on_bytes` is told the length of each piece as it has been read.
+    `on_bytes` is called with the length of each piece that was read.
     """
     try:
         manifest = read_manifest(directory, step)
@@ -115,10 +114,10 @@ def verify(
 
 
 def prepare(directory: CheckpointDirectory, step: int) -> None:
-    """Clear away what an earlier attempt left of this step, before a new save of it begins.
+    """Remove what an earlier attempt left of this step, before the step is saved again.
 
-    A step is saved again only when its first checkpoint was damaged or never committed. The
-    files of a committed one are never overwritten in place: interrupted, that would be visible.
+    A step is saved again only if its first checkpoint was damaged or never committed. Files of a
+    committed checkpoint are never overwritten in place: an interruption would leave it damaged.
     """
     directory.remove_tree(step_directory_name(step))
 
@@ -126,8 +125,9 @@ def prepare(directory: CheckpointDirectory, step: int) -> None:
 def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
     """Make a checkpoint visible by writing its manifest, which is never replaced.
 
-    Raises CheckpointWriteError, without writing, if a file of it cannot be seen from here, and
-    FileExistsError if it has one: another coordinator, that led meanwhile, was first.
+    Raises CheckpointWriteError, and writes nothing, if a file that the manifest lists is missing
+    here or has another size. Raises FileExistsError if the step has a manifest: another
+    coordinator led meanwhile and committed first.
     """
     for file in manifest.files:
         relative = path_in_step(manifest.step, file.name)
@@ -144,9 +144,9 @@ def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
 
 
 def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:
-    """Remove what other groups left of the step of a committed checkpoint; return the names.
+    """Remove the files that other groups left in a committed step; return their names.
 
-    A late writer may bring such a file after that. Nobody reads it, and it goes with the step.
+    A late writer may add such a file afterwards. Nobody reads it; it is removed with the step.
     """
     listed = {file.name for file in manifest.files}
     step = step_directory_name(manifest.step)
@@ -161,9 +161,9 @@ def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:
 
 
 def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
-    """Remove what a group has written of a save that cannot be completed any more.
+    """Remove what a group has written of a save that can no longer be completed.
 
-    Only for one of which a part was refused: any other may be committed by somebody else.
+    Call this only for a save that had a part refused: somebody else may commit any other save.
     """
     name = step_directory_name(step)
     names = directory.list(name)
@@ -177,8 +177,8 @@ def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
 def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
     """Keep the newest `keep_last` checkpoints (at least 1); return the steps removed.
 
-    Abandoned saves older than the newest checkpoint go too. A save newer than it is still in
-    progress and stays. Raises CheckpointWriteError if some could not be removed, after the others.
+    Abandoned saves older than the newest checkpoint are removed too; newer saves are in progress.
+    Raises CheckpointWriteError if some steps cannot be removed, after removing the others.
     """
     assert keep_last >= 1, f"the newest checkpoint is never removed: keep_last={keep_last}"
     catalog = scan(directory)
@@ -187,7 +187,7 @@ def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
     abandoned = [step for step in catalog.uncommitted if step < catalog.committed[0]]
     removed = sorted([*catalog.committed[keep_last:], *abandoned])
     kept: dict[int, ElasticError] = {}
-    for step in removed:  # oldest first, so that an interruption leaves the newest ones
+    for step in removed:  # oldest first: an interruption leaves the newest ones
         try:
             directory.remove_tree(step_directory_name(step))
         except ElasticError as error:
@@ -231,7 +231,7 @@ OWNER = "owner.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Owner:
-    """run: the job's incarnation, the same under all its leaders."""
+    """The run that saves in a directory; `run` is its incarnation, the same under all leaders."""
 
     job: str
     run: str
@@ -239,9 +239,9 @@ class Owner:
 
 
 def claim(directory: CheckpointDirectory, owner: Owner) -> Owner | None:
-    """From now on `owner` saves here; return the run that did before, if it was another.
+    """Make `owner` the run that saves here; return the previous owner if it was another run.
 
-    A leader that follows another of its run changes nothing. Raises what the directory does.
+    A new leader of the same run changes nothing. Raises as the directory's methods do.
     """
     before = read(directory)
     if before is not None and before.run == owner.run:
@@ -251,9 +251,9 @@ def claim(directory: CheckpointDirectory, owner: Owner) -> Owner | None:
 
 
 def require(directory: CheckpointDirectory, owner: Owner) -> None:
-    """Raise CheckpointWriteError if another run has begun to save here since `claim`."""
+    """Raise CheckpointWriteError if another run has claimed the directory since `claim`."""
     now = read(directory)
-    if now is None:  # somebody has tidied up
+    if now is None:  # somebody has removed the file
         claim(directory, owner)
     elif now.run != owner.run:
         since = datetime.datetime.fromtimestamp(now.since_unix_s, datetime.timezone.utc)
@@ -265,7 +265,7 @@ def require(directory: CheckpointDirectory, owner: Owner) -> None:
 
 
 def read(directory: CheckpointDirectory) -> Owner | None:
-    """None if there is none, or what is there makes no sense. Raises TransientError."""
+    """Return None if there is no owner file or it is not valid. Raises TransientError."""
     where = f"{directory.url}/{OWNER}"
     try:
         document = documents.decode(directory.read(OWNER), where)

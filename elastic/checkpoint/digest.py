@@ -1,4 +1,4 @@
-"""What a stored file is recognised by: its name, its length and its xxh3 digest."""
+"""Identifies a stored file by its name, its length and its xxh3 digest."""
 
 from __future__ import annotations
 
@@ -20,33 +20,30 @@ class FileDigest:
 
 
 class Digester:
-    """Digests a file's content as it passes by."""
+    """Computes the `FileDigest` of content that arrives piece by piece."""
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
         self._size_bytes = 0
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Add the next piece of content."""
         self._hash.update(piece)
         self._size_bytes += len(piece)
 
     def result(self, name: str) -> FileDigest:
-        """Return the digest of everything seen so far, as that of a file called `name`."""
         return FileDigest(
             name=name, size_bytes=self._size_bytes, xxh3_128=str(self._hash.hexdigest())
         )
 
 
 def digest_of(name: str, content: bytes) -> FileDigest:
-    """Return the digest of a whole file held in memory."""
     digester = Digester()
     digester.update(content)
     return digester.result(name)
 
 
 def difference(expected: FileDigest, found: FileDigest) -> str | None:
-    """Say how a file differs from what was recorded; None if it does not."""
+    """Return a clause that says how the file differs from the recorded one; None if equal."""
     if found.size_bytes != expected.size_bytes:
         return f"it has {found.size_bytes} bytes instead of {expected.size_bytes}"
     if found.xxh3_128 != expected.xxh3_128:

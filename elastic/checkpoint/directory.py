@@ -1,5 +1,7 @@
-"""Where checkpoints are kept: on a local or mounted file system, durable before they become
-visible, or behind an fsspec URL, in an object store or on any file system that it knows.
+"""Stores the files of checkpoints on a local or mounted file system, or behind an fsspec URL.
+
+On a local or mounted file system a file is durable before it becomes visible. An fsspec URL may
+name an object store or any file system that fsspec knows.
 """
 
 from __future__ import annotations
@@ -37,33 +39,33 @@ class CheckpointDirectory(Protocol):
 
     @property
     def url(self) -> str:
-        """The root as the user may write it, for messages."""
+        """The root for messages, as a path or a URL without its secrets."""
         ...
 
     def probe(self) -> None:
-        """Create the root and prove that it can be written to.
+        """Create the root and check that it is writable.
 
-        Raises ConfigurationError naming the path, the reason and what to do, and TransientError
-        where the storage is full or does not answer.
+        Raises ConfigurationError, which names the path, the reason and what to do, and
+        TransientError if the storage is full or does not answer.
         """
         ...
 
     def write(
         self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
     ) -> FileDigest:
-        """Write a file that becomes visible only when it is complete, replacing an older one.
+        """Write a file that becomes visible only when it is complete, and replaces an older one.
 
-        replace=False: raises FileExistsError if there is one, also one that somebody else has
-        written meanwhile, as far as the storage can tell.
-        Raises CheckpointWriteError naming path and reason; nothing partial is left behind.
+        With replace=False this raises FileExistsError if the file exists, also if another process
+        has written it meanwhile, as far as the storage can tell.
+        Raises CheckpointWriteError, which names path and reason; no partial file is left behind.
         """
         ...
 
     def read(self, relative: str) -> bytes:
         """Return a file's content.
 
-        Raises FileNotFoundError if there is none, CheckpointDamaged if the medium cannot read
-        it, TransientError if the storage cannot be reached.
+        Raises FileNotFoundError if there is no such file, CheckpointDamaged if the medium cannot
+        read it, and TransientError if the storage cannot be reached.
         """
         ...
 
@@ -72,30 +74,30 @@ class CheckpointDirectory(Protocol):
         ...
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return a file's length, None if there is no such file; TransientError as `read`."""
+        """Return a file's length, None if there is no such file. Raises TransientError."""
         ...
 
     def list(self, relative: str = "") -> list[str]:
-        """Return the names under the root or a directory in it, sorted; none if it is absent."""
+        """Return the sorted names in the root or a directory below; empty if it is absent."""
         ...
 
     def remove(self, relative: str) -> None:
-        """Remove a file; absent is fine. Raises CheckpointWriteError."""
+        """Remove a file if it exists. Raises CheckpointWriteError."""
         ...
 
     def remove_tree(self, name: str) -> None:
-        """Remove a directory under the root, its manifest first; absent is fine.
+        """Remove a directory under the root if it exists, its manifest first.
 
-        An interrupted removal therefore never leaves a damaged checkpoint that counts as one.
+        So an interrupted removal never leaves a damaged checkpoint that counts as committed.
         Raises CheckpointWriteError.
         """
         ...
 
 
 def open_directory(url: str) -> CheckpointDirectory:
-    """Return the directory behind a local path or an fsspec URL, touching nothing yet.
+    """Return the directory at a local path or an fsspec URL without accessing the storage.
 
-    Raises ConfigurationError for an unknown kind of URL or one whose package is not installed.
+    Raises ConfigurationError for an unknown URL scheme or one whose package is not installed.
     """
     if not url:
         raise ConfigurationError("the checkpoint directory is empty: give a path or a URL")
@@ -108,7 +110,7 @@ def open_directory(url: str) -> CheckpointDirectory:
 
 
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-# What opening a path below something that is not a directory, or not there, is answered with.
+# The errors of opening a path that does not exist, or that lies below a file.
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 
 
@@ -120,11 +122,9 @@ class LocalDirectory:
 
     @property
     def url(self) -> str:
-        """The absolute path."""
         return str(self._root)
 
     def probe(self) -> None:
-        """Create the root, then write, sync and remove a small file in it."""
         try:
             _make_directory(self._root)
             probe = self._root / f".probe-{uuid.uuid4().hex}"
@@ -142,9 +142,8 @@ class LocalDirectory:
     def write(
         self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
     ) -> FileDigest:
-        """Write under a temporary name in the same directory, then rename."""
         path = self._root / relative
-        # Two writers of one share may meet when one was wrongly thought dead: the name is unique.
+        # The name is unique: a writer that was wrongly taken for dead may write the same share.
         partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         digester = Digester()
         try:
@@ -167,18 +166,16 @@ class LocalDirectory:
         return digester.result(path.name)
 
     def read(self, relative: str) -> bytes:
-        """Return the whole file."""
         with _reading(self._root / relative) as path:
             return path.read_bytes()
 
     def chunks(self, relative: str) -> Iterator[bytes]:
-        """Yield the file in pieces of `CHUNK_BYTES`."""
         with _reading(self._root / relative) as path, path.open("rb", buffering=0) as file:
             while piece := file.read(CHUNK_BYTES):
                 yield piece
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return the file's length, None if it is absent or no file, as a pipe without an end."""
+        """Return None also for what is not a regular file: reading a pipe may never end."""
         try:
             with _reading(self._root / relative) as path:
                 found = path.stat()
@@ -187,7 +184,6 @@ class LocalDirectory:
             return None
 
     def list(self, relative: str = "") -> list[str]:
-        """Return the directory's entries, sorted."""
         path = self._root / relative
         try:
             return sorted(os.listdir(path))
@@ -202,7 +198,7 @@ class LocalDirectory:
             raise TransientError(f"listing {path} failed: {_reason(error)}") from error
 
     def remove(self, relative: str) -> None:
-        """Unlink the file. Not made durable: a crash may bring it back."""
+        """Unlink the file. The removal is not synced: a crash may bring the file back."""
         path = self._root / relative
         try:
             _unlink_if_there(path)
@@ -212,7 +208,6 @@ class LocalDirectory:
             raise CheckpointWriteError(f"removing {path} failed: {_reason(error)}") from error
 
     def remove_tree(self, name: str) -> None:
-        """Remove the manifest durably, then the rest."""
         tree = self._root / name
         try:
             if _unlink_if_there(tree / MANIFEST):
@@ -226,7 +221,7 @@ class LocalDirectory:
 
 
 def _make_directory(path: Path) -> None:
-    """Create missing directories; each new entry is synced, or a crash could undo the save."""
+    """Create missing directories and sync each new entry: a crash must not undo the save."""
     if path.is_dir():
         return
     _make_directory(path.parent)
@@ -255,7 +250,7 @@ def _write_all(handle: int, piece: memoryview) -> None:
 
 
 def _move_to_nothing(partial: Path, path: Path) -> None:
-    """Raises FileExistsError if there is something at `path`."""
+    """Move `partial` to `path`. Raises FileExistsError if `path` exists."""
     try:
         os.link(partial, path)
     except OSError as error:
@@ -294,7 +289,7 @@ def _unlink_if_there(path: Path) -> bool:
 
 
 def _unlink(path: Path) -> None:
-    """Clean up; the error that made it necessary is the one worth reporting."""
+    """Remove a file and ignore errors: the caller reports the error that led to the clean-up."""
     with contextlib.suppress(OSError):
         os.unlink(path)
 
@@ -335,20 +330,19 @@ def _advice(error: OSError) -> str:
 
 
 class RemoteDirectory:
-    """A `CheckpointDirectory` behind fsspec: temporary name, then move.
+    """A `CheckpointDirectory` behind fsspec: writes under a temporary name, then moves.
 
-    Where the storage cannot rename, a move is one copy inside it. That is the price for never
-    harming a complete file: stores finish an upload that is broken off by publishing the part.
+    If the storage cannot rename, a move costs one copy inside it. Writing in place could harm a
+    complete file: object stores publish the part of an upload that breaks off.
     """
 
     def __init__(self, url: str, file_system: Any, root: str) -> None:
-        self._url = masked_url(url)  # for messages alone
+        self._url = masked_url(url)  # only for messages
         self._fs = file_system
         self._root = root.rstrip("/")
 
     @classmethod
     def open(cls, url: str) -> RemoteDirectory:
-        """Return the directory behind an fsspec URL; raises ConfigurationError."""
         try:
             file_system, root = fsspec.core.url_to_fs(url)
         except ImportError as error:
@@ -365,11 +359,9 @@ class RemoteDirectory:
 
     @property
     def url(self) -> str:
-        """The URL that was opened."""
         return self._url
 
     def probe(self) -> None:
-        """Create the root, then write and remove a small file in it."""
         name = f".probe-{uuid.uuid4().hex}"
         try:
             self.write(name, b"probe")
@@ -385,8 +377,7 @@ class RemoteDirectory:
     def write(
         self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
     ) -> FileDigest:
-        """Write under a temporary name beside the final one, then move. What comes to be between
-        the last look and the move is replaced."""
+        """With replace=False, a file that appears between the check and the move is replaced."""
         parent, _, name = self._path(relative).rpartition("/")
         partial = f"{parent}/.{name}.{uuid.uuid4().hex}.partial"
         digester = Digester()
@@ -412,18 +403,15 @@ class RemoteDirectory:
                 file.write(piece)
 
     def read(self, relative: str) -> bytes:
-        """Return the whole object."""
         with self._reading(relative) as path:
             return bytes(self._fs.cat_file(path))
 
     def chunks(self, relative: str) -> Iterator[bytes]:
-        """Yield the object in pieces of `CHUNK_BYTES`."""
         with self._reading(relative) as path, self._fs.open(path, "rb") as file:
             while piece := file.read(CHUNK_BYTES):
                 yield piece
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return the object's length, None if it is absent."""
         try:
             with self._reading(relative) as path:
                 return int(self._fs.info(path)["size"])
@@ -431,7 +419,6 @@ class RemoteDirectory:
             return None
 
     def list(self, relative: str = "") -> list[str]:
-        """Return the names directly under the root or a directory in it, sorted."""
         try:
             with self._reading(relative) as path:
                 found = self._fs.ls(path, detail=False)
@@ -440,13 +427,11 @@ class RemoteDirectory:
         return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in found)
 
     def remove(self, relative: str) -> None:
-        """Remove the object."""
         with self._storing(relative, "removing"), contextlib.suppress(FileNotFoundError):
             self._fs.rm_file(self._path(relative))
         self._fs.invalidate_cache()
 
     def remove_tree(self, name: str) -> None:
-        """Remove the manifest, then the rest."""
         path = self._path(name)
         with self._storing(name, "removing"):
             with contextlib.suppress(FileNotFoundError):
@@ -460,7 +445,7 @@ class RemoteDirectory:
 
     @contextlib.contextmanager
     def _reading(self, relative: str) -> Iterator[str]:
-        # Other processes write here too: a remembered listing would hide what they did.
+        # Other processes write here too: a cached listing would hide their changes.
         self._fs.invalidate_cache()
         try:
             yield self._path(relative)
@@ -478,7 +463,7 @@ class RemoteDirectory:
         except (ElasticError, FileExistsError):
             raise
         except Exception as error:
-            # Each kind of storage has its own exceptions, few of them OSError.
+            # Each kind of storage raises its own exceptions; few of them are OSError.
             raise CheckpointWriteError(
                 f"{verb} {self._url}/{relative} failed: {_reason(error)}"
             ) from error

@@ -1,4 +1,4 @@
-"""Strict JSON for the documents beside the shards: what is not exactly as expected is damage."""
+"""Strict JSON for the documents beside the shards: any deviation counts as damage."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ _T = TypeVar("_T")
 
 
 def encode(document: Mapping[str, object]) -> bytes:
-    """Return one canonical UTF-8 text for equal documents: sorted keys, no NaN, no spaces.
+    """Return canonical UTF-8 JSON, the same for equal documents: sorted keys, no NaN, no spaces.
 
-    Raises ValueError for infinities and NaN, TypeError for what JSON does not know.
+    Raises ValueError for infinities and NaN, TypeError for types that JSON lacks.
     """
     text = json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.encode()
 
 
 def decode(content: bytes, where: str) -> dict[str, Json]:
-    """Parse a JSON object; CheckpointDamaged names `where` and what is wrong."""
+    """Parse a JSON object. Raises CheckpointDamaged, which names `where` and what is wrong."""
     try:
         document = json.loads(
             content.decode(),
@@ -37,14 +37,14 @@ def decode(content: bytes, where: str) -> dict[str, Json]:
 
 
 def field(document: Mapping[str, Json], key: str, kind: type[_T], where: str) -> _T:
-    """Return `document[key]`, which must be there and of exactly this type (a bool is no int)."""
+    """Return `document[key]`. Raises CheckpointDamaged if it is missing or of another type."""
     if key not in document:
         raise CheckpointDamaged(f"{where} lacks {key!r}")
     return checked(document[key], kind, f"{key!r} in {where}")
 
 
 def checked(value: object, kind: type[_T], what: str) -> _T:
-    """Return the value if it is of exactly this type; CheckpointDamaged names `what` it is."""
+    """Return a value of exactly this type (a bool is no int), else raise CheckpointDamaged."""
     if type(value) is not kind:
         raise CheckpointDamaged(
             f"{what} is of type {type(value).__name__} where {kind.__name__} is expected"
@@ -53,7 +53,7 @@ def checked(value: object, kind: type[_T], what: str) -> _T:
 
 
 def only_keys(document: Mapping[str, Json], known: frozenset[str], where: str) -> None:
-    """Refuse keys that this format version does not have."""
+    """Raise CheckpointDamaged for keys that are not in `known`."""
     unknown = sorted(document.keys() - known)
     if unknown:
         raise CheckpointDamaged(f"{where} has unknown keys: {', '.join(unknown)}")

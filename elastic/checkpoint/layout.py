@@ -1,15 +1,15 @@
-"""The names of things inside a checkpoint directory.
+"""Makes and parses the names of files and directories inside a checkpoint directory.
 
 ROOT/
 └── step-000001200/
     ├── shard-00000-of-00004-g7-5fa5c435.safetensors   the first share of the tensors' bytes
     ├── ...
-    ├── structure-g7-5fa5c435.json     which tensors there are, and what surrounds them
+    ├── structure-g7-5fa5c435.json     names and shapes of the tensors, and all other values
     └── manifest.json                  written last: its presence is the commit
 
-"g7-5fa5c435" is the group that saved, by generation and run. Files of several groups may stand
-side by side, and none replaces another's: those that the manifest lists count. In format version 1
-names lack the group.
+"g7-5fa5c435" names the group that saved, by generation and run. Files of several groups may lie
+side by side and never replace each other; only those that the manifest lists count. Names of
+format version 1 lack the group.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def step_directory_name(step: int) -> str:
 
 
 def parse_step_directory_name(name: str) -> int | None:
-    """Return the step of a name made by `step_directory_name`, None for any other name."""
+    """Return the step, or None if `step_directory_name` does not make this name."""
     match = _STEP_DIRECTORY.fullmatch(name)
     if match is None:
         return None
@@ -43,7 +43,7 @@ def parse_step_directory_name(name: str) -> int | None:
 def group_name(generation: int, run: str) -> str:
     """Return "g7-5fa5c435" for generation 7 of the run (the job's incarnation) "5fa5c435b28b...".
 
-    Generations count from 1 in each run, so that they alone do not tell groups apart.
+    The generation alone does not identify a group: every run counts its generations from 1.
     """
     return f"g{generation}-{_NOT_IN_RUN.sub('', run.lower())[:8] or '0'}"
 
@@ -60,13 +60,13 @@ def structure_name(group: str) -> str:
 
 
 def is_of_generation(name: str, generation: int) -> bool:
-    """Is it the name of a file that a group of this generation saved, in whatever run?"""
+    """Return whether a group of this generation saved the file of this name, in any run."""
     is_own = parse_shard_name(name) is not None or is_structure_name(name)
     return is_own and f"-g{generation}-" in name
 
 
 def parse_shard_name(name: str) -> tuple[int, int] | None:
-    """Return (index, count) of the name of a shard, of whatever group; None for any other name."""
+    """Return (index, count) from the name of any group's shard; None for any other name."""
     match = _SHARD.fullmatch(name)
     if match is None:
         return None
@@ -76,10 +76,8 @@ def parse_shard_name(name: str) -> tuple[int, int] | None:
 
 
 def is_structure_name(name: str) -> bool:
-    """Is it the name of the document about a checkpoint's tensors, of whatever group?"""
     return _STRUCTURE.fullmatch(name) is not None
 
 
 def path_in_step(step: int, name: str) -> str:
-    """Return the path of one of a checkpoint's files, relative to the root."""
     return f"{step_directory_name(step)}/{name}"

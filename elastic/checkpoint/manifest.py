@@ -1,4 +1,4 @@
-"""The manifest: the one document that makes a directory a checkpoint."""
+"""Writes and parses the manifest, the document that commits a checkpoint."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from elastic.core.legible import is_instant
 from elastic.errors import CheckpointDamaged
 
 FORMAT_VERSION = 2
-_READABLE = (1, FORMAT_VERSION)  # version 1 differs in the names of the files only
+_READABLE = (1, FORMAT_VERSION)  # version 1 differs only in the names of the files
 
 _CHECKSUM = "manifest_xxh3_128"
 _HEX_128 = re.compile(r"[0-9a-f]{32}", re.ASCII)
@@ -23,10 +23,10 @@ _HEX_128 = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
-    """Everything needed to resume from a checkpoint, beside the tensors themselves.
+    """Everything needed to resume from a checkpoint, except the files that it lists.
 
     `step` counts committed steps, `cursor` the samples consumed of `epoch`; `world_size` is the
-    number of workers that saved. `files` are the directory's other files, by plain name.
+    number of workers that saved. `files` are the checkpoint's other files, by plain name.
     """
 
     format_version: int = FORMAT_VERSION
@@ -42,7 +42,7 @@ class Manifest:
 
 
 def to_json(manifest: Manifest) -> bytes:
-    """Return the document, which carries a checksum of itself.
+    """Return the manifest as JSON with a checksum of itself.
 
     Raises ValueError or TypeError if `learning_rate` is not plain, finite JSON.
     """
@@ -56,7 +56,7 @@ def to_json(manifest: Manifest) -> bytes:
 
 
 def from_json(content: bytes, where: str) -> Manifest:
-    """Parse a manifest; CheckpointDamaged names the file `where` and what is wrong with it."""
+    """Parse a manifest. Raises CheckpointDamaged, which names `where` and what is wrong."""
     document = documents.decode(content, where)
     version = documents.field(document, "format_version", int, where)
     if version not in _READABLE:
@@ -99,7 +99,7 @@ def _file(entry: Json, where: str) -> FileDigest:
     document: dict[str, Json] = documents.checked(entry, dict, where)
     documents.only_keys(document, frozenset(field.name for field in fields(FileDigest)), where)
     name = documents.field(document, "name", str, where)
-    # Names are joined to a path before they are read: one that leaves the directory is refused.
+    # Names are joined to a path: refuse those that lead out of the directory.
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise CheckpointDamaged(f"{where}: {name!r} is not the name of a file in the checkpoint")
     digest = documents.field(document, "xxh3_128", str, where)

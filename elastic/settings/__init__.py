@@ -1,1 +1,1 @@
-"""What may be set, where it may be set, and the validated result."""
+"""The settings of every command: their sources, their limits and the validated result."""

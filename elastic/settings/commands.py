@@ -1,4 +1,4 @@
-"""Which commands there are, and which of them has which setting."""
+"""Lists the commands and maps each to its settings."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ SHARED_TABLE = "job"
 
 
 class Command(NamedTuple):
-    """A command, or several with the same settings; `table` is its own in the TOML file."""
+    """A command, or several with the same settings; `table` is its own table in the TOML file."""
 
     table: str
     settings: type
     title: str
     help: str
-    """The words that list its settings."""
+    """The command line that lists its settings."""
     borrows: str = ""
-    """Another command's table, of which it takes what it knows; its own wins."""
+    """Another command's table: it reads from there the settings it has; its own table wins."""
 
 
 COMMANDS = (
@@ -42,20 +42,18 @@ TABLES = (SHARED_TABLE, *(command.table for command in COMMANDS))
 
 
 def command_of(settings: type) -> Command:
-    """The command with these settings."""
     (command,) = (one for one in COMMANDS if one.settings is settings)
     return command
 
 
 @functools.cache
 def options_by_name(command: Command) -> Mapping[str, Option]:
-    """The command's settings, in the order of the help."""
     return {option.name: option for option in options_of(command.settings)}
 
 
 @functools.cache
 def every_option() -> Mapping[str, Option]:
-    """The settings of all commands; of the same name the first, since they accept the same."""
+    """The settings of all commands by name; the first of a name stands for all, as limits agree."""
     found: dict[str, Option] = {}
     for command in COMMANDS:
         for name, option in options_by_name(command).items():
@@ -64,12 +62,11 @@ def every_option() -> Mapping[str, Option]:
 
 
 def owners(name: str) -> list[Command]:
-    """The commands that have a setting of this name."""
     return [command for command in COMMANDS if name in options_by_name(command)]
 
 
 def belongs_elsewhere(name: str, title: str) -> str | None:
-    """Whose setting this is, if it is any; `title` is the command that does not have it."""
+    """Return "is a setting of X, not of `title`", or None if no command has this setting."""
     titles = [command.title for command in owners(name)]
     if not titles:
         return None

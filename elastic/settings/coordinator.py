@@ -1,4 +1,4 @@
-"""What `elastic coordinator` can be told: names, defaults, limits."""
+"""Defines the settings of `elastic coordinator`: names, defaults, limits."""
 
 from __future__ import annotations
 
@@ -138,12 +138,11 @@ class CoordinatorSettings:
 
     @property
     def advertised(self) -> str | None:
-        """HOST:PORT for others, or None if it must be this machine's address, yet to be found."""
+        """HOST:PORT for others; None if the caller must find this machine's address."""
         if self.advertise is None:
             return None if is_wildcard(self.listen) else self.listen
         return self.advertise if port_of(self.advertise) else f"{self.advertise}:{self.port}"
 
     @property
     def port(self) -> str:
-        """At which it listens."""
         return port_of(self.listen)

@@ -1,4 +1,4 @@
-"""What `elastic doctor` can be told: those settings of a node that can be checked before a job."""
+"""Defines the settings of `elastic doctor`, among them those of a node that it checks."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic.settings.store import StoreSettings
 
 
 class FailOn(enum.Enum):
-    """Which findings make the command fail."""
+    """The least severe finding that makes the command fail."""
 
     ERROR = "error"
     WARNING = "warning"
@@ -23,7 +23,7 @@ class FailOn(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MachineSettings:
-    """Those of them that need no etcd."""
+    """The doctor's settings without etcd's, for a doctor that is given no etcd."""
 
     job: str = field(default="job", metadata=shared.JOB)
     node_name: str | None = field(default=None, metadata=shared.NODE_NAME)

@@ -1,4 +1,4 @@
-"""The vocabulary of settings: options, their limits, and the classes that hold them."""
+"""Describes settings: options, their limits, and the dataclasses that hold them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENVIRONMENT_PREFIX = "ELASTIC_"
 class Limits(NamedTuple):
     """What a value must satisfy: as a phrase for people and as keywords of `pydantic.Field`.
 
-    `accepts` replaces the type of the field where users write something else than it holds; it may
+    `accepts` replaces the field's type if users write another type than the field holds; it may
     carry pydantic validators.
     """
 
@@ -21,9 +21,9 @@ class Limits(NamedTuple):
     bounds: Mapping[str, Any] = {}
     accepts: Any = None
     may_be_empty: bool = False
-    """Empty text is a value."""
+    """Whether empty text is a valid value."""
     may_hold_secrets: bool = False
-    """What users wrote is not repeated in messages."""
+    """Messages do not repeat what users wrote."""
 
 
 class Option(NamedTuple):
@@ -36,49 +36,46 @@ class Option(NamedTuple):
     hint: Any
     required: bool = False
     secret: bool = False
-    """Read from the environment alone, and its value is never shown."""
+    """The setting is read only from the environment, and its value is never shown."""
     group: str = ""
-    """What it belongs to in several commands, as a title; empty: to the command."""
+    """The title of its group if several commands share it; empty if it is one command's own."""
     positional: str = ""
-    """What it is called in the usage of the command, where it is no option but follows them."""
+    """Its name in the command's usage if it is a positional argument; empty for an option."""
     short: str = ""
-    """A letter for the command line, with its dash, where people know it from elsewhere."""
+    """A short flag that users know from other programs, such as -m."""
 
     @property
     def flag(self) -> str:
-        """The spelling on the command line."""
         return self.positional or flag_of(self.name)
 
     @property
     def variable(self) -> str:
-        """The spelling in the environment."""
         return ENVIRONMENT_PREFIX + self.name.upper()
 
     @property
     def is_switch(self) -> bool:
-        """Whether it is a yes or no, given as --flag or --no-flag."""
+        """Return whether it is a boolean, given as --flag or --no-flag."""
         return self.hint is bool
 
     @property
     def shown_default(self) -> str:
-        """As it would be written."""
         if self.is_switch:
             return str(self.default).lower()
         return "unset" if self.default is None else str(self.default)
 
 
 class Naming(Protocol):
-    """How settings are called in a message."""
+    """Spells settings in messages."""
 
     def name(self, setting: str, /) -> str:
-        """As the user wrote it; as a flag where nobody did."""
+        """Return the setting as the user wrote it, or as a flag if no source gives it."""
 
     def mention(self, setting: str, /) -> str:
-        """The same with the value."""
+        """Return the same followed by the value."""
 
 
 class Relation(NamedTuple):
-    """What must hold between settings; judged only where each of them is right by itself.
+    """A condition between settings, checked only if each of them is valid by itself.
 
     `problems` gets the values of `names`, defaults included, and yields a line for each problem.
     """
@@ -88,30 +85,29 @@ class Relation(NamedTuple):
 
 
 def flag_of(name: str) -> str:
-    """The spelling of a setting on the command line."""
     return "--" + name.replace("_", "-")
 
 
 def about(
     help_text: str, limits: Limits, *, secret: bool = False, positional: str = "", short: str = ""
 ) -> dict[str, Any]:
-    """The metadata that makes a dataclass field one that users can set."""
+    """Return the metadata that makes a dataclass field a setting."""
     spelling = {"positional": positional, "short": short}
     return {"help": help_text, "limits": limits, "secret": secret, **spelling}
 
 
 def setting(default: Any, help_text: str, limits: Limits) -> Any:
-    """A dataclass field that users can set, of one command alone."""
+    """Return a dataclass field for a setting that only one command has."""
     return dataclasses.field(default=default, metadata=about(help_text, limits))
 
 
 def group(title: str) -> dict[str, Any]:
-    """The metadata of a field that holds another settings class, shared by several commands."""
+    """Return the metadata of a field that holds a settings class which several commands share."""
     return {"group": title}
 
 
 def options_of(settings: type) -> Iterator[Option]:
-    """Every setting that users can give, in the order of the help, those of groups included."""
+    """Yield every setting, those of groups included, in the order of the help."""
     hints = get_type_hints(settings)
     for one in dataclasses.fields(settings):
         if "group" in one.metadata:
@@ -122,7 +118,7 @@ def options_of(settings: type) -> Iterator[Option]:
 
 
 def relations_of(settings: type) -> Iterator[Relation]:
-    """What must hold between the settings, those of groups included."""
+    """Yield the relations between the settings, those of groups included."""
     yield from getattr(settings, "relations", ())
     hints = get_type_hints(settings)
     for one in dataclasses.fields(settings):
@@ -131,7 +127,7 @@ def relations_of(settings: type) -> Iterator[Relation]:
 
 
 def defaults_of(settings: type) -> Mapping[str, Any]:
-    """The parsed defaults of all that are not required, by name, those of groups included."""
+    """Return the parsed defaults of all optional settings by name, those of groups included."""
     hints = get_type_hints(settings)
     defaults: dict[str, Any] = {}
     for one in dataclasses.fields(settings):
@@ -143,7 +139,7 @@ def defaults_of(settings: type) -> Mapping[str, Any]:
 
 
 def build(settings: type, values: Mapping[str, Any]) -> Any:
-    """An instance with the given values, groups built of theirs, and defaults for the rest."""
+    """Return an instance with the given values, also in its groups, and defaults for the rest."""
     hints = get_type_hints(settings)
     arguments: dict[str, Any] = {}
     for one in dataclasses.fields(settings):

@@ -1,4 +1,4 @@
-"""What values may be: each limit as a phrase for people and as a check."""
+"""Defines the limits of values: each as a phrase for people and as a check."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ JOB_NAME_MAX_LENGTH = 200
 NODE_NAME_MAX_LENGTH = 253
 RUN_NAME_MAX_LENGTH = 253
 EVERY_INTERFACE = "[::]"
-"""As a host to listen at: IPv4 too."""
+"""The host to listen at for every interface, IPv4 included."""
 MOST = 2**31 - 1
-"""Of what is counted: messages hold no more."""
+"""The largest count: the fields of messages hold no more."""
 MOST_S = 1_000_000_000
-"""Thirty years: the clocks of threads and sockets cannot wait for much longer than that."""
+"""Thirty years: threads and sockets cannot wait for much longer."""
 SHORTEST_LEASE_S = 2
-"""etcd grants none shorter with its default election timeout."""
+"""etcd grants no shorter lease with its default election timeout."""
 
 _AT_MOST, _AT_MOST_S = f", at most {MOST}", f", at most {MOST_S}"
 _FINITE_S = {"le": MOST_S, "allow_inf_nan": False}
@@ -43,7 +43,7 @@ _NODE_RANGE = re.compile(r"([0-9]+)(?::([0-9]+))?")
 
 
 class NodeRange(NamedTuple):
-    """How many nodes there may be; written as torchrun's `--nnodes`: "N" or "MIN:MAX"."""
+    """How many nodes a job may have, written like torchrun's `--nnodes`: "N" or "MIN:MAX"."""
 
     minimum: int
     maximum: int
@@ -53,7 +53,7 @@ class NodeRange(NamedTuple):
 
 
 class PortRange(NamedTuple):
-    """TCP ports, both ends included; written as A-B."""
+    """A range of TCP ports, both ends included, written as FIRST-LAST."""
 
     first: int
     last: int
@@ -63,29 +63,26 @@ class PortRange(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many there are."""
         return self.last - self.first + 1
 
 
 class KeptLogs(NamedTuple):
-    """How many runs' logs are kept, and how many bytes; None: no limit."""
+    """How many runs' logs to keep, and how many bytes in all; None: no limit."""
 
     runs: int | None = None
     size_bytes: int | None = None
     text: str = ""
-    """As it was written."""
+    """The value as the user wrote it."""
 
     def __str__(self) -> str:
         return self.text
 
 
 def whole(at_least: int) -> Limits:
-    """A whole number."""
     return Limits(f"a whole number, at least {at_least}{_AT_MOST}", {"ge": at_least, "le": MOST})
 
 
 def number(at_least: int) -> Limits:
-    """A finite number."""
     return Limits(
         f"a number, at least {at_least}{_AT_MOST}",
         {"ge": at_least, "le": MOST, "allow_inf_nan": False},
@@ -93,18 +90,17 @@ def number(at_least: int) -> Limits:
 
 
 def one_of(choices: type[enum.Enum]) -> Limits:
-    """The values of an enumeration."""
     return Limits("one of " + ", ".join(choice.value for choice in choices))
 
 
 def port_of(address: str) -> str:
-    """Of HOST:PORT; empty for a host alone."""
+    """Return the port of HOST:PORT; empty for a host alone."""
     match = _HOST_AND_PORT.fullmatch(address)
     return match[2] if match else ""
 
 
 def is_wildcard(address: str) -> bool:
-    """Whether HOST:PORT means every address of a machine, at which nobody can be reached."""
+    """Return whether HOST of HOST:PORT means every address: others cannot connect to it."""
     found = _ip_address(address.rpartition(":")[0].strip("[]"))
     return found is not None and found.is_unspecified
 
@@ -121,7 +117,6 @@ def _check_listening(value: str) -> str:
 
 
 def is_address(value: str) -> bool:
-    """Whether it is HOST:PORT."""
     try:
         return bool(_check_address(value))
     except ValueError:
@@ -129,7 +124,7 @@ def is_address(value: str) -> bool:
 
 
 def _check_reachable(value: str) -> str:
-    """A port may be left out."""
+    """Check HOST or HOST:PORT."""
     with_port = value if _HOST_AND_PORT.fullmatch(value) else f"{value}:1"
     if is_wildcard(_check_address(with_port)) or int(with_port.rpartition(":")[2]) == 0:
         raise ValueError
@@ -137,7 +132,7 @@ def _check_reachable(value: str) -> str:
 
 
 def _check_host(value: str) -> str:
-    """A name or a bare address, as sockets want it: IPv6 without brackets."""
+    """Check a name or an address as sockets take it: IPv6 without brackets."""
     address = _ip_address(value)
     if not _HOST_NAME.fullmatch(value) if address is None else address.is_unspecified:
         raise ValueError
@@ -211,7 +206,7 @@ def _split_words(value: object) -> object:
 
 
 def _several(item: Any, split: Any) -> Any:
-    """One text, or a TOML array of texts, as a tuple that is not empty."""
+    """Return the type of a non-empty tuple that is written as one text or as a TOML array."""
     return Annotated[tuple[item, ...], BeforeValidator(split), Field(min_length=1)]
 
 
@@ -296,12 +291,12 @@ RUN_NAME = Limits(
 
 
 def is_ip_address(host: str) -> bool:
-    """Whether it is an address, IPv6 without brackets, and no name."""
+    """Return whether it is an address, not a name; IPv6 without brackets."""
     return _ip_address(host) is not None
 
 
 def require_host(host: str) -> None:
-    """Raises ConfigurationError unless it is a host's name or address."""
+    """Raise ConfigurationError unless `host` is a host's name or address."""
     try:
         _check_host(host)
     except ValueError:
@@ -311,8 +306,10 @@ def require_host(host: str) -> None:
 
 
 def require_node_name(name: str, of: str = "node") -> None:
-    """Of what others say. Raises ConfigurationError unless a node, or a machine, can have the
-    name."""
+    """Raise ConfigurationError unless a node, or a machine (`of`), can have this name.
+
+    Use it for names that do not come from the settings, such as those that peers send.
+    """
     if len(name) > NODE_NAME_MAX_LENGTH or not _HOST_NAME.fullmatch(name):
         raise ConfigurationError(
             f"{name[:NODE_NAME_MAX_LENGTH]!r} is no name of a {of}; expected {NODE_NAME.text}"

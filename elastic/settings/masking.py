@@ -1,4 +1,4 @@
-"""Secrets that users write into URLs and arguments are not shown where these are."""
+"""Masks the secrets that users write into URLs and arguments, for display."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ _OPTION = re.compile(rf"(?i)(-{{0,2}}{_SECRET})(=.*)?", re.DOTALL)
 
 
 def masked_url(url: str) -> str:
-    """The URL without the user and password in front of its host, and what its query keeps
-    secret."""
+    """Mask the user and password before the URL's host, and secret parameters of its query."""
     return _PARAMETER.sub(rf"\1={_MASK}", _USER_INFO.sub(_MASK, url))
 
 
 def masked_arguments(arguments: Iterable[str]) -> list[str]:
-    """A command's arguments without the values of options whose names speak of secrets."""
+    """Mask the values of options whose names suggest secrets, and the secrets in URLs."""
     shown: list[str] = []
     hide_next = False
     for argument in arguments:

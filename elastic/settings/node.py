@@ -1,4 +1,4 @@
-"""What `elastic agent` can be told: names, defaults, limits."""
+"""Defines the settings of `elastic agent`: names, defaults, limits."""
 
 from __future__ import annotations
 

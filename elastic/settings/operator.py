@@ -1,4 +1,4 @@
-"""What the operator commands (`elastic status` and others) can be told of the way to a job."""
+"""Defines how operator commands (`elastic status` and others) reach a job: their settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic.settings.store import StoreSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSettings:
-    """Those of them that are about a job of this machine."""
+    """The settings of an operator command for a job on this machine."""
 
     job: str = field(default="job", metadata=shared.JOB)
     timeout_s: float = setting(
@@ -23,7 +23,7 @@ class LocalSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DirectSettings(LocalSettings):
-    """Those of them with which a coordinator is asked whose address is known."""
+    """The settings of an operator command that is given the coordinator's address."""
 
     security: SecuritySettings = field(default_factory=SecuritySettings, metadata=group("TLS"))
 

@@ -1,4 +1,4 @@
-"""What `elastic run` can be told: names, defaults, limits."""
+"""Defines the settings of `elastic run`: names, defaults, limits."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["Console", "Launch", "OutputMode", "RunSettings"]
 
 
 class OutputMode(enum.Enum):
-    """How `elastic run` itself reports: a live line, JSON lines, or live only on a terminal."""
+    """How `elastic run` itself reports: a live line, JSON lines, or auto: live on a terminal."""
 
     AUTO = "auto"
     LIVE = "live"
@@ -47,9 +47,9 @@ def _one_style(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """Validated settings of one `elastic run`; `load_settings` builds it from what users wrote.
+    """Validated settings of one `elastic run`; `load_settings` builds it and checks the limits.
 
-    Limits are checked there. Here only the relations between fields are asserted.
+    This class only asserts relations between its fields.
     """
 
     relations: ClassVar[tuple[Relation, ...]] = (
@@ -112,10 +112,9 @@ class RunSettings:
 
     @property
     def min_world_size(self) -> int:
-        """The fewest workers that train: `min_workers`, or one per minimal node where unset."""
+        """The fewest workers that train: `min_workers`, or the minimum of `nnodes` if unset."""
         return self.nnodes.minimum if self.min_workers is None else self.min_workers
 
     @property
     def max_world_size(self) -> int:
-        """The most workers there can be."""
         return self.nproc_per_node * self.nnodes.maximum

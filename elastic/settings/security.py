@@ -1,4 +1,4 @@
-"""How the connections of a job are protected: options, names and limits for every command."""
+"""Defines the settings that protect the connections of a job, shared by every command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _fits_together(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SecuritySettings:
-    """Mutual TLS with three files, or plain text; `security_problems` says what does not fit."""
+    """Mutual TLS with three files, or plain text; `security_problems` checks the combination."""
 
     relations: ClassVar[tuple[Relation, ...]] = (Relation((*_FILES, "insecure"), _fits_together),)
 
@@ -40,7 +40,7 @@ class SecuritySettings:
 def security_problems(
     settings: SecuritySettings, name: Callable[[str], str] = flag_of
 ) -> Iterator[str]:
-    """A line for each thing that does not fit together; `name` says how users call a setting."""
+    """Yield a line for each conflict; `name` returns a setting as users spell it."""
     missing = [one for one in _FILES if getattr(settings, one) is None]
     given = ", ".join(name(one) for one in _FILES if one not in missing)
     if given and missing:

@@ -1,4 +1,4 @@
-"""Settings that several commands have: the same words and limits for each of them."""
+"""Defines the settings that several commands share, with the same help and limits."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from elastic.settings.limits import (
 
 
 class Console(enum.Enum):
-    """Whose output reaches the terminal."""
+    """The workers whose output reaches the terminal."""
 
     RANK0 = "rank0"
     ALL = "all"
     NONE = "none"
     JSON = "json"
-    """That of all, each line as a JSON object."""
+    """All workers' output, each line as a JSON object."""
 
 
 class Launch(enum.Enum):
-    """How the script is started: as one that calls `elastic.init()`, as torchrun would, or as fits.
+    """How to start the script: as one that calls `elastic.init()`, as torchrun does, or auto.
 
-    A script that never calls it is restarted as a whole when the group changes.
+    A script that never calls `elastic.init()` is restarted as a whole when the group changes.
     """
 
     AUTO = "auto"
@@ -47,14 +47,14 @@ class Launch(enum.Enum):
 
 
 class OnQuarantine(enum.Enum):
-    """What an agent does that is kept out for having failed too often."""
+    """What an agent does while its node is kept out because it failed too often."""
 
     WAIT = "wait"
     EXIT = "exit"
 
 
 class StragglerAction(enum.Enum):
-    """What is done about a rank that holds up the others in every step."""
+    """What to do about a rank that holds up the others in every step."""
 
     REPORT = "report"
     REPLACE = "replace"

@@ -1,9 +1,10 @@
-"""Merges the command line, the environment and a TOML file into validated settings: each value is
-judged by its own limits, then those that must fit together.
+"""Merges the command line, the environment and a TOML file into validated settings.
 
-Plain pydantic rather than pydantic-settings: that one reads `os.environ` by itself, passes over
-misspelt variables, and merges its sources before it validates, after which an error can no longer
-name the place where the user wrote the value.
+Each value is checked by its own limits, then the relations between values are checked.
+
+This uses plain pydantic instead of pydantic-settings, which reads `os.environ` by itself, ignores
+misspelt variables, and merges its sources before it validates, so that an error could not name the
+place where the user wrote the value.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ __all__ = ["DeviceCounts", "is_given", "load_settings", "script_of"]
 
 CONFIG_VARIABLE = ENVIRONMENT_PREFIX + "CONFIG"
 
-# Kubernetes describes each service to every container in its namespace, in variables such as
+# Kubernetes gives every container of a namespace variables that describe each service, such as
 # ELASTIC_COORDINATOR_SERVICE_HOST.
 _SERVICE_VARIABLE = re.compile(
     r".*_(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_[0-9]+_(TCP|UDP|SCTP)(_\w+)?)?)"
@@ -64,14 +65,14 @@ def load_settings(
 ) -> S:
     """Merge and validate: command line over environment over TOML file over defaults.
 
-    `settings` is the class of one of `COMMANDS`, or has some of the settings of `part_of`, which is
-    one; the others are passed over then. `command_line` has the names of its options; None means
-    that one was not given. `config_file` is `--config`; without it ELASTIC_CONFIG names the file,
-    if any; the command's own table there wins over the shared one. `device_counts` is called only
-    where `nproc_per_node` is auto, gpu or cpu.
+    `settings` is the settings class of one of `COMMANDS`. Or `part_of` is such a class, `settings`
+    has some of its settings, and the others are ignored. `command_line` maps names of options to
+    values; None means that the option was not given. `config_file` is `--config`; without it
+    ELASTIC_CONFIG names the file, if any. In the file the command's own table wins over the shared
+    one. `device_counts` is called only if `nproc_per_node` is auto, gpu or cpu.
 
-    Variables and shared keys of other commands are passed over, so that one environment and one
-    file serve all commands. Raises `ConfigurationError` with one line for each problem.
+    Variables and shared keys of other commands are ignored, so that one environment and one file
+    serve all commands. Raises `ConfigurationError` with one line for each problem.
     """
     whole = command_of(settings if part_of is None else part_of)
     command, problems = whole._replace(settings=settings), list[str]()
@@ -86,7 +87,7 @@ def load_settings(
 
 
 def script_of(settings: RunSettings | NodeSettings) -> list[str]:
-    """What the workers run: the script and its arguments.
+    """Return the script and its arguments, which the workers run.
 
     Raises ConfigurationError if no source gives a script.
     """
@@ -103,9 +104,10 @@ def is_given(
     environment: Mapping[str, str],
     config_file: Path | None,
 ) -> bool:
-    """Whether any source gives the setting, rightly or not: for what can do without a required one.
+    """Return whether any source gives the setting, with a valid value or not.
 
-    Raises nothing; `load_settings` says what is wrong.
+    Callers that can do without a required setting ask this first. It raises nothing:
+    `load_settings` reports the problems.
     """
     return setting in _given(command_of(settings), command_line, environment, config_file, [])
 
@@ -146,13 +148,13 @@ def _from_environment(
             if names[variable] in options_by_name(command):  # else another command's
                 found[names[variable]] = Given(variable, "environment", value)
         elif _may_be_misspelt(variable) and (meant := nearest(variable, known, VERY_ALIKE)):
-            # The value stays unsaid: it may be a secret after all.
+            # The message omits the value: it may be a secret.
             problems.append(unknown(variable, "environment", meant, command.help))
     return found
 
 
 def _may_be_misspelt(variable: str) -> bool:
-    """Other programs have variables such as ELASTIC_PASSWORD; `nearest` must agree too."""
+    """Other programs have variables such as ELASTIC_PASSWORD; `nearest` must find one as well."""
     return (
         variable.startswith(ENVIRONMENT_PREFIX)
         and not _SERVICE_VARIABLE.fullmatch(variable)
@@ -169,12 +171,12 @@ def _config_file(config_file: Path | None, environment: Mapping[str, str]) -> Gi
 
 
 ALIKE, VERY_ALIKE = 0.6, 0.8
-"""Ratios of `difflib`, for names that are surely ours and for those that may be another's."""
+"""Cutoffs for `difflib`: for elastic's names, and for variables, which may be another program's."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """A value and where the user wrote it."""
+    """A value, how the user spelled the setting, and in which source."""
 
     spelling: str
     source: str
@@ -182,7 +184,6 @@ class Given:
 
     @property
     def label(self) -> str:
-        """Where it is, for a message."""
         return f"{self.spelling} ({self.source})"
 
 
@@ -190,21 +191,20 @@ Givens = dict[str, Given]
 
 
 class SpelledAsGiven:
-    """Names settings as the user wrote them, as flags where they are the default."""
+    """Names settings as the user wrote them, or as flags if they have their default."""
 
     def __init__(self, given: Givens, options: Mapping[str, Option]) -> None:
         self._given = given
         self._options = options
 
     def name(self, setting: str, /) -> str:
-        """Without its value."""
         if setting in self._given:
             return self._given[setting].spelling
         option = self._options[setting]
         return option.variable if option.secret else option.flag
 
     def mention(self, setting: str, /) -> str:
-        """With its value; flags and variables tell their source by their spelling."""
+        """Return name and value, and the source unless a flag's or variable's spelling shows it."""
         if setting not in self._given:
             return f"{self.name(setting)} {self._options[setting].default}"
         one = self._given[setting]
@@ -213,7 +213,6 @@ class SpelledAsGiven:
 
 
 def unknown(key: str, source: str, nearest_name: str | None, help_command: str) -> str:
-    """What is said of a name that is no setting."""
     advice = (
         f"did you mean {nearest_name}?" if nearest_name else f"`{help_command}` lists the settings"
     )
@@ -221,19 +220,18 @@ def unknown(key: str, source: str, nearest_name: str | None, help_command: str) 
 
 
 def nearest(key: str, known: Iterable[str], cutoff: float = ALIKE) -> str | None:
-    """The known name most like `key`, compared without case, prefix and kind of separator."""
+    """Return the known name most like `key`; case, prefix and kind of separator do not count."""
     spellings = {_plain(name): name for name in known}
     matches = difflib.get_close_matches(_plain(key), spellings, n=1, cutoff=cutoff)
     return spellings[matches[0]] if matches else None
 
 
 def shown(value: object) -> str:
-    """A value, for a message."""
     if isinstance(value, enum.Enum):
         return repr(value.value)
     try:
         return repr(str(value)) if isinstance(value, Path) else repr(value)
-    except ValueError:  # a number of more digits than Python shows
+    except ValueError:  # an integer with more digits than Python converts
         return f"a {type(value).__name__} that is too long to be shown"
 
 
@@ -245,7 +243,7 @@ _PROCESSES = "nproc_per_node"
 
 
 class DeviceCounts(NamedTuple):
-    """What `--nproc-per-node auto`, `gpu` and `cpu` are resolved with on this machine."""
+    """The devices of this machine, to resolve `--nproc-per-node` auto, gpu and cpu."""
 
     gpu: int
     cpu: int
@@ -257,7 +255,7 @@ def validated(
     device_counts: Callable[[], DeviceCounts] | None,
     problems: list[str],
 ) -> dict[str, Any]:
-    """The parsed values of what was given; a line in `problems` for each that is wrong."""
+    """Return the parsed valid values; append a line to `problems` for each problem."""
     options = options_by_name(command)
     values: dict[str, Any] = {}
     for name, one in given.items():
@@ -275,8 +273,8 @@ def validated(
 
 
 def parse(option: Option, value: object) -> Any:
-    """The value as its field holds it; raises ValueError if it is outside of the limits."""
-    # pydantic would take true for 1; empty text is nowhere a value.
+    """Return the value as its field holds it. Raises ValueError if it is outside its limits."""
+    # pydantic would take true for 1; empty text is a value only where the limits allow it.
     is_empty = value == "" and not option.limits.may_be_empty
     if (isinstance(value, bool) and not option.is_switch) or is_empty:
         raise ValueError
@@ -284,7 +282,6 @@ def parse(option: Option, value: object) -> Any:
 
 
 def _adapter(option: Option) -> TypeAdapter[Any]:
-    """A parser made from the type of the field and its limits."""
     limits = option.limits
     accepted: Any = limits.accepts or Annotated[option.hint, Field(**limits.bounds)]
     return TypeAdapter(accepted)
@@ -303,7 +300,7 @@ def _validate(option: Option, one: Given, values: dict[str, Any], problems: list
 
 
 def _can_be_told(value: object) -> bool:
-    """Workers, stores and messages are told of values in UTF-8, and no path has a null byte."""
+    """Workers, stores and messages get values as UTF-8, and paths cannot contain a null byte."""
     if isinstance(value, list):
         return all(map(_can_be_told, value))
     text = str(value) if isinstance(value, (str, Path)) else ""
@@ -313,7 +310,7 @@ def _can_be_told(value: object) -> bool:
 def _resolve_processes(
     given: Given, values: dict[str, Any], counts: DeviceCounts, problems: list[str]
 ) -> None:
-    """Replace auto, gpu and cpu by the number of devices; with none it is a problem."""
+    """Replace auto, gpu or cpu by the number of devices; none at all is a problem."""
     word = values.pop(_PROCESSES)
     count = {"auto": counts.gpu or counts.cpu, "gpu": counts.gpu, "cpu": counts.cpu}[word]
     if count >= 1:
@@ -325,7 +322,7 @@ def _resolve_processes(
 
 
 def missing(option: Option, command: Command) -> str:
-    """What is said of a setting that the command cannot do without."""
+    """Return the message about a required setting that no source gives."""
     return (
         f"{option.name} is missing: give {option.flag} on the command line, {option.variable} in "
         f"the environment, or {option.name} below [{command.table}] or [{SHARED_TABLE}] in the "
@@ -334,7 +331,7 @@ def missing(option: Option, command: Command) -> str:
 
 
 def _relate(given: Givens, values: dict[str, Any], command: Command, problems: list[str]) -> None:
-    """Settings of which one is wrong by itself, or missing, are not compared."""
+    """Check relations; skip one if any of its settings is missing or invalid by itself."""
     defaults = defaults_of(command.settings)
     known = {name: value for name, value in defaults.items() if name not in given} | values
     naming = SpelledAsGiven(given, options_by_name(command))
@@ -344,7 +341,7 @@ def _relate(given: Givens, values: dict[str, Any], command: Command, problems: l
 
 
 def from_file(file: Given | None, command: Command, problems: list[str]) -> Givens:
-    """What the command is given by the shared table and, above it, its own; `file` names it."""
+    """Return what the file gives the command; its own table wins over the shared one."""
     if file is None:
         return {}
     return _Reader(command, str(file.value), problems).read(_parse(file, problems))
@@ -361,19 +358,19 @@ def _parse(file: Given, problems: list[str]) -> dict[str, Any]:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{file.value}, line {_line(error, text)}: not valid TOML: {error}")
-    except (ValueError, RecursionError) as error:  # too many digits, or brackets within brackets
+    except (ValueError, RecursionError) as error:  # too many digits, or brackets nested too deep
         problems.append(f"{file.value}: cannot be taken for TOML: {error}")
     return {}
 
 
 def _line(error: tomllib.TOMLDecodeError, text: str) -> int:
-    """The line of a syntax error; the parser gives none for one at the end of the document."""
+    """Return the line of a syntax error: the last if the parser names none, at the end."""
     told = re.search(r"at line ([0-9]+)", str(error))
     return int(told[1]) if told else max(1, len(text.splitlines()))
 
 
 class _Reader:
-    """One reading of one document for one command."""
+    """Reads one TOML document for one command and appends what is wrong to `problems`."""
 
     def __init__(self, command: Command, path: str, problems: list[str]) -> None:
         self._command = command
@@ -422,7 +419,7 @@ class _Reader:
         return found
 
     def _is_setting(self, name: str, key: str, table: str) -> bool:
-        """Whether this command takes it; says what is wrong unless another one takes it."""
+        """Return whether this command takes the key; report it unless another one takes it here."""
         source = f"{self._path}, [{table}]"
         shared = table in (SHARED_TABLE, self._command.borrows)
         allowed = every_option() if shared else self._own

@@ -1,4 +1,4 @@
-"""Where the job's etcd is and how it lets us in: options, names and limits for every command."""
+"""Defines the settings that locate the job's etcd and log in to it, shared by every command."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from elastic.settings.limits import ENDPOINTS, FILE, PEM_FILE, TEXT, one_of
 
 
 class StoreKind(enum.Enum):
-    """Who keeps the job's state."""
+    """What stores the job's state."""
 
     ETCD = "etcd"
     MEMORY = "memory"
-    """The coordinator, in its own memory."""
+    """The job's only coordinator stores it in its own memory."""
 
 
 def _certificate_and_key(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
@@ -58,7 +58,7 @@ _ETCD = about(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoreSettings:
-    """The way to etcd; `etcd_password` gives the password from wherever it is."""
+    """How to reach etcd; the function `etcd_password` returns the password from either source."""
 
     relations: ClassVar[tuple[Relation, ...]] = (
         Relation(("etcd_cert", "etcd_key"), _certificate_and_key),
@@ -86,7 +86,7 @@ class StoreSettings:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorStoreSettings(StoreSettings):
-    """The same for a coordinator, which can do without etcd; with `memory` none of it is used."""
+    """The same for a coordinator, which uses none of etcd's settings with `--store memory`."""
 
     relations: ClassVar[tuple[Relation, ...]] = (
         *StoreSettings.relations,
@@ -104,9 +104,9 @@ class CoordinatorStoreSettings(StoreSettings):
 
 
 def etcd_password(settings: StoreSettings) -> str | None:
-    """The password, from its file without the newline at the end.
+    """Return the password, read from its file if there is one, without the newline at the end.
 
-    Raises ConfigurationError naming the file if it cannot be read or has no password.
+    Raises ConfigurationError, which names the file, if it cannot be read or has no password.
     """
     file = settings.etcd_password_file
     if file is None:
@@ -114,7 +114,7 @@ def etcd_password(settings: StoreSettings) -> str | None:
     try:
         password = file.read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
-        # What a decoding error says shows a part of the password.
+        # The text of a decoding error would show a part of the password.
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise _unusable(file, reason) from None
     if not password:

@@ -1,4 +1,4 @@
-"""Certificate files as operators name them, read whole and checked before anything relies on them.
+"""Reads and checks certificate files before anything uses them.
 
 gRPC says little about files that it cannot use; the standard library says what is wrong.
 """
@@ -15,7 +15,7 @@ from elastic.errors import ConfigurationError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsFiles:
-    """PEM files; those of None are not used (`ca`: the system's authorities are)."""
+    """Paths of PEM files; None: not used (without `ca` the system's authorities are used)."""
 
     ca: Path | None = None
     certificate: Path | None = None
@@ -23,7 +23,7 @@ class TlsFiles:
 
 
 class TlsContents(NamedTuple):
-    """What is in them."""
+    """The contents of `TlsFiles`."""
 
     ca: bytes | None
     certificate: bytes | None
@@ -31,9 +31,10 @@ class TlsContents(NamedTuple):
 
 
 def read_tls_files(files: TlsFiles, whose: str) -> TlsContents:
-    """The contents, as they are; `whose` begins the message, as in "etcd key x cannot be used".
+    """Return the contents without a check.
 
-    Raises ConfigurationError naming the file that cannot be read.
+    `whose` begins the error message, as in "etcd key x cannot be used". Raises ConfigurationError,
+    which names the file that cannot be read.
     """
     return TlsContents(
         ca=_read(files.ca, f"{whose} authority"),
@@ -43,7 +44,7 @@ def read_tls_files(files: TlsFiles, whose: str) -> TlsContents:
 
 
 def usable_tls_files(files: TlsFiles, whose: str) -> TlsContents:
-    """Contents that fit together; raises ConfigurationError naming the file that does not."""
+    """Return contents that fit together. Raises ConfigurationError, which names the bad file."""
     contents = read_tls_files(files, whose)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
@@ -58,7 +59,7 @@ def usable_tls_files(files: TlsFiles, whose: str) -> TlsContents:
         pair = f"{files.certificate}, {files.key}"
         raise _unusable(f"{whose} certificate and key", pair, error) from error
     if read_tls_files(files, whose) != contents:
-        # What was checked is perhaps not what was read.
+        # The files changed meanwhile: the checked ones may not be those that were read.
         raise ConfigurationError(f"{whose} certificates are just being replaced; try again")
     return contents
 
@@ -71,7 +72,7 @@ def _read(path: Path | None, what: str) -> bytes | None:
 
 
 def _no_password() -> str:
-    """Instead of asking on the terminal."""
+    """Prevent the ssl module from asking for a passphrase on the terminal."""
     return ""
 
 

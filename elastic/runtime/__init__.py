@@ -1,1 +1,1 @@
-"""What turns machines into daemons: driver, timers, supervised tasks, the journal."""
+"""Turns pure machines into daemons: driver, timers, supervised tasks, journal, HTTP pages."""

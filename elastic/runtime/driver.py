@@ -1,4 +1,4 @@
-"""The loop around a pure machine: facts in as events, effects out as action."""
+"""Drives a pure machine: hands it events and executes the effects that it returns."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ F = TypeVar("F")
 
 
 class Machine(Protocol[E_contra, F_co]):
-    """Takes an event at an instant and returns the effects, in order."""
+    """A pure machine: takes an event at an instant and returns its effects, in order."""
 
     def handle(self, event: E_contra, now: float) -> Sequence[F_co]:
-        """Take one event. `now`: monotonic seconds."""
+        """Take one event at `now`, in monotonic seconds."""
         ...
 
 
 class Driver(Generic[E, F]):
     """Feeds one machine from one event loop.
 
-    `execute` must not block; what takes time becomes a task that posts its result. Events posted
-    while one is being handled wait their turn, so the machine never sees itself half-way.
+    `execute` must not block; work that takes time becomes a task that posts its result. Events
+    posted while another one is handled wait, so the machine is never called recursively.
 
-    before: what has waited until now, and takes its turn before an event that is posted. observe:
-    sees each event with the machine's answer, before that is carried out.
-    on_error: takes what the machine or `execute` raises, which ends the daemon. Most events come
-    from callbacks and streams, whose callers would log the error or drop it and go on.
+    before: returns events that have waited so far; they are handled before each posted event.
+    observe: is called with each event and its effects before these are executed.
+    on_error: is called with an error of the machine or of `execute`, and ends the daemon. Most
+    events come from callbacks and streams, whose callers would log or drop the error and go on.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Driver(Generic[E, F]):
         self._timer: asyncio.TimerHandle | None = None
 
     def post(self, event: E) -> None:
-        """Hand an event to the machine and carry out what it answers."""
+        """Handle an event and execute its effects. An error goes to `on_error` and is raised."""
         self._queue.extend(self._before())
         self._queue.append(event)
         if self._handling:
@@ -75,7 +75,7 @@ class Driver(Generic[E, F]):
             self._handling = False
 
     def set_timer(self, at: float | None) -> None:
-        """Post the timer event at `at` (seconds of the clock); replaces the one before."""
+        """Post the timer event at `at` (seconds of the clock), not at the last one; None: never."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -85,5 +85,4 @@ class Driver(Generic[E, F]):
             self._timer = loop.call_later(delay_s, self.post, self._timer_event)
 
     def close(self) -> None:
-        """No more timers."""
         self.set_timer(None)

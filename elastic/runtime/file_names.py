@@ -1,20 +1,20 @@
-"""Names of files that are made of others' names, which may be longer than a file's can be."""
+"""Shortens names of nodes, jobs and workers to fit into file names."""
 
 from __future__ import annotations
 
 import hashlib
 
 LONGEST = 255
-"""Bytes of a file's name (path_resolution(7))."""
+"""The longest file name, in bytes (path_resolution(7))."""
 _DIGEST_CHARACTERS = 16
 _END_CHARACTERS = 16
 LEAST = _DIGEST_CHARACTERS + _END_CHARACTERS + 2 + 8
-"""Bytes that a shortened name needs."""
+"""The smallest limit, in bytes, that `fitting` can shorten a name to."""
 
 
 def fitting(name: str, most: int) -> str:
-    """The name, or one of at most `most` characters, at least `LEAST`, that no other name has: its
-    begin, a digest of all of it, its end. For ASCII names."""
+    """Return an ASCII name, shortened to `most` characters, at least `LEAST`, if it is longer: its
+    beginning, a digest of the whole name, and its end. No other name is shortened to the same."""
     if len(name) <= most:
         return name
     digest = hashlib.blake2b(name.encode(), digest_size=_DIGEST_CHARACTERS // 2).hexdigest()

@@ -1,7 +1,7 @@
-"""The pages that monitoring asks a daemon for: /metrics, /healthz, /readyz.
+"""Serves a daemon's pages for monitoring: /metrics, /healthz, /readyz.
 
-They run on the server's thread. The daemon's own event loop is only asked for a snapshot, twice a
-second at most and never waited for by anything but the asker; the rest is done here.
+They run on the HTTP server's thread. The daemon's own event loop only provides a snapshot, at most
+twice a second, and only the request that needs the snapshot waits for that loop.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from elastic.timeouts import timeout
 T = TypeVar("T")
 
 ASK_WITHIN_S = 2.0
-"""For the daemon's event loop to answer."""
+"""Seconds in which the daemon's event loop must answer."""
 _FRESH_S = 0.5
 SILENT = f"the event loop of this process has not answered within {ASK_WITHIN_S:g} s"
 
 
 class Question(Generic[T]):
-    """Asked on the daemon's loop, by one asker at a time; its answer holds for a moment."""
+    """A question to the daemon's loop, asked once at a time; its answer is shared for a moment."""
 
     def __init__(
         self, loop: asyncio.AbstractEventLoop, question: Callable[[], Awaitable[T]]
@@ -39,11 +39,11 @@ class Question(Generic[T]):
         self._under_way: asyncio.Future[T] | None = None
         self._answered_at = 0.0
         self.answer: T | None = None
-        """The newest; None before the first."""
+        """The newest answer; None before the first."""
 
     async def ask(self, *, anew: bool = False) -> T:
-        """anew: however new the last answer is. Raises asyncio.TimeoutError while the loop does not
-        answer."""
+        """Return an answer; with `anew` not the last one, even if it is fresh. Raises
+        asyncio.TimeoutError if the loop does not answer within `ASK_WITHIN_S`."""
         if not anew and self.answer is not None and time.monotonic() - self._answered_at < _FRESH_S:
             return self.answer
         if self._under_way is None or self._under_way.done():
@@ -62,7 +62,7 @@ class Question(Generic[T]):
 
 
 class WatcherPages:
-    """`may_scrape` says why one may not see the metrics; empty: it may."""
+    """The pages of one daemon. `may_scrape` returns why a client may not see metrics, or ""."""
 
     def __init__(
         self,
@@ -74,19 +74,18 @@ class WatcherPages:
         self._snapshot = Question(loop, self._take)
         self._ready = Question(loop, watched.why_not_ready)
         self._process = ProcessCollector(registry=None)
-        self._written: dict[bool, tuple[float, Response]] = {}  # since when; OpenMetrics or not
+        self._written: dict[bool, tuple[float, Response]] = {}  # by: is OpenMetrics
 
     def by_path(self) -> dict[str, Page]:
-        """All of them."""
         return {"/metrics": self.metrics, "/healthz": self.healthz, "/readyz": self.readyz}
 
     async def healthz(self, request: Request) -> Response:
-        """This process lives; nothing else is asked."""
+        """Answer that this process lives, without a question to the daemon's loop."""
         del request
         return Response.of(200, "ok")
 
     async def readyz(self, request: Request) -> Response:
-        """It can do its part; if not, why."""
+        """Answer whether the daemon can do its part, and if not, why."""
         del request
         try:
             reason = await self._ready.ask()
@@ -95,7 +94,7 @@ class WatcherPages:
         return Response.of(503, reason) if reason else Response.of(200, "ready")
 
     async def metrics(self, request: Request) -> Response:
-        """The newest snapshot, which says when it was taken."""
+        """Answer with the newest snapshot and its time: an old one while the loop is silent."""
         if refused := self._may_scrape(request):
             return Response.of(403, refused)
         try:
@@ -127,8 +126,7 @@ OPENMETRICS = "application/openmetrics-text"
 
 
 def write(found: Found, *, opens: bool = False, others: Iterable[Family] = ()) -> Response:
-    """The answer to a scrape. opens: as OpenMetrics. others: what somebody else has collected, to
-    be added."""
+    """Return the answer to a scrape. opens: as OpenMetrics. others: more families to include."""
     wanted = f"{OPENMETRICS}; version=1.0.0" if opens else ""
     encode, content_type = choose_encoder(wanted)
     families = [*(_family(*one) for one in found.samples.items()), *others]

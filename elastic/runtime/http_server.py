@@ -1,7 +1,7 @@
-"""A small HTTP server on a thread of its own, which costs the daemon beside it nothing.
+"""Serves HTTP on a thread with its own event loop, apart from the daemon's loop.
 
 Everything that a stranger can make grow is bounded: connections, the time of each, the size of a
-request. TLS is that of the job's certificates, looked at again for each new connection.
+request. TLS uses the job's newest certificates, which each new connection looks up.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from elastic.timeouts import timeout
 
 MOST_CONNECTIONS = 100
 MOST_STREAMS = 32
-"""Of the connections: answers that do not end. No newer connection takes the place of one."""
+"""How many connections may be streams. A newer connection never replaces a stream."""
 MOST_HEAD_BYTES = 16 * 1024
-"""Of request line and headers."""
+"""The largest request line and headers together."""
 ANSWER_WITHIN_S = 10.0
-"""A connection on which no answer, and no part of a stream, was completed for so long is cut."""
+"""Seconds without a completed answer or part of a stream, after which a connection is cut."""
 _KEEP_ALIVE_S = 5
 _END_WITHIN_S = 1.0
 _FAREWELL_S = 0.3
-_PAUSE_S = 0.5  # where no descriptor is left for a connection
+_PAUSE_S = 0.5  # before the next try when no descriptor is left
 _TOLD_EVERY_S = 10.0
 MOST_BODY_BYTES = 4096
 _METHODS = ("GET", "HEAD")
@@ -45,7 +45,7 @@ _METHODS = ("GET", "HEAD")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """What pages may know of one."""
+    """What a page gets to know about a request."""
 
     accept: str = ""
     name: str = ""
@@ -53,30 +53,30 @@ class Request:
     host: str = ""
     """The name or address by which the client knows this server, without the port."""
     client: str = ""
-    """The address that it comes from."""
+    """The client's address."""
     headers: Mapping[str, str] = field(default_factory=dict)
-    """By their names in lower case."""
+    """Values by header name in lower case."""
     body: bytes = b""
-    """Of a POST."""
+    """The body of a POST."""
     peer: tuple[str, ...] | None = None
-    """The DNS names in the client's certificate, which the job's authority has signed; empty: it
-    has shown none. None: plain text."""
+    """The DNS names in the client's certificate, which the job's authority has signed. Empty: the
+    client has shown none. None: plain text."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Response:
-    """An answer."""
+    """A page's answer to a request."""
 
     status: int
     body: bytes
     content_type: str = "text/plain; charset=utf-8"
     headers: Mapping[str, str] = field(default_factory=dict)
     chunks: AsyncGenerator[bytes, None] | None = None
-    """What follows `body`, for as long as the client stays. At least one in `ANSWER_WITHIN_S`."""
+    """A stream that follows `body` while the client stays. It must yield in `ANSWER_WITHIN_S`."""
 
     @classmethod
     def of(cls, status: int, text: str, **headers: str) -> Response:
-        """One line."""
+        """Return an answer that is one line of text."""
         return cls(status=status, body=f"{text}\n".encode(), headers=headers)
 
 
@@ -85,14 +85,14 @@ Page = Callable[[Request], Awaitable[Response]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HttpTls:
-    """Whose certificate is shown, and which files it comes from."""
+    """The certificate that the server shows, and the files it comes from."""
 
     files: TlsFiles
     newest: NewestCertificate
 
 
 class HttpServer:
-    """Serves `pages` by path at a socket that listens, on an event loop of its own."""
+    """Serves `pages` at a listening socket. `run` occupies a thread; `close` ends it."""
 
     def __init__(
         self,
@@ -103,14 +103,14 @@ class HttpServer:
         tls: HttpTls | None = None,
         farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """pages: by path; those that are POSTed to by "POST PATH". report: takes a warning about a
-        page that fails, on any thread. farewell: has streams say their last word. Raises
-        ConfigurationError for a certificate that cannot be used."""
+        """pages: by path, or by "POST PATH" for those that take a POST. report: called with a
+        warning about a page that fails, on the server's thread. farewell: called before streams
+        end, to send their last part. Raises ConfigurationError if the certificate is unusable."""
         self._farewell = farewell
         self._listener, self._pages, self._report = listener, pages, report
         self._context = _context(tls) if tls is not None else None
         self._connections: dict[socket.socket, tuple[asyncio.Task[None], _Connection]] = {}
-        """Oldest first."""
+        """The oldest connection comes first."""
         self._streams = 0
         self._state = ServerState()
         self._told_at = -_TOLD_EVERY_S
@@ -127,7 +127,7 @@ class HttpServer:
             h11_max_incomplete_event_size=MOST_HEAD_BYTES,
         )
         self._config.load()
-        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # of strangers' nonsense, none
+        logging.getLogger("uvicorn.error").setLevel(logging.ERROR)  # no warnings about bad requests
         self._loop = _new_loop()
         self._loop.set_exception_handler(_on_loop_error)
         self._ends = asyncio.Event()
@@ -142,7 +142,7 @@ class HttpServer:
             self._listener.close()
 
     def close(self) -> None:
-        """Have it end soon, whatever is under way."""
+        """Make `run` return soon, whatever is under way."""
         with contextlib.suppress(RuntimeError):  # it has ended
             self._loop.call_soon_threadsafe(self._ends.set)
 
@@ -150,21 +150,21 @@ class HttpServer:
         accepting = asyncio.ensure_future(self._accept())
         await self._ends.wait()
         if self._streams and self._farewell is not None:
-            with contextlib.suppress(Exception):  # it may be the reason for which this ends
+            with contextlib.suppress(Exception):  # its failure may be why the daemon ends
                 async with timeout(_FAREWELL_S):
                     await self._farewell()
         attending = [accepting, *(task for task, _ in self._connections.values())]
         await _cancelled(attending)
-        await asyncio.sleep(0.01)  # transports that were aborted are let go by the loop
+        await asyncio.sleep(0.01)  # the loop releases aborted transports
         await _cancelled(list(self._state.tasks))
-        if left := asyncio.all_tasks() - {asyncio.current_task()}:  # those that they have cancelled
+        if left := asyncio.all_tasks() - {asyncio.current_task()}:  # tasks they have cancelled
             await asyncio.wait(left, timeout=_END_WITHIN_S)
 
     async def _accept(self) -> None:
         while True:
             try:
                 connection, _ = await self._loop.sock_accept(self._listener)
-            except OSError:  # no descriptor is left, or the client has gone again
+            except OSError:  # no descriptor is left, or the client has already gone
                 await asyncio.sleep(_PAUSE_S)
                 continue
             if len(self._connections) >= MOST_CONNECTIONS:
@@ -180,18 +180,18 @@ class HttpServer:
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         del task
         self._connections.pop(connection, None)
-        connection.close()  # no transport has it, if the task was cancelled before it began
+        connection.close()  # a task that was cancelled before it began has no transport
 
     def _cut_oldest(self) -> None:
-        """For a newer one: a probe must not wait for those who only keep a connection open."""
+        """Make room: a probe must not wait for clients that only keep a connection open."""
         oldest = next(c for c, (_, protocol) in self._connections.items() if not protocol.streams)
         self._connections.pop(oldest)[0].cancel()
 
     async def _attend(self, connection: socket.socket, protocol: _Connection) -> None:
-        """Until it is over, or makes no progress."""
+        """Serve a connection until it ends or makes no progress."""
         transport: asyncio.Transport | None = None
         try:
-            unheard_ms = int(ANSWER_WITHIN_S * 1000)  # of a client that has vanished
+            unheard_ms = int(ANSWER_WITHIN_S * 1000)  # if the client has vanished
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, unheard_ms)
             transport, _ = await self._loop.connect_accepted_socket(
                 lambda: protocol,
@@ -201,7 +201,7 @@ class HttpServer:
             )
             await protocol.ends()
         except (OSError, asyncio.TimeoutError):
-            pass  # a handshake that fails is the client's affair
+            pass  # a failed handshake is the client's problem
         finally:
             if transport is not None:
                 transport.abort()
@@ -212,10 +212,10 @@ class HttpServer:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """The ASGI application."""
+        """Answer one request, as the ASGI application."""
         try:
             response = await self._respond(scope, receive)
-        except Exception as error:  # noqa: BLE001 - a page that fails is told of, and no more
+        except Exception as error:  # noqa: BLE001 - a page that fails is only reported
             self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
             response = Response.of(500, "this page fails; the daemon's events say why")
         chunks = response.chunks
@@ -241,7 +241,7 @@ class HttpServer:
         receive: Callable[[], Awaitable[Any]],
         send: Callable[[Any], Awaitable[None]],
     ) -> None:
-        """Send parts until the client goes; the next one is made when this one is taken."""
+        """Send chunks until the client leaves; make one only after the last was taken."""
         connection: _Connection = scope["state"]["connection"]
 
         async def pump() -> None:
@@ -262,7 +262,7 @@ class HttpServer:
             self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
 
     def _tell(self, message: str) -> None:
-        """Now and then, however often somebody asks."""
+        """Report a warning, at most one in `_TOLD_EVERY_S` seconds."""
         now = time.monotonic()
         if now - self._told_at >= _TOLD_EVERY_S:
             self._told_at = now
@@ -298,7 +298,7 @@ class HttpServer:
 async def _send(
     response: Response, send: Callable[[Any], Awaitable[None]], *, more: bool = False
 ) -> None:
-    """more: its body is only the begin of what is sent."""
+    """Send a response. more: its body is only the beginning, so its length is unknown."""
     headers = {
         "content-type": response.content_type,
         **({} if more else {"content-length": str(len(response.body))}),
@@ -312,7 +312,7 @@ async def _send(
 
 
 async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
-    """Of one that is too long, what shows that it is."""
+    """Return the request's body; of one that is too long, only more than is allowed."""
     body, more = b"", True
     while more and len(body) <= MOST_BODY_BYTES:
         message = await receive()
@@ -327,7 +327,7 @@ async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:
 
 
 async def _cancelled(tasks: Sequence[asyncio.Future[None]]) -> None:
-    """They are told to end, and most of them have."""
+    """Cancel tasks and wait for them, at most `_END_WITHIN_S` seconds."""
     for task in tasks:
         task.cancel()
     if tasks:
@@ -341,10 +341,10 @@ def _without_port(host: str) -> str:
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """asyncio's. Raises OSError.
+    """Return a new event loop. Raises OSError.
 
-    One that the system refuses its pipe is taken apart half made, of which Python complains on the
-    console: that happens in here, where nobody hears it.
+    If the system refuses the loop its socket pair, the destructor of the half-made loop fails, and
+    Python prints that to the console. So the destructor runs in here, while the hook is silenced.
     """
     said = sys.unraisablehook
     sys.unraisablehook = lambda _: None
@@ -358,20 +358,20 @@ def _new_loop() -> asyncio.AbstractEventLoop:
 
 
 def _on_loop_error(loop: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
-    """What a client does to its connection is its own affair."""
+    """Ignore OSError, which a client can cause on its connection."""
     if not isinstance(context.get("exception"), OSError):
         loop.default_exception_handler(context)
 
 
 class _Connection(H11Protocol):
-    """Ends where no answer is completed for too long, whatever is the reason."""
+    """A connection that ends if no answer is completed for too long, for whatever reason."""
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         self._ended = asyncio.Event()
         self._answered = 0
         self.streams = False
-        """An answer is under way that does not end."""
+        """A stream is under way."""
         self.app_state["connection"] = self
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -381,7 +381,7 @@ class _Connection(H11Protocol):
             self.app_state["peer"] = _names(secured)
 
     def data_received(self, data: bytes) -> None:
-        # In pieces: h11 bounds only what it has not understood yet, and a piece may be of 256 KiB.
+        # In pieces: h11 bounds only what it has not parsed yet, and `data` may be 256 KiB long.
         for begin in range(0, len(data), MOST_HEAD_BYTES):
             if not self.transport.is_closing():
                 super().data_received(data[begin : begin + MOST_HEAD_BYTES])
@@ -391,7 +391,7 @@ class _Connection(H11Protocol):
         self._ended.set()
 
     def progressed(self) -> None:
-        """The client has taken a part of a stream."""
+        """Note that the client has taken an answer or a part of a stream."""
         self._answered += 1
 
     def on_response_complete(self) -> None:
@@ -415,14 +415,14 @@ def _names(secured: ssl.SSLObject) -> tuple[str, ...]:
 
 
 def _context(tls: HttpTls) -> ssl.SSLContext:
-    """Of a server; each handshake looks for newer certificates."""
+    """Return a server's context that looks for newer certificates at each handshake."""
     used, context = tls.newest.get(), _plain_context(tls.files)
     current = context
 
     def newer(secured: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         nonlocal used, current
         if (found := tls.newest.get()) is not used:
-            with contextlib.suppress(OSError, ValueError):  # replaced again: with the next one
+            with contextlib.suppress(OSError, ValueError):  # replaced again: next handshake
                 current, used = _plain_context(tls.files), found
         secured.context = current
 

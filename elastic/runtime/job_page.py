@@ -1,7 +1,7 @@
-"""Serves the page of a job to browsers: one HTML file, snapshots, and a stream of what changes.
+"""Serves the page of a job to browsers: one HTML file, snapshots, and a stream of changes.
 
-It runs on the server's thread. The daemon's event loop is asked for what it knows, twice a second
-at most and only while somebody watches; documents are made here, once for all who watch.
+It runs on the HTTP server's thread. The daemon's event loop provides a snapshot, at most twice a
+second and only while somebody watches; this module makes one document of it for all watchers.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ from elastic.timeouts import timeout
 
 EVERY_S = 0.5
 BEAT_S = 2.0
-"""A stream on which nothing is new says so."""
-_REST_FACTOR = 10  # of the time that a document took: at most a tenth of a core goes into them
-_SENT_S = 0.05  # for streams to hand on what is new
+"""Seconds without a change after which a stream sends a beat."""
+_REST_FACTOR = 10  # rest this many times as long as a document took: at most a tenth of a core
+_SENT_S = 0.05  # for streams to send the last document
 _JSON = "application/json"
-_ACTIONS = ("Drain", "Clear", "Stop")  # as the coordinator's methods, whose rights they need
-_BEGIN = '<html lang="en"'  # what follows tells the file where it is served
+_ACTIONS = ("Drain", "Clear", "Stop")  # the coordinator's methods, whose rights they need
+_BEGIN = '<html lang="en"'  # attributes added here tell the file how it is served
 _PROTECTION = {
     "referrer-policy": "no-referrer",
     "cross-origin-opener-policy": "same-origin",
@@ -40,7 +40,7 @@ _PROTECTION = {
 
 
 class JobPage:
-    """`may_see` says why one may not see the job; empty: it may."""
+    """The page of one job. `may_see` returns why a client may not see the job, or ""."""
 
     def __init__(
         self,
@@ -52,9 +52,9 @@ class JobPage:
         may_call: Callable[[Request, str], str] | None = None,
         token: str = "",
     ) -> None:
-        """has_metrics: they are at the same address. may_call: says why the client may not have a
-        method of the coordinator called, empty: it may; None: nobody may. token: is asked for
-        besides."""
+        """has_metrics: metrics are at the same address. may_call: returns why the client may not
+        call a method of the coordinator, or ""; None: nobody may. token: clients that call a
+        method must also send this, unless it is empty."""
         self._source, self._loop, self._may_see = source, loop, may_see
         self._feed = Feed(Question(loop, self._take))
         self._curves = {name: self._curve(loop, name) for name in source.ranges}
@@ -67,7 +67,6 @@ class JobPage:
         self._headers = {**_PROTECTION, "content-security-policy": policy_of(self._html)}
 
     def by_path(self) -> dict[str, Page]:
-        """All that belongs to it."""
         pages: dict[str, Page] = {
             "/": self._page,
             "/page/state": self._state,
@@ -81,7 +80,7 @@ class JobPage:
         return {path: self._guarded(page) for path, page in pages.items()}
 
     async def farewell(self) -> None:
-        """Who watches gets the last that there is to know: how the job has ended."""
+        """Send the last state, which says how the job has ended, to all watchers."""
         await self._feed.renew(anew=True)
         await asyncio.sleep(_SENT_S)
 
@@ -94,7 +93,7 @@ class JobPage:
         return seen
 
     async def _page(self, request: Request) -> Response:
-        """The file; a coordinator that stands by sends browsers to the leader."""
+        """Answer with the HTML file; a standby coordinator redirects browsers to the leader."""
         del request
         leader = await self._feed.leads_elsewhere()
         if leader:
@@ -154,7 +153,7 @@ class JobPage:
         return page
 
     def _refuses(self, request: Request, method: str) -> Response | None:
-        """What another site has a browser send is neither JSON nor of this page's Origin."""
+        """Refuse also what another site makes a browser send: it is not JSON or of this Origin."""
         sent = request.headers
         if sent.get("content-type", "").partition(";")[0] != _JSON:
             return Response.of(415, f"what is sent must be {_JSON}")
@@ -169,7 +168,7 @@ class JobPage:
         return Response.of(403, refused) if refused else None
 
     async def _answer(self, ask: Callable[[], Awaitable[str]], refused: int) -> Response:
-        """Of the daemon. refused: the status of what it cannot do."""
+        """Return the daemon's answer. refused: the status if the daemon refuses."""
         try:
             return Response.of(200, await Question(self._loop, ask).ask(), **_PROTECTION)
         except asyncio.TimeoutError:
@@ -197,15 +196,15 @@ class JobPage:
 
 
 class Feed:
-    """The newest document and what has changed since the one before, for any number of watchers.
+    """The newest document and its changes since the previous one, for any number of watchers.
 
-    Nothing queues up: a watcher that has missed a document gets the newest one as a whole.
+    Nothing queues up: a watcher that has missed a document gets the whole newest one.
     """
 
     def __init__(self, question: Question[tuple[float, Callable[[], Document]]]) -> None:
         self._question = question
         self.version = 0
-        """Counts the documents that differ from the one before."""
+        """The number of documents so far that differ from the previous one."""
         self._at_unix_s = 0.0
         self._taken_unix_s = 0.0
         self._document: Document = {}
@@ -216,10 +215,10 @@ class Feed:
         self._watchers = 0
         self._renewing: asyncio.Task[None] | None = None
         self._news = asyncio.Event()
-        """Replaced with every document."""
+        """Set and replaced at every new document or error."""
 
     async def renew(self, *, anew: bool = False) -> None:
-        """Look at the job. Raises asyncio.TimeoutError while the daemon's loop does not answer."""
+        """Take a newer snapshot. Raises asyncio.TimeoutError if the daemon's loop is silent."""
         taken_unix_s, make = await self._question.ask(anew=anew)
         self._silent = False
         if taken_unix_s != self._taken_unix_s:
@@ -227,13 +226,12 @@ class Feed:
             self._take(make(), taken_unix_s)
 
     def whole(self) -> bytes:
-        """The document as JSON."""
         if self._whole is None:
             self._whole = self._message(self._document, whole=True)
         return self._whole
 
     async def leads_elsewhere(self) -> str:
-        """The page of the coordinator that leads, if this one does not and others reach it."""
+        """Return the leader's page if another coordinator leads and others can reach the page."""
         try:
             await self.renew()
         except asyncio.TimeoutError:
@@ -242,7 +240,7 @@ class Feed:
         return page if page and not _STAYS_HERE.match(page) else ""
 
     async def chunks(self) -> AsyncGenerator[bytes, None]:
-        """Server-sent events: the whole document first, then what changes, and beats."""
+        """Yield server-sent events: the whole document first, then changes and beats."""
         self._watchers += 1
         if self._renewing is None:
             self._error = None
@@ -276,7 +274,7 @@ class Feed:
                 self._error = None
             except asyncio.TimeoutError:
                 self._silent = True
-            except Exception as error:  # noqa: BLE001 - raised where the result is read
+            except Exception as error:  # noqa: BLE001 - `chunks` raises it
                 self._error = error
                 self._tell()
             took_s = time.monotonic() - began_at
@@ -308,7 +306,7 @@ _STAYS_HERE = re.compile(r"https?://(127\.|localhost[:/]|\[::1\])")
 
 
 def changed(before: Document, after: Document) -> Document:
-    """Of each section the parts that differ; None: it is gone."""
+    """Return the parts that differ, by section; None for a part that is gone."""
     found: Document = {}
     for name in {**before, **after}:
         old, new = before.get(name, {}), after.get(name, {})
@@ -322,7 +320,7 @@ def changed(before: Document, after: Document) -> Document:
 
 
 def policy_of(html: str) -> str:
-    """A Content-Security-Policy under which the file's own script and style run, and no other."""
+    """Return a Content-Security-Policy that allows only the file's own script and style."""
     return (
         f"default-src 'none'; script-src {_digests('script', html)}; "
         f"style-src {_digests('style', html)}; connect-src 'self'; "
@@ -332,7 +330,7 @@ def policy_of(html: str) -> str:
 
 
 def _digests(tag: str, html: str) -> str:
-    """Of what stands between such tags."""
+    """Return the CSP sources of all texts between `<tag>` and `</tag>`."""
     texts = re.findall(f"<{tag}>(.*?)</{tag}>", html, re.DOTALL)
     digests = (base64.b64encode(hashlib.sha256(text.encode()).digest()) for text in texts)
     return " ".join(f"'sha256-{digest.decode()}'" for digest in digests)

@@ -1,5 +1,4 @@
-"""The journal: what happened to the job, one event at a time, for all listeners; and the warnings
-that modules log, each at most every few seconds."""
+"""Passes each event of a job to all listeners; warnings that modules log become events too."""
 
 from __future__ import annotations
 
@@ -77,21 +76,21 @@ _ENDS_AS_ASKED = (ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """Something that happened. `fields` are JSON values; durations carry their unit in the name.
+    """An event. `fields` are JSON values; durations carry their unit in the name.
 
-    Names that a script or a worker has chosen stand under one field of their own, so that they
-    take the place of nothing.
+    Names that a script or a worker has chosen are nested below one field, so that they cannot
+    replace another field.
     """
 
     unix_s: float
     name: str
     fields: Mapping[str, Any]
     origin: Mapping[str, Any] = field(default_factory=dict)
-    """Whose journal it is: "job", "run", "node". What happened to another node names that one."""
+    """Whose journal it is: "job", "run", "node". An event of another node has its own "node"."""
 
     @property
     def severity(self) -> str:
-        """ "info", "warning" or "error": somebody must look at it."""
+        """One of "info", "warning" and "error", which somebody must look at."""
         if self.name in _ERRORS or (self.name == "job_ended" and self._is_failure()):
             return "error"
         return "warning" if self.name in _WARNINGS else "info"
@@ -100,7 +99,7 @@ class Entry:
         return self.fields.get("exit_code") not in _ENDS_AS_ASKED
 
     def to_json(self) -> str:
-        """One line. JSON has no infinity: what is not finite is null, and named in "non_finite"."""
+        """Return one line. Floats that are not finite become null and "non_finite" names them."""
         at = {"time": round(self.unix_s, 6), "event": self.name}
         envelope = {**at, "severity": self.severity}
         lacking: list[str] = []
@@ -112,7 +111,7 @@ class Entry:
 
 
 def _finite(value: Any, name: str, lacking: list[str]) -> Any:
-    """The value without floats that JSON lacks; `lacking`: takes their names."""
+    """Return the value with null for floats that JSON lacks; append their names to `lacking`."""
     if isinstance(value, float) and not math.isfinite(value):
         lacking.append(name)
         return None
@@ -130,14 +129,13 @@ _MOST_BEHIND = 10_000
 
 
 class Journal:
-    """Distributes entries to listeners, in order. origin: see Entry."""
+    """Passes each entry to the listeners, in their order. origin: see `Entry`."""
 
     def __init__(self, *listeners: Listener, origin: Mapping[str, Any] | None = None) -> None:
         self._listeners = list(listeners)
         self._origin = origin or {}
 
     def record(self, name: str, /, **fields: Any) -> None:
-        """Something happened."""
         entry = Entry(unix_s=time.time(), name=name, fields=fields, origin=self._origin)
         for listener in self._listeners:
             listener(entry)
@@ -151,22 +149,21 @@ class RecentEntries:
         self._followers: set[asyncio.Queue[str]] = set()
 
     def __call__(self, entry: Entry) -> None:
-        """Take an entry of the journal."""
         line = entry.to_json()
         if entry.name not in _FREQUENT:
             self._recent.append(line)
         for follower in self._followers:
-            # One that does not read loses entries: memory stays bounded.
+            # A follower that does not read loses entries, so that memory stays bounded.
             if follower.qsize() < _MOST_BEHIND:
                 follower.put_nowait(line)
 
     async def remembered(self) -> AsyncIterator[str]:
-        """The newest entries, oldest first."""
+        """Yield the newest entries, oldest first."""
         for line in list(self._recent):
             yield line
 
     async def follow(self) -> AsyncIterator[str]:
-        """The same, and then each entry as it comes."""
+        """Yield the newest entries, oldest first, then each new one as it comes."""
         queue: asyncio.Queue[str] = asyncio.Queue()
         for line in self._recent:
             queue.put_nowait(line)
@@ -179,13 +176,12 @@ class RecentEntries:
 
 
 class EntryCounts:
-    """How many entries of each name there were."""
+    """Counts entries by name, for metrics."""
 
     def __init__(self) -> None:
         self.by_name: Counter[str] = Counter()
 
     def __call__(self, entry: Entry) -> None:
-        """Take an entry of the journal."""
         self.by_name[entry.name] += 1
 
 
@@ -200,7 +196,6 @@ class JsonLines:
         self._origin: Mapping[str, Any] = {}
 
     def __call__(self, entry: Entry) -> None:
-        """Write the entry unless its name is one of the quiet ones."""
         self._origin = entry.origin
         if entry.name not in self._quiet:
             self._stream.write(entry.to_json() + "\n")
@@ -218,7 +213,10 @@ _MOST_WARNINGS = 1000
 
 
 class JournalHandler(logging.Handler):
-    """Takes what is logged. What differs only in its last argument is the same."""
+    """Records logged warnings in the journal, the same one at most every `_WARNED_EVERY_S`.
+
+    Warnings that differ only in their last argument count as the same.
+    """
 
     def __init__(self, journal: Journal, clock: Callable[[], float] = time.monotonic) -> None:
         super().__init__(logging.WARNING)
@@ -227,7 +225,6 @@ class JournalHandler(logging.Handler):
         self._told_at: dict[tuple[object, ...], float] = {}
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Record it unless it was recorded just now."""
         arguments = record.args if isinstance(record.args, tuple) else ()
         key = (record.name, record.msg, *map(str, arguments[:-1]))
         now = self._clock()
@@ -245,8 +242,7 @@ class JournalHandler(logging.Handler):
 
 
 def warnings_to(journal: Journal) -> None:
-    """From now on, for this process; also what the event loop says, which else would be written in
-    between the events."""
+    """Record this process's warnings, asyncio's too: it would print them between the events."""
     handler = JournalHandler(journal)
     for name in ("elastic", "asyncio"):
         logger = logging.getLogger(name)

@@ -1,8 +1,8 @@
-"""Runs a command and outlives it, to end whatever it leaves behind: `keeper DIRECTORY COMMAND...`.
+"""Runs a command and, when it ends, ends the processes it leaves: `keeper DIRECTORY COMMAND...`.
 
-An agent and its zygote end each other's orphans, but both can be killed at one instant. This third
-process does nothing but wait, so that anything a script has started is ended as long as one of
-the three is alive. `DIRECTORY` is removed if its run is over.
+An agent and its zygote end each other's orphans, but both can be killed at the same instant. This
+third process only waits, so that everything a script has started is ended as long as one of the
+three is alive. The keeper removes `DIRECTORY` if its run is over.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from elastic.runtime.run_directory import remove_if_left
 
 
 def main(argv: list[str]) -> NoReturn:
-    """Run `argv[2:]`; end as it ended."""
+    """Run the command `argv[2:]` and end as it ended: with its exit code or by its signal."""
     directory, command = argv[1], argv[2:]
     adopt_orphans()
     keeper = os.getpid()
@@ -42,15 +42,15 @@ def main(argv: list[str]) -> NoReturn:
 
 
 def _let_go_of_inherited() -> None:
-    """The command's sockets are to close when it ends."""
+    """Close inherited descriptors, so that the command's sockets close when it ends."""
     for descriptor in os.listdir("/proc/self/fd"):
         if int(descriptor) > 2:
-            with contextlib.suppress(OSError):  # that of the listing itself
+            with contextlib.suppress(OSError):  # the listing's own descriptor
                 os.close(int(descriptor))
 
 
 def _await(child: int) -> int:
-    """Its wait status. Orphans that end meanwhile are collected."""
+    """Return the child's wait status; reap orphans that end meanwhile."""
     while True:
         pid, status = os.waitpid(-1, 0)
         if pid == child:
@@ -58,7 +58,7 @@ def _await(child: int) -> int:
 
 
 def _end_by(number: int) -> None:
-    """So that the agent sees how the command ended."""
+    """End by this signal, so that the agent sees how the command ended."""
     if number != signal.SIGKILL:
         signal.signal(number, signal.SIG_DFL)
     os.kill(os.getpid(), number)

@@ -1,6 +1,6 @@
-"""Sockets that listen at an address, and in words why they cannot.
+"""Opens listening sockets, and says in words why an address cannot be listened at.
 
-gRPC says only that it cannot, so whether it will is tried before.
+gRPC does not say why it fails to listen, so `require_listenable` tries the address first.
 """
 
 from __future__ import annotations
@@ -17,26 +17,25 @@ from elastic.runtime.off_loop import off_loop
 from elastic.timeouts import timeout
 
 _RESOLVE_S = 5.0
-_BACKLOG = 1024  # connections that nobody has looked at: they cost the kernel little
+_BACKLOG = 1024  # connections that are not accepted yet: they cost the kernel little
 _ADVICE = "choose another with {} HOST:PORT, or :PORT for all interfaces"
 
 
 async def require_listenable(address: str) -> None:
-    """Returns if a socket can be bound to HOST:PORT.
+    """Check that a socket can be bound to HOST:PORT.
 
-    Raises ConfigurationError that says what is wrong with the address, and TransientError where no
-    name server tells what the host is.
+    Raises ConfigurationError, which says what is wrong with the address, and TransientError if no
+    name server answers.
     """
     (await _listening(address, "listen", "--listen")).close()
 
 
 async def listen_for_http(address: str, option: str = "--http-address") -> socket.socket:
-    """A socket that listens at HOST:PORT, which `option` names; raises as `require_listenable`."""
+    """Return a socket at HOST:PORT, which `option` has set. Raises as `require_listenable`."""
     return await _listening(address, "serve HTTP", option)
 
 
 def address_of(listener: socket.socket) -> str:
-    """Where it listens."""
     host, port = listener.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
@@ -66,7 +65,7 @@ async def _listening(address: str, what: str, option: str) -> socket.socket:
 
 
 def _first(host: str, port: int) -> tuple[socket.socket | None, str]:
-    """At the first of the host's addresses that can be had; else what is wrong with the first."""
+    """Return a socket at the first address that can be bound, else the first address's problem."""
     problems: list[str] = []
     found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     for family, kind, protocol, _, target in found:
@@ -78,7 +77,7 @@ def _first(host: str, port: int) -> tuple[socket.socket | None, str]:
 
 
 def _bound(family: int, kind: int, protocol: int, target: Any) -> socket.socket:
-    """Raises OSError."""
+    """Return a listening socket; for "::" at IPv4 if there is no IPv6. Raises OSError."""
     try:
         listener = socket.socket(family, kind, protocol)
     except OSError as error:

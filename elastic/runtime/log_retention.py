@@ -1,4 +1,4 @@
-"""Which log directories of earlier runs are removed; none that anybody writes to."""
+"""Makes a log directory for each run and removes old ones that no process writes to."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 ZYGOTE_LOG = "zygote.log"
-"""In each of them. The zygote, which lives as long as any worker, holds a lock on it."""
-_YOUNG_S = 60.0  # in which a run that has just begun starts its zygote
+"""A file in each log directory. The zygote, which lives as long as any worker, locks it."""
+_YOUNG_S = 60.0  # a new run starts its zygote within this time
 
 
 class Removed(NamedTuple):
-    """What is gone, and what the system did not let go."""
+    """The removed directories, their size, and a message for each that cannot be removed."""
 
     directories: list[Path]
     size_bytes: int
@@ -27,9 +27,10 @@ class Removed(NamedTuple):
 
 
 def make_directory(root: Path, job: str) -> Path:
-    """A new one for a run of this job by this process; their names sort by time. Raises OSError.
+    """Return a new log directory for this process's run of a job. Raises OSError.
 
-    Agents in containers that share `root` may all be process 1 and begin in the same second.
+    Names sort by time. A name may be taken: agents in containers that share `root` may all have
+    pid 1 and begin in the same second.
     """
     name = f"{job}-{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     root.mkdir(parents=True, exist_ok=True)
@@ -45,7 +46,7 @@ def make_directory(root: Path, job: str) -> Path:
 
 
 def hold(log: int) -> None:
-    """Lock an open log for as long as any process has the descriptor, by inheritance too."""
+    """Lock an open log until all processes that have or inherit the descriptor close it."""
     with contextlib.suppress(OSError):  # a file system without locks: see _is_held
         fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
@@ -60,7 +61,7 @@ def prune(
 ) -> Removed:
     """Remove the oldest directories of the job beside `present` until the limits hold.
 
-    Only what `make_directory` has named, and no link, is looked at. Blocks on the file system.
+    It considers no symbolic links and only names of `make_directory`. It blocks on the file system.
     """
     in_use = is_in_use if is_in_use is not None else _is_in_use
     removed: list[Path] = []
@@ -98,7 +99,7 @@ def _newest_first(present: Path, job: str) -> list[Path]:
 
 def _size_of(directory: Path) -> int:
     size_bytes = 0
-    for folder, _, files in os.walk(directory):  # follows no link
+    for folder, _, files in os.walk(directory):  # follows no symbolic link
         for name in files:
             with contextlib.suppress(OSError):
                 size_bytes += os.lstat(os.path.join(folder, name)).st_size
@@ -106,7 +107,7 @@ def _size_of(directory: Path) -> int:
 
 
 def _is_in_use(directory: Path) -> bool:
-    """By workers, or by an agent that has none yet. In doubt it is."""
+    """Return whether workers, or an agent without workers yet, use it; True if in doubt."""
     pid, _, _ = directory.name.rpartition("-")[2].partition(".")
     return _is_alive(int(pid)) or _is_held(directory)
 

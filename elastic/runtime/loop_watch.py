@@ -1,9 +1,9 @@
-"""Notices when something holds up a daemon's event loop, and says what it was.
+"""Detects when something blocks a daemon's event loop, and records where.
 
-While the loop stands still nobody is heard: no failure, no signal, no question. Before each round
-of its callbacks the loop sets a timer, and takes it back when it waits again. A thread waits for
-that timer and looks at the stack of the loop's thread. So nobody is woken as long as no round lasts
-long: a daemon shares its cores with workers, and every wake-up delays them.
+While the loop is blocked, the daemon handles no failure, no signal and no request. The loop sets a
+timer before each round of callbacks and disarms it when it waits again. A thread waits for that
+timer and looks at the stack of the loop's thread. So nothing wakes up while all rounds are short: a
+daemon shares its cores with workers, and every wake-up delays them.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from elastic.errors import TransientError
 from elastic.runtime.journal import Journal
 
 _LONG_S = 0.05
-_ALARM_S = 0.03  # the thread looks before a round has become long
+_ALARM_S = 0.03  # the thread looks before a round counts as long
 _LOOK_S = 0.02
 _TOLD_EVERY_S = 10.0
 _FRAMES = 6
@@ -35,16 +35,16 @@ _FRAMES = 6
 
 @dataclass(slots=True)
 class LoopPauses:
-    """What is known of a loop's pauses."""
+    """Number and length of a loop's pauses, for metrics."""
 
     longest_s: float = 0.0
-    """The longest so far, in seconds; 0 if none was worth telling."""
+    """The longest pause so far; 0 if none was long enough to count."""
     count: int = 0
     total_s: float = 0.0
 
 
 class LoopWatch:
-    """Of the running loop; what it finds goes to the journal and into `pauses`."""
+    """Watches the running loop; records its pauses in the journal and in `pauses`."""
 
     def __init__(self, journal: Journal, pauses: LoopPauses | None = None) -> None:
         self.pauses = pauses if pauses is not None else LoopPauses()
@@ -58,14 +58,13 @@ class LoopWatch:
         self._alarm = _Alarm()
         self._thread = threading.Thread(target=self._look, name="elastic-loop-watch", daemon=True)
         self._thread.start()
-        # Both selectors of the standard library are asked once in each round.
+        # The loop calls `select` once in each round, with any selector of the standard library.
         self._selector: Any = asyncio.get_running_loop()._selector  # type: ignore[attr-defined]
         self._select = self._selector.select
         self._selector.select = self._wait
-        self._round_begins()  # on a busy machine the start of a thread takes long
+        self._round_begins()  # last: on a busy machine the thread's start takes long
 
     def close(self) -> None:
-        """Look no more."""
         self._selector.select = self._select
         self._ends = True
         self._alarm.set(_AT_ONCE)
@@ -75,9 +74,9 @@ class LoopWatch:
     # ---- on the loop
 
     def _wait(self, timeout: float | None = None) -> Any:
-        """In place of the selector's: a round of callbacks is over, and the loop waits."""
+        """Replaces the selector's `select`, which the loop calls after a round of callbacks."""
         if self._round_ends():
-            timeout = 0  # what was told may have given the loop something to do
+            timeout = 0  # the record may have given the loop something to do
         try:
             return self._select(timeout)
         finally:
@@ -88,12 +87,12 @@ class LoopWatch:
         self._alarm.set(_IN_A_WHILE)
 
     def _round_ends(self) -> bool:
-        """Returns whether it was told of."""
+        """Return whether the round counts as a pause."""
         self._alarm.set(_NEVER)
         now, began, seen = time.monotonic(), self._busy_since, self._seen
         self._busy_since = 0.0
         pause_s = now - began
-        # What was as late on the thread was the machine's, or somebody has stopped the process.
+        # If the thread was as late, the machine was busy, or a signal had stopped the process.
         if seen.round_began != began or not seen.where or pause_s - seen.late_s < _LONG_S:
             return False
         pauses = self.pauses
@@ -121,7 +120,7 @@ class LoopWatch:
                 self._follow(began)
 
     def _follow(self, began: float) -> None:
-        """A round that began then has not ended: see where it is, and how late this thread runs."""
+        """Record where the unfinished round is, and how late this thread itself runs."""
         due = began + _ALARM_S
         where = _stack(sys._current_frames().get(self._loop_thread))
         late_s = 0.0
@@ -135,7 +134,7 @@ class LoopWatch:
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """What the thread has seen of a round, and by how much it was late itself."""
+    """What the thread has seen of a round; `late_s` is how late the thread itself was."""
 
     round_began: float = 0.0
     where: str = ""
@@ -143,10 +142,10 @@ class _Seen:
 
 
 class _Alarm:
-    """A timer of the kernel's. To set it wakes no thread, as it would with a lock or an event; only
-    when it expires does the one that waits go on. Python has such timers from 3.13 on.
+    """A timer of the kernel (timerfd_create(2)), which Python offers only from 3.13 on.
 
-    Raises TransientError if the kernel refuses it.
+    Unlike a lock or an event, setting it wakes no thread; the thread that waits wakes when the
+    timer expires. Raises TransientError if the kernel refuses the timer.
     """
 
     def __init__(self) -> None:
@@ -158,35 +157,33 @@ class _Alarm:
             )
 
     def set(self, times: Any) -> None:
-        """It expires once, after this time from now on."""
+        """Let it expire once, after this time from now; `_NEVER` disarms it."""
         _libc.timerfd_settime(self._descriptor, 0, times, None)
 
     def wait(self) -> None:
-        """Return when it has expired."""
         os.read(self._descriptor, 8)
 
     def close(self) -> None:
-        """Nobody waits for it any more."""
         os.close(self._descriptor)
 
 
-_libc = ctypes.PyDLL(None, use_errno=True)  # calls too short to let other threads run meanwhile
+_libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: the calls are short
 _Times = ctypes.c_long * 4  # struct itimerspec: interval and first time, in s and ns
 _IN_A_WHILE = _Times(0, 0, 0, round(_ALARM_S * 1e9))
 _AT_ONCE, _NEVER = _Times(0, 0, 0, 1), _Times(0, 0, 0, 0)
 
 
 def _stack(frame: FrameType | None) -> str:
-    """The innermost frames, one a line, the place that holds everything up last."""
+    """Return the innermost frames, one a line, the innermost one last."""
     if frame is None or frame.f_code.co_filename == selectors.__file__:
-        return ""  # it waits: whatever it waits for came, and the machine let it wait on
+        return ""  # the loop waits, or its event has come and the machine is too busy to run it
     frames = traceback.extract_stack(frame)[-_FRAMES:]
     return "\n".join(f"{f.filename}:{f.lineno} in {f.name}" for f in frames)
 
 
 @contextlib.contextmanager
 def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator[LoopWatch]:
-    """Within, the running loop is watched, and hardly held up by the garbage collector."""
+    """Watch the running loop in this context, and shorten its pauses for garbage collection."""
     watch = LoopWatch(journal, pauses)
     collections = ShortCollections()
     thresholds = gc.get_threshold()
@@ -201,26 +198,26 @@ def watched_loop(journal: Journal, pauses: LoopPauses | None = None) -> Iterator
         watch.close()
 
 
-_OLDEST = 2  # objects that collections of younger ones have left
+_OLDEST = 2  # the generation of a full collection
 _GROWN = 2
 _THRESHOLDS = 700, 10, 1
-"""A full collection after two of younger objects: of some 15,000 objects, which takes a few ms. The
-first two are those of Python before 3.13."""
+"""A full collection follows two of younger objects: it looks at some 15,000 new objects, which
+takes a few ms. The first two values are the defaults of Python before 3.13."""
 
 
 class ShortCollections:
-    """A callback of the garbage collector, for a process that keeps most of what it has.
+    """A callback of the garbage collector that makes full collections skip known objects.
 
-    A full collection looks at every object: 50 ms with a thousand agents, in which nobody is heard.
-    What one has found to be in use, later ones pass over, until there is twice as much: cycles in
-    it that have become garbage are found then.
+    It suits a process that keeps most of its objects. A full collection looks at every object: with
+    a thousand agents that blocks the loop for 50 ms. So objects that have survived a full
+    collection are frozen, and later ones skip them until their number has doubled. Then all are
+    unfrozen, and cycles among them that have become garbage are found.
     """
 
     def __init__(self) -> None:
-        self._in_use = self._passed_over = 0  # objects, at most: some have ended since
+        self._in_use = self._passed_over = 0  # upper bounds: some objects are gone
 
     def __call__(self, phase: str, info: dict[str, int]) -> None:
-        """A collection of objects up to some age begins or has ended."""
         if info["generation"] < _OLDEST:
             return
         if phase == "stop":
@@ -228,7 +225,7 @@ class ShortCollections:
             self._in_use = self._in_use or self._passed_over
             gc.freeze()
         elif self._passed_over > _GROWN * self._in_use:
-            self._passed_over = gc.get_freeze_count()  # takes a while, too
+            self._passed_over = gc.get_freeze_count()  # exact, but takes a while
             if self._passed_over > _GROWN * self._in_use:
                 gc.unfreeze()
                 self._in_use = self._passed_over = 0

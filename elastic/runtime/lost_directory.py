@@ -1,7 +1,7 @@
-"""Makes a run's directory anew when somebody has removed it under the run.
+"""Makes a run's directory again if it is removed while the run goes on.
 
-That of a user's session goes when the user logs out, which a job in the background outlives; and
-there are those who tidy up /tmp. A worker that is started then would find nobody.
+A directory in the user's session is removed when the user logs out, and a job in the background
+outlives that. Other programs clean up /tmp. A worker that is started then could not connect.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class Directory(Protocol):
     """A RunDirectory or a NodeDirectory."""
 
     def lacks(self, *names: str) -> bool:
-        """One of these files is gone, or all of it."""
+        """Return whether the directory or one of these files in it is gone. May block."""
         ...
 
     def make_anew(self) -> None:
-        """What has been removed."""
+        """Make what was removed, perhaps at another place. Raises OSError, ConfigurationError."""
         ...
 
 
@@ -36,17 +36,17 @@ async def make_anew_when_lost(
     listen: Callable[[], Awaitable[str]],
     journal: Journal,
 ) -> None:
-    """Until cancelled: when one of these is gone, make the directory anew and have `listen` do the
-    same with the sockets; it returns where they are."""
+    """Watch the directory and its `sockets` until cancelled, and make it again if one is gone. Then
+    `listen` makes the sockets again and returns the path for the journal."""
     told = ""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
             if not await off_loop(functools.partial(directory.lacks, *sockets)):
                 continue
-            directory.make_anew()  # on the loop: others change the process's umask there
+            directory.make_anew()  # on the loop, where others change the umask
             path = await listen()
-        except (OSError, RuntimeError, ElasticError) as error:  # tried again
+        except (OSError, RuntimeError, ElasticError) as error:  # the next round tries again
             if str(error) != told:
                 told = str(error)
                 journal.record("run_directory_lost", reason=told)

@@ -1,6 +1,6 @@
-"""What metrics are: their definitions, and what one scrape finds of them.
+"""Defines metrics and collects their samples for a scrape.
 
-Values are collected from snapshots when somebody asks; nothing counts beside the code that knows.
+A scrape takes the values from a snapshot of the code that knows them; nothing else keeps counts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """A definition. Every metric of a job bears the label `job` besides its own."""
+    """The definition of a metric. A job's metrics have the label `job` besides their own."""
 
     name: str
     kind: Kind
@@ -34,22 +34,19 @@ class Metric:
 
 
 class Catalog:
-    """The definitions of one module, in their order."""
+    """The metrics that one module defines, in order, below a title for the documentation."""
 
     def __init__(self, title: str) -> None:
         self.title = title
         self.metrics: list[Metric] = []
 
     def counter(self, name: str, help_text: str, *labels: str) -> Metric:
-        """Define one that only grows."""
         return self._define(Kind.COUNTER, name, help_text, labels)
 
     def gauge(self, name: str, help_text: str, *labels: str) -> Metric:
-        """Define one that goes up and down."""
         return self._define(Kind.GAUGE, name, help_text, labels)
 
     def histogram(self, name: str, help_text: str, *labels: str) -> Metric:
-        """Define one that has buckets."""
         return self._define(Kind.HISTOGRAM, name, help_text, labels)
 
     def _define(self, kind: Kind, name: str, help_text: str, labels: tuple[str, ...]) -> Metric:
@@ -60,7 +57,7 @@ class Catalog:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """A value of a metric; of a histogram one of several, told apart by `suffix`."""
+    """A value of a metric. A histogram has several samples, which `suffix` tells apart."""
 
     suffix: str
     labels: Mapping[str, str]
@@ -68,25 +65,24 @@ class Sample:
 
 
 class Found:
-    """The samples of one scrape. `common` labels are borne by all of them."""
+    """The samples of one scrape. All of them have the `common` labels."""
 
     def __init__(self, **common: str) -> None:
         self._common = common
         self.samples: dict[Metric, list[Sample]] = {}
 
     def set(self, metric: Metric, value: float | None, **labels: str) -> None:
-        """One sample of a counter or a gauge. None, and what is no finite number, is left out."""
+        """Add a sample of a counter or a gauge, unless it is None or not finite."""
         if value is None or not math.isfinite(value):
             return
         self._add(metric, "", self._labels(metric, labels), float(value))
 
     def set_each(self, metric: Metric, label: str, values: Mapping[str, float]) -> None:
-        """A sample for each value of the one label."""
+        """Add a sample for each of `values`, with its key as the value of `label`."""
         for name, value in values.items():
             self.set(metric, value, **{label: name})
 
     def buckets(self, metric: Metric, histogram: Histogram, **labels: str) -> None:
-        """The samples of a histogram."""
         named, below = self._labels(metric, labels), 0
         for bound, count in zip((*histogram.bounds, math.inf), histogram.counts, strict=True):
             below += count
@@ -104,14 +100,13 @@ class Found:
 
 
 def _shown(bound: float) -> str:
-    """As a label of a bucket."""
     return "+Inf" if bound == math.inf else repr(float(bound))
 
 
 def _legible(value: str) -> str:
-    """What a peer may have named, as a label takes it."""
+    """Return text that a peer may have chosen as a short label in valid UTF-8."""
     return value.encode(errors="backslashreplace").decode()[:_MOST_LABEL]
 
 
 Collect = Callable[[Found], None]
-"""Adds the samples of what it knows."""
+"""Adds the samples of a snapshot to a scrape."""

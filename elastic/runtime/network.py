@@ -1,5 +1,4 @@
-"""Which network interface has an address, which address this machine has for others, and whether it
-is reached at one, found by connecting to it from here."""
+"""Finds this machine's interfaces and addresses, and checks that an address leads to it."""
 
 from __future__ import annotations
 
@@ -22,11 +21,11 @@ from elastic.timeouts import timeout
 
 _SIOCGIFADDR = 0x8915
 _IPV6_ADDRESSES = Path("/proc/net/if_inet6")
-_ELSEWHERE = "192.0.2.1"  # RFC 5737: nobody's; it takes the route of any address far away
+_ELSEWHERE = "192.0.2.1"  # RFC 5737: has no host; its route is that of any remote address
 
 
 def interface_of(host: str) -> str | None:
-    """The interface of this machine that has the address of `host` (netdevice(7)), or None."""
+    """Return the interface of this machine with the address of `host`, or None (netdevice(7))."""
     with contextlib.suppress(OSError, ValueError):
         for *_, address in socket.getaddrinfo(host, None):
             found = _interface_with(ipaddress.ip_address(str(address[0]).partition("%")[0]))
@@ -36,9 +35,9 @@ def interface_of(host: str) -> str | None:
 
 
 def address_towards(host: str, port: int) -> str:
-    """This machine's address on the way there. Raises OSError if there is none.
+    """Return this machine's address on the route to `host`. Raises OSError if there is none.
 
-    No packet is sent: connecting a datagram socket only chooses the route.
+    This sends no packet: connecting a datagram socket only chooses the route.
     """
     family, kind, *_, target = socket.getaddrinfo(host, port, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
@@ -47,7 +46,7 @@ def address_towards(host: str, port: int) -> str:
 
 
 def address_for_others() -> str:
-    """The one that others are likely to reach; this machine's name if it has none but loopback."""
+    """Return the address that others can likely reach; the host name if only loopback exists."""
     with contextlib.suppress(OSError):
         return address_towards(_ELSEWHERE, 9)
     found = (str(address) for _, address in _ipv4_addresses() if not address.is_loopback)
@@ -63,11 +62,11 @@ def _interface_with(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> s
 
 
 def _ipv4_addresses() -> Iterator[tuple[str, ipaddress.IPv4Address]]:
-    """The first of each interface that has one."""
+    """Yield the name and first address of each interface that has one."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
-            with contextlib.suppress(OSError):  # it has none
+            with contextlib.suppress(OSError):  # no address
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
                 yield name, ipaddress.IPv4Address(answer[20:24])
 
@@ -87,11 +86,11 @@ _NAME_SERVERS_SILENT = (socket.EAI_AGAIN,)
 
 
 async def require_own(host: str) -> None:
-    """Returns if a socket of this process is reached at `host`, a name or an address.
+    """Check that a connection to `host`, a name or an address, reaches a socket of this process.
 
-    Raises ConfigurationError if the name does not exist or leads elsewhere, and TransientError if
-    that cannot be told now: no name server answers, or there is no network yet. Takes seconds at
-    most, also where name servers are silent.
+    Raises ConfigurationError if the name does not exist or leads elsewhere. Raises TransientError
+    if no name server answers or there is no network yet. It takes some seconds at most, also if
+    name servers are silent.
     """
     reasons: list[str] = []
     for family, found in await _resolved(host):
@@ -111,7 +110,7 @@ async def require_own(host: str) -> None:
 
 
 async def _resolved(host: str) -> list[tuple[socket.AddressFamily, str]]:
-    """By a thread that nobody waits for longer."""
+    """Return the addresses of `host`. A thread that resolves for too long is abandoned."""
     resolve = functools.partial(socket.getaddrinfo, host, None, type=socket.SOCK_STREAM)
     try:
         async with timeout(_RESOLVE_S):
@@ -122,13 +121,13 @@ async def _resolved(host: str) -> list[tuple[socket.AddressFamily, str]]:
         if error.errno in _NAME_SERVERS_SILENT:
             raise TransientError(str(error.strerror)) from error
         raise ConfigurationError(f"it does not resolve ({error.strerror})") from error
-    except UnicodeError as error:  # labels of a name are of 1 to 63 characters
+    except UnicodeError as error:  # labels of a name have 1 to 63 characters
         raise ConfigurationError(f"it is no name of a host ({error})") from error
     return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
 
 
 async def _is_here(family: socket.AddressFamily, address: str) -> bool:
-    """Whether what is said to `address` is heard by a socket of this process."""
+    """Return whether a socket of this process receives what is sent to `address`."""
     word, heard = secrets.token_bytes(16), asyncio.Event()
 
     async def listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -1,4 +1,4 @@
-"""Work that may block, such as that of a file system, beside the event loop."""
+"""Runs work that may block, such as file system calls, on threads beside the event loop."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Work: TypeAlias = Callable[[], Callable[[], None]]
-"""Returns what is to be called when it is done."""
+"""Does the work and returns a function that reports its outcome."""
 
 
 class _Threads:
-    """As many as there has been work at once. They are kept: to start one holds up the loop.
+    """Daemon threads, as many as there was work at once, kept because a new one delays the loop.
 
-    They are daemons: unlike those of `asyncio.to_thread`, one that a file system holds for ever
-    does not keep the process from its end.
+    Unlike a thread of `asyncio.to_thread`, a daemon thread that a file system blocks for ever does
+    not keep the process from ending.
     """
 
     def __init__(self) -> None:
@@ -28,7 +28,7 @@ class _Threads:
         self._idle = 0
 
     def do(self, work: Work) -> None:
-        """Raises RuntimeError if no thread can be started."""
+        """Run work on a thread. Raises RuntimeError if no thread can be started."""
         with self._lock:
             starts = self._idle == 0
             if not starts:
@@ -40,7 +40,7 @@ class _Threads:
     def _run(self) -> None:
         while True:
             tell = self._work.get()()
-            with self._lock:  # first: the caller that is told may submit more work at once
+            with self._lock:  # before `tell`: the caller may submit more work at once
                 self._idle += 1
             tell()
 
@@ -49,9 +49,10 @@ _threads = _Threads()
 
 
 async def off_loop(work: Callable[[], T]) -> T:
-    """What `work` returns or raises, from another thread.
+    """Run `work` on another thread and return or raise what it does.
 
-    Cancelled, this returns while the work goes on.
+    If this call is cancelled, it ends at once while the work goes on. Raises RuntimeError if no
+    thread can be started.
     """
     loop = asyncio.get_running_loop()
     outcome: asyncio.Future[T] = loop.create_future()
@@ -69,7 +70,7 @@ async def off_loop(work: Callable[[], T]) -> T:
         error: BaseException | None = None
         try:
             result = work()
-        except BaseException as raised:  # noqa: BLE001 - it is raised again where it is awaited
+        except BaseException as raised:  # noqa: BLE001 - raised again in the caller
             error = raised
         return functools.partial(tell, result, error)
 

@@ -1,4 +1,4 @@
-"""Processes whose parent has died: adopted by an ancestor that asks for it, or found, and ended."""
+"""Adopts, finds and ends processes whose parent has died."""
 
 from __future__ import annotations
 
@@ -14,27 +14,28 @@ _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 5.0
 KEEPER_GONE = signal.SIGTERM
-"""Sent by the kernel to a keeper's command when the keeper has ended."""
+"""The signal that the kernel sends to a keeper's command when the keeper has ended."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def prctl(option: int, value: int) -> None:
-    """prctl(2); raises OSError."""
+    """Call prctl(2). Raises OSError."""
     if _libc.prctl(option, value, 0, 0, 0) != 0:
         errno = ctypes.get_errno()
         raise OSError(errno, os.strerror(errno))
 
 
 def adopt_orphans() -> None:
-    """Descendants whose parent dies become children of this process."""
+    """Make descendants whose parent dies children of this process."""
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
 def tell_of_parents_end(parent: int, number: int) -> None:
-    """The kernel sends this process a signal when `parent` (its pid) ends, also if it already has.
+    """Have the signal `number` sent to this process when its parent ends, or if it has ended.
 
-    Kept across exec. What counts as the parent's end is that of the thread which forked.
+    `parent` is the parent's pid. The setting is kept across exec. The kernel sends the signal when
+    the parent's thread that forked this process ends.
     """
     prctl(_PR_SET_PDEATHSIG, number)
     if os.getppid() != parent:
@@ -42,8 +43,8 @@ def tell_of_parents_end(parent: int, number: int) -> None:
 
 
 def children(pid: int | None = None) -> Iterator[int]:
-    """A process's children, by default this one's, born or adopted, zombies among them. Raises
-    OSError if it is gone."""
+    """Yield a process's children, by default this one's, also adopted ones and zombies. Raises
+    OSError if the process is gone."""
     for task in Path(f"/proc/{pid or 'self'}/task").iterdir():
         with contextlib.suppress(OSError):
             yield from map(int, (task / "children").read_text().split())
@@ -56,11 +57,10 @@ def signal_group(pid: int, number: int) -> None:
 
 
 def end_marked(variable: str, value: str, *, session: int | None = None) -> list[int]:
-    """Kill every process of this user that was started with this variable in its environment, or
-    is in the session of this number.
+    """Kill this user's processes that were started with this variable, or are in `session`.
 
-    For what nobody alive is an ancestor of. Return those that have not ended within seconds,
-    because the kernel does not let them.
+    This finds processes that have no living ancestor. Return those that have not ended after
+    `_END_S` seconds, because the kernel does not let them.
     """
     gives_up_at = time.monotonic() + _END_S
     killed: set[int] = set()
@@ -73,24 +73,24 @@ def end_marked(variable: str, value: str, *, session: int | None = None) -> list
         if time.monotonic() >= gives_up_at:
             break
         time.sleep(0.01)
-    for pid in killed:  # those that have become this process's children
+    for pid in killed:  # those that this process has adopted
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, os.WNOHANG)
     return found
 
 
 class OrphanReaper:
-    """Collects children that have ended and that nobody in this process waits for.
+    """Reaps ended children that no code in this process waits for.
 
-    Such come to the first process of a container, and to one that adopts orphans. What has
-    started a child waits for it: only one that is found ended twice is taken for an orphan.
+    The first process of a container gets such children, and so does one that adopts orphans. Code
+    that starts a child waits for it, so only a child that is found ended twice counts as an orphan.
     """
 
     def __init__(self) -> None:
         self._ended: set[int] = set()
 
     def reap(self) -> None:
-        """To be called now and then: what it finds for the first time it collects the next time."""
+        """Reap children that were already ended at the last call. Call this now and then."""
         ended = _ended_children()
         for pid in ended & self._ended:
             with contextlib.suppress(ChildProcessError):
@@ -99,7 +99,6 @@ class OrphanReaper:
 
 
 def _ended_children() -> set[int]:
-    """Those that still wait for somebody to look."""
     try:
         if os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None:
             return set()
@@ -114,7 +113,7 @@ def _ended_children() -> set[int]:
 
 
 def is_zombie(pid: int) -> bool:
-    """It has ended, and waits for its parent to look; raises OSError if it is gone."""
+    """Return whether it has ended and is not reaped yet. Raises OSError if it is gone."""
     return Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0] == b"Z"
 
 
@@ -123,8 +122,8 @@ def _processes() -> Iterator[Path]:
 
 
 def _kill_if_ours(pid: int, mark: bytes, session: int | None) -> bool:
-    """Whether it was. The descriptor makes sure that the one killed is the one looked at."""
-    with contextlib.suppress(OSError):  # it has gone, or is not ours
+    """Kill the process, and return True, if it is ours. The pidfd guards against a reused pid."""
+    with contextlib.suppress(OSError):  # the process is gone, or another user's
         descriptor = os.pidfd_open(pid)
         try:
             if pid == os.getpid() or not _is_ours(pid, mark, session):
@@ -143,9 +142,9 @@ def _is_ours(pid: int, mark: bytes, session: int | None) -> bool:
 
 
 def end_children() -> list[int]:
-    """Kill and reap every child, and what each leaves behind, until there is none.
+    """Kill and reap all children, and the orphans they leave, until there are none.
 
-    Return those that have not ended within seconds, because the kernel does not let them.
+    Return those that have not ended after `_END_S` seconds, because the kernel does not let them.
     """
     gives_up_at = time.monotonic() + _END_S
     while found := list(children()):

@@ -1,7 +1,7 @@
-"""Streams for people and collectors that never hold up the daemon that writes to them.
+"""Provides text streams that never hold up the daemon that writes to them.
 
 A terminal may be stopped with Ctrl-S, a pipe may have no reader or one that sleeps, a disk may be
-full. A write to one of these blocks or fails, and neither may reach the event loop of a daemon.
+full. A write to one of these blocks or fails, and neither may happen to the daemon's event loop.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from typing import TextIO, TypeAlias
 _MOST_BYTES = 4 << 20
 _PATIENCE_S = 1.0
 _MOST_CLOSING_S = 10.0
-_LOOK_S = 1.0  # whether a file was rotated
+_LOOK_S = 1.0  # between checks whether the file was rotated
 
 
 @dataclass(slots=True)
 class _Piece:
-    """Of what is to be written; `lost` pieces before it were not taken."""
+    """A piece of text that waits to be written; `lost` writes just before it were dropped."""
 
     data: bytes
     lost: int
@@ -38,12 +38,12 @@ class _Piece:
 class Output(io.TextIOBase):
     """A text stream whose writes never block and never raise.
 
-    A thread writes to the descriptor `fd`. Writes that find more than `most_bytes` waiting, or that
-    fail for want of space, are lost and counted; what is written next begins with how many they
-    were. A pipe without a reader takes nothing any more.
+    A thread writes to the descriptor `fd`. A write is lost and counted if more than `most_bytes`
+    would wait, or if it fails, for example because the disk is full. The next write begins with a
+    line that says how many were lost. When a pipe has no reader left, all later writes are lost.
 
-    path: of the file that `fd` is. Where it is rotated or removed, this goes on in the one that is
-    at its path then, under the same descriptor.
+    path: of the file at `fd`. If that is rotated or removed, the stream goes on in the file that is
+    at `path` then, or a new one, under the same descriptor.
     """
 
     encoding = "utf-8"
@@ -55,7 +55,7 @@ class Output(io.TextIOBase):
         self._most_bytes = most_bytes
         self._pieces: deque[_Piece] = deque()
         self._waiting_bytes = 0
-        self._written = 0  # pieces that are dealt with, either way
+        self._written = 0  # pieces that are finished, written or lost
         self._lost = 0
         self._total_lost = 0
         self._gone = False
@@ -63,18 +63,17 @@ class Output(io.TextIOBase):
         self._torn = False
         self._changed = threading.Condition()
         self.tell_lost: Callable[[int], str] = _tell_lost
-        """Makes the line that says how many writes were lost."""
+        """Returns the line that says how many writes were lost."""
         self._thread = threading.Thread(target=self._run, name="elastic-output", daemon=True)
         self._thread.start()
 
     @property
     def lost(self) -> int:
-        """How many writes were lost so far."""
         with self._changed:
             return self._total_lost
 
     def write(self, text: str, /) -> int:
-        """Take the text; it is written in full or not at all."""
+        """Queue the text, or lose it as a whole if too much waits."""
         data = text.encode(self.encoding, self.errors)
         with self._changed:
             if self._gone or self._waiting_bytes + len(data) > self._most_bytes:
@@ -88,25 +87,22 @@ class Output(io.TextIOBase):
         return len(text)
 
     def writable(self) -> bool:
-        """Always."""
         return True
 
     def flush(self) -> None:
-        """Nothing to do: the thread writes as soon as it can."""
+        """Do nothing: the thread writes as soon as it can."""
 
     def fileno(self) -> int:
-        """The descriptor that is written to."""
         return self._fd
 
     def isatty(self) -> bool:
-        """Whether it is a terminal's."""
         try:
             return os.isatty(self._fd)
         except OSError:
             return False
 
     def drain(self, patience_s: float = _PATIENCE_S) -> None:
-        """Return when all is written, or nothing has been for `patience_s` seconds."""
+        """Wait until all is written, for `_MOST_CLOSING_S` or `patience_s` without progress."""
         ends_at = time.monotonic() + _MOST_CLOSING_S
         with self._changed:
             while self._pieces and not self._gone and time.monotonic() < ends_at:
@@ -114,7 +110,7 @@ class Output(io.TextIOBase):
                     return
 
     def end(self, patience_s: float = _PATIENCE_S) -> None:
-        """Write what can be written, then nothing more."""
+        """Write what `drain` can write in time, then end the thread."""
         with self._changed:
             if self._lost and not self._gone:
                 self._pieces.append(_Piece(b"", self._lost))
@@ -131,7 +127,7 @@ class Output(io.TextIOBase):
     # ---- on its own thread
 
     def _run(self) -> None:
-        # In the background of a terminal with `stty tostop` a write would stop the whole process.
+        # If the terminal has `stty tostop`, a write from the background would stop this process.
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTOU})
         lost = 0
         while True:
@@ -156,18 +152,18 @@ class Output(io.TextIOBase):
                 self._changed.notify_all()
 
     def _write(self, data: bytes) -> bool:
-        """Write all of it; False if that was not possible."""
+        """Write all of it; return False if that fails."""
         if self._path is not None and time.monotonic() >= self._look_at:
             self._look_at = time.monotonic() + _LOOK_S
             self._follow(self._path)
-        if self._torn:  # what comes is not the rest of a line that was begun
+        if self._torn:  # do not continue a line that was cut off
             data = b"\n" + data
         rest = memoryview(data)
         try:
             while rest:
                 try:
                     rest = rest[os.write(self._fd, rest) :]
-                except BlockingIOError:  # another program has made it so, and shares it with us
+                except BlockingIOError:  # a program that shares it made it non-blocking
                     select.select([], [self._fd], [])
         except OSError as error:
             written = len(data) - len(rest)
@@ -201,11 +197,11 @@ def _tell_lost(count: int) -> str:
 
 @contextlib.contextmanager
 def never_blocking() -> Iterator[None]:
-    """Within, `sys.stdout` and `sys.stderr` are such streams for every writer.
+    """Replace `sys.stdout` and `sys.stderr` by `Output` streams in this context.
 
-    Both are one where they lead to the same file, so that the order of their lines is kept. If one
-    was closed when the process began, what is written to it is lost: its descriptor must not be
-    given to a connection.
+    They become one stream if they lead to the same file, so that their lines keep their order. If
+    one was closed when the process began, text written to it is lost: /dev/null takes its
+    descriptor, so that no connection gets it.
     """
     _open_missing()
     before = sys.stdout, sys.stderr
@@ -229,7 +225,7 @@ def _open_missing() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            os.open(os.devnull, os.O_RDWR)  # the lowest that is free, which is this one
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free descriptor, which is this one
 
 
 def _is_at(fd: int, path: Path) -> bool:

@@ -1,4 +1,4 @@
-"""Metrics that every daemon has: of its process, its store, its certificate and its directories."""
+"""Defines the metrics that every daemon has, and what a daemon offers to pages about it."""
 
 from __future__ import annotations
 
@@ -58,11 +58,11 @@ FREE = CATALOG.gauge(
 )
 SIZE = CATALOG.gauge("elastic_directory_size_bytes", "Size of that file system.", "kind")
 
-_FREE_WITHIN_S = 0.2  # a file system that takes longer is answered for as it was before
+_FREE_WITHIN_S = 0.2  # if a file system takes longer, its last figures are reported
 
 
 class Directories:
-    """The space that directories have, by what they are for; looked at beside every loop."""
+    """The space of directories' file systems by the directory's purpose, read by threads."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths = paths
@@ -70,7 +70,7 @@ class Directories:
         self._looking: dict[str, asyncio.Task[None]] = {}
 
     async def look(self) -> None:
-        """Again; returns soon whatever the file systems do."""
+        """Read the space again. Returns soon even if a file system hangs."""
         for kind, path in self._paths.items():
             if kind not in self._looking or self._looking[kind].done():
                 self._looking[kind] = asyncio.ensure_future(self._look_at(kind, path))
@@ -78,7 +78,6 @@ class Directories:
             await asyncio.wait(self._looking.values(), timeout=_FREE_WITHIN_S)
 
     def collect(self, found: Found) -> None:
-        """What was seen last."""
         for kind, (free, size) in self._found.items():
             found.set(FREE, free, kind=kind)
             found.set(SIZE, size, kind=kind)
@@ -94,7 +93,7 @@ class Directories:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessParts:
-    """What of a process is measured."""
+    """The parts of a process that its metrics describe."""
 
     pauses: LoopPauses
     directories: Directories
@@ -102,7 +101,7 @@ class ProcessParts:
     certificate: NewestCertificate | None = None
 
     async def look(self) -> None:
-        """At what may have to be waited for; returns soon whatever the file systems do."""
+        """Read what may block. Returns soon even if a file system hangs."""
         looks = [asyncio.ensure_future(self.directories.look())]
         if self.certificate is not None:
             looks.append(asyncio.ensure_future(_look_at(self.certificate)))
@@ -110,56 +109,55 @@ class ProcessParts:
 
 
 Document = dict[str, dict[str, Any]]
-"""What a page shows: sections by name, of each the parts by name. A part is a JSON value that does
-not change."""
+"""What a page shows: sections by name, each with its parts by name. A part is a JSON value that is
+never modified."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageSource:
-    """Where a page has what it shows."""
+    """The functions that give a page its content. Most are called on the daemon's event loop."""
 
     html: Callable[[], str]
-    """The file; may read a disk."""
+    """Returns the HTML file; may read a disk."""
     take: Callable[[], Callable[[], Document]]
-    """What is known now, on the daemon's event loop; the result is called on another thread, by one
-    caller at a time, and makes a document of it."""
+    """Takes a snapshot, on the daemon's event loop. The result is called on another thread, by one
+    caller at a time, and makes a document of the snapshot."""
     ranges: tuple[str, ...] = ()
-    """For which there are curves."""
+    """The names of the time ranges that have a curve."""
     curve: Callable[[str], Mapping[str, Any]] = lambda _: {}
-    """One of them as JSON, on the daemon's event loop."""
+    """Returns the curve of a range as JSON values, on the daemon's event loop."""
     incident: Callable[[int], str] | None = None
-    """All that is known of one, by its number, as JSON; on the daemon's event loop. Raises
-    ElasticError if there is none."""
+    """Returns the record of the incident of a number as JSON text, on the daemon's event loop.
+    Raises ElasticError if there is none."""
     log: Callable[[str], Awaitable[str]] | None = None
-    """The last lines of a worker, by its rank or name; on the daemon's event loop. Raises
+    """Returns the last lines of a worker, given by rank or name, on the daemon's event loop. Raises
     ElasticError."""
     act: Callable[[str, str, str], Awaitable[str]] | None = None
-    """Does what a method of the coordinator does, to a node of a name, for a reason; what follows.
-    On the daemon's event loop. Raises ElasticError."""
+    """Calls a method of the coordinator, given as (method, node, reason), and returns what will
+    happen, on the daemon's event loop. Raises ElasticError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Watched:
-    """What a daemon is asked by those who watch it; both are called on its event loop."""
+    """What a daemon offers to monitoring. Both functions are called on its event loop."""
 
     job: str
     snapshot: Callable[[], Collect]
-    """What it knows now; the result is called on another thread, and reads nothing that changes."""
+    """Takes a snapshot. The result is called on another thread and reads only the snapshot."""
     why_not_ready: Callable[[], Awaitable[str]]
-    """Empty: it is ready."""
+    """Returns the reason; empty if the daemon is ready."""
     parts: ProcessParts
     page: PageSource | None = None
-    """For people; None: this daemon has no page."""
+    """The content of its page for people; None: the daemon has no page."""
 
 
 async def _look_at(certificate: NewestCertificate) -> None:
-    """Its files may have been replaced."""
+    """Load the certificate again if its files were replaced."""
     with contextlib.suppress(ConfigurationError):  # the code that needs it reports the error
         await off_loop(certificate.get)
 
 
 def collect(found: Found, parts: ProcessParts, taken_unix_s: float) -> None:
-    """Add the figures of this process to a snapshot that was taken at a time."""
     python = platform.python_version()
     found.set(BUILD_INFO, 1.0, version=__version__, python_version=python)
     found.set(SNAPSHOT_TIME, taken_unix_s)

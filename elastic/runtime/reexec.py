@@ -1,8 +1,7 @@
-"""Starts this process's command anew in its place: the same pid, children and kept descriptors.
+"""Executes this process's command again in its place, with the same pid, children and descriptors.
 
-That is how a daemon takes a new version of its package, or a changed configuration, without the
-loss of what it holds: execve(2) keeps the process, and with it every lock and listening socket
-that is passed on by name.
+So a daemon takes up a new version of its package or a changed configuration, and loses nothing:
+execve(2) keeps the process, with every lock and listening socket that is passed on by name.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ _MOST_SHOWN = 500
 
 
 def inherited() -> dict[str, int]:
-    """The descriptors that this process kept when its command was started anew, by name.
+    """Return the descriptors, by name, that this process kept when it executed its command again.
 
-    To be asked once: children must not take these for their own.
+    Call this once: it removes the variable, so that children do not take them for their own.
     """
     text = os.environ.pop(_KEPT, "")
     if not text:
@@ -44,14 +43,14 @@ def inherited() -> dict[str, int]:
 
 
 def is_trial() -> bool:
-    """This process only shows that the command can be started (`try_start`)."""
+    """Return whether this process only tests that the command starts, for `try_start`."""
     return _TRIAL in os.environ
 
 
 def try_start() -> None:
-    """Start this process's command up to the point at which it would begin its work. Blocks.
+    """Run this process's command up to the point where its work would begin. Blocks.
 
-    Raises TransientError with the reason if it does not get there.
+    Raises TransientError with the reason if the command does not get there in `_TRIAL_S` seconds.
     """
     environment = {**os.environ, _TRIAL: "1"}
     try:
@@ -73,9 +72,9 @@ def try_start() -> None:
 
 
 class NewStart:
-    """It is decided that the command begins anew, with these descriptors kept open.
+    """A decided restart of the command in this process, with these descriptors kept open.
 
-    SIGHUP and what asks to leave are for the new program from here on. Made on the main thread.
+    It keeps SIGHUP and signals to leave for the new program. Create it on the main thread.
     """
 
     def __init__(self, descriptors: Mapping[str, int]) -> None:
@@ -86,13 +85,13 @@ class NewStart:
                 signal.signal(number, lambda late, _frame: self._late.append(late))
 
     def execute(self) -> NoReturn:
-        """The new program finds the descriptors with `inherited`. Signals wait, blocked, until it
-        calls `unblock_signals`: they would end it before it has its handlers. Raises OSError.
+        """Execute the new program, which gets the descriptors from `inherited`. Signals are blocked
+        until it calls `unblock_signals`: they would end it before it has handlers. Raises OSError.
         """
         kept = self._descriptors
         for name in os.listdir("/proc/self/fd"):
             if int(name) > 2:  # libraries may have opened some without O_CLOEXEC
-                with contextlib.suppress(OSError):  # that of the listing itself
+                with contextlib.suppress(OSError):  # the listing's own descriptor
                     os.set_inheritable(int(name), int(name) in kept.values())
         os.environ[_KEPT] = json.dumps({"pid": os.getpid(), "descriptors": kept})
         command = _command()
@@ -103,12 +102,12 @@ class NewStart:
 
 
 def unblock_signals() -> None:
-    """The handlers are in place."""
+    """Unblock what `NewStart.execute` has blocked, as soon as the handlers are in place."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STRAY_SIGNALS)
 
 
 def has_terminal() -> bool:
-    """A terminal controls this process. One that is closed sends SIGHUP as an operator does."""
+    """Return whether a terminal controls this process: closing it sends SIGHUP, as operators do."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
     except OSError:

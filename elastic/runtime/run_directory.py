@@ -1,4 +1,4 @@
-"""A private directory for one run's sockets, by which others find the job; gone when it is."""
+"""Manages the private directories of runs and nodes, with sockets, locks and the job's address."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from typing import IO
 from elastic.errors import ConfigurationError, TransientError, refusal_of
 from elastic.runtime.file_names import LEAST, fitting
 
-_MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), less the terminating one
+_MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), without the terminating null
 _LONGEST_SOCKET = "coordinator.sock"
 _JOB_FILE = "job.json"
 _AGENT_LOCK = "agent.lock"
@@ -28,7 +28,7 @@ _LAST_RESORT = "/tmp"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningJob:
-    """A job that runs on this machine, as others see it."""
+    """A job that runs on this machine, and the address of its coordinator."""
 
     job: str
     pid: int
@@ -36,7 +36,7 @@ class RunningJob:
 
 
 class RunDirectory:
-    """Made for one run; a lock that the kernel drops with the process says that it lives."""
+    """The directory of one run; a lock that the kernel drops with the process shows it is alive."""
 
     def __init__(self, job: str) -> None:
         self._job, self._name = job, f"{job}-{os.getpid()}"
@@ -48,7 +48,7 @@ class RunDirectory:
             fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def announce(self, address: str) -> None:
-        """Let others find the job's coordinator. Raises TransientError where the disk is full."""
+        """Let others find the job's coordinator. Raises TransientError if the disk is full."""
         document = {"job": self._job, "pid": os.getpid(), "address": address}
         data = json.dumps(document).encode()
         try:
@@ -62,29 +62,28 @@ class RunDirectory:
             ) from error
 
     def lacks(self, *names: str) -> bool:
-        """It is gone, or one of these files in it, or the lock. May block."""
+        """Return whether the directory, one of these files or the lock is gone. May block."""
         return _lacks(self.path, (_JOB_FILE, *names), {_JOB_FILE: self._lock})
 
     def make_anew(self) -> None:
-        """What has been removed, elsewhere if it must be; nobody is told of it yet. Raises OSError,
-        and ConfigurationError where there is no place."""
+        """Make what was removed, elsewhere if necessary; the caller must `announce` it again.
+        Raises OSError, and ConfigurationError if there is no place."""
         self.path = _choose(self._name)
         self.path.mkdir(mode=0o700, exist_ok=True)
         _lock_anew(self._lock, self.path / _JOB_FILE)
 
     def remove(self) -> None:
-        """The run is over."""
         shutil.rmtree(self.path, ignore_errors=True)
         self._lock.close()
 
 
 class NodeDirectory:
-    """What an agent leaves to the next one of its node: sockets, living workers, its token.
+    """The directory that an agent leaves to its node's next agent, with sockets, workers and token.
 
-    One agent at a time has it. `hold` is given to the processes that outlive an agent: while any
-    of them lives the directory is not swept.
+    One agent at a time has it. Processes that outlive an agent inherit `hold`: while any of them
+    lives, the directory is not removed.
 
-    kept: the `descriptors` of this process's own directory from before its command began anew.
+    kept: the `descriptors` of this directory, if this process has executed its command again.
     """
 
     def __init__(
@@ -95,9 +94,9 @@ class NodeDirectory:
         *,
         kept: Mapping[str, int] | None = None,
     ) -> None:
-        """Raises ConfigurationError: it is taken, or cannot be made; TransientError: not now."""
+        """Raises ConfigurationError if it is taken or unusable, TransientError if that may pass."""
         self._kept = kept if kept is not None else {}
-        self._name, self._parent = f"{job}@{node}", parent  # neither can have the sign between them
+        self._name, self._parent = f"{job}@{node}", parent  # neither name contains @
         self.path = self._choose()
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -136,20 +135,20 @@ class NodeDirectory:
         return _choose(self._name) if self._parent is None else _below(self._parent, self._name)
 
     def lacks(self, *names: str) -> bool:
-        """It is gone, or one of these files in it, or a lock. May block."""
+        """Return whether the directory, one of these files or its lock is gone. May block."""
         return _lacks(self.path, (_JOB_FILE, *names), {_AGENT_LOCK: self._lock})
 
     def make_anew(self) -> None:
-        """What has been removed, elsewhere if it must be. Raises OSError, and ConfigurationError
-        where there is no place, or another agent has it."""
+        """Make what was removed, elsewhere if necessary. Raises OSError, also if another agent has
+        it, and ConfigurationError if there is no place."""
         self.path = self._choose()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
         _lock_anew(self._lock, self.path / _AGENT_LOCK)
-        with contextlib.suppress(BlockingIOError):  # of workers
+        with contextlib.suppress(BlockingIOError):  # held by workers
             _lock_anew(self.hold, self.path / _JOB_FILE)
 
     def _open_or_keep(self, name: str) -> IO[str]:
-        """A lock belongs to what was opened: opened again the file would be locked by another."""
+        """Reuse a kept descriptor of the file: the lock on it would refuse one opened again."""
         path = self.path / name
         kept = self._kept.get(name)
         if kept is not None:
@@ -162,19 +161,19 @@ class NodeDirectory:
 
     @property
     def descriptors(self) -> dict[str, int]:
-        """To be kept open where this process's command begins anew, by name."""
+        """The descriptors, by name, to keep open when this process executes its command again."""
         return {_AGENT_LOCK: self._lock.fileno(), _JOB_FILE: self.hold.fileno()}
 
     def close(self) -> None:
-        """Leave it to the next agent, or to be swept."""
+        """Leave the directory to the next agent, or to be removed by another run."""
         self._lock.close()
         self.hold.close()
 
 
 def find_job(job: str | None) -> RunningJob:
-    """The job of this name, or the only one.
+    """Return the job of this name, or the only one, that runs on this machine under this user.
 
-    Raises TransientError if there is none, ConfigurationError naming them if there are several.
+    Raises TransientError if there is none, ConfigurationError with all names if there are several.
     """
     jobs = [j for base in _bases() for j in _running(base) if job is None or j.job == job]
     if len(jobs) == 1:
@@ -187,8 +186,8 @@ def find_job(job: str | None) -> RunningJob:
 
 
 def _choose(name: str) -> Path:
-    """The first place in which the sockets' paths are not too long; if they are in all, the first
-    in which they are not with a shortened name."""
+    """Return the first place where the sockets' paths are short enough, else the first where they
+    are with a shortened name. Raises ConfigurationError if there is none."""
     bases = list(_bases())
     for base in bases:
         if _is_short(base / name):
@@ -206,7 +205,7 @@ def _is_short(path: Path) -> bool:
 
 
 def _shortened(base: Path, name: str) -> Path | None:
-    """None if `base` alone is too long."""
+    """Return a path in `base` with a shortened name; None if `base` alone is too long."""
     room = _MOST_SOCKET_PATH - len(os.fsencode(base / "x" / _LONGEST_SOCKET)) + 1
     return base / fitting(name, room) if room >= LEAST else None
 
@@ -223,7 +222,7 @@ def _below(parent: Path, name: str) -> Path:
 
 
 def _bases() -> Iterator[Path]:
-    """Where this user's run directories may be: places that no other user can write to."""
+    """Yield the places for this user's run directories, to which no other user can write."""
     roots = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), _LAST_RESORT)
     for root in dict.fromkeys(roots):
         if not root or not os.access(root, os.W_OK):
@@ -236,7 +235,7 @@ def _bases() -> Iterator[Path]:
 
 
 def _open_here(path: Path) -> IO[str]:
-    """For writing, in this directory: not where a link leads to."""
+    """Open a file for writing; refuse a symbolic link, which may lead elsewhere."""
     flags = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
     return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
 
@@ -255,8 +254,9 @@ def _is_at(file: IO[str], path: Path) -> bool:
 
 
 def _lock_anew(file: IO[str], path: Path) -> None:
-    """Have `file` be the one at `path`, which was removed, under the same descriptor: others have
-    been given it. Raises BlockingIOError if somebody holds it."""
+    """If `file` was removed, make it refer to what is at `path` now, under the same descriptor,
+    which other code uses, and lock that. Raises BlockingIOError if another process has locked it.
+    """
     if not _is_at(file, path):
         with _open_here(path) as fresh:
             os.dup2(fresh.fileno(), file.fileno(), inheritable=False)
@@ -265,8 +265,8 @@ def _lock_anew(file: IO[str], path: Path) -> None:
 
 @contextlib.contextmanager
 def _alone_in(base: Path) -> Iterator[None]:
-    """Nobody else makes or sweeps a directory in `base` meanwhile: one that is made is not locked
-    at its first instant. Somebody who stands still there does not stop the rest."""
+    """Keep other processes from making or removing directories in `base`: a new one is not locked
+    at its first instant. If another process hangs in here, go on after `_LOCK_PATIENCE_S`."""
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         ends_at = time.monotonic() + _LOCK_PATIENCE_S
@@ -282,7 +282,7 @@ def _alone_in(base: Path) -> Iterator[None]:
 
 
 def _is_private(found: os.stat_result) -> bool:
-    """A directory, not a link to one, that is this user's alone."""
+    """Return whether it is a directory, not a link, to which only this user can write."""
     return (
         stat.S_ISDIR(found.st_mode)
         and found.st_uid == os.getuid()
@@ -299,7 +299,7 @@ def _running(base: Path) -> Iterator[RunningJob]:
 
 
 def _job_in(path: Path) -> RunningJob | None:
-    """None while it says nothing yet, or nothing that can be read."""
+    """Return the job that the file names; None if the file is empty or not valid."""
     try:
         found = RunningJob(**json.loads(path.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError, RecursionError):
@@ -309,14 +309,14 @@ def _job_in(path: Path) -> RunningJob | None:
 
 
 def _sweep(base: Path) -> None:
-    """Remove what runs that were killed have left."""
+    """Remove the directories of runs that were killed."""
     for directory in base.iterdir():
         if directory.is_dir():
             _remove_if_left(directory)
 
 
 def remove_if_left(directory: Path) -> None:
-    """Remove the directory of a run unless somebody still holds it."""
+    """Remove the directory of a run unless a process still locks it."""
     with contextlib.suppress(OSError), _alone_in(directory.parent):
         _remove_if_left(directory)
 
@@ -327,9 +327,9 @@ def _remove_if_left(directory: Path) -> None:
 
 
 def _is_alive(directory: Path) -> bool:
-    """Somebody holds a lock. A directory without a job file is just being made.
+    """Return whether a process holds a lock, or the job file is missing: it is just being made.
 
-    An agent that has found workers of an earlier one alive has only its own lock once they end.
+    An agent that finds an earlier agent's workers alive has only `_AGENT_LOCK` once those end.
     """
     job_file = directory / _JOB_FILE
     return not job_file.exists() or _is_locked(job_file) or _is_locked(directory / _AGENT_LOCK)

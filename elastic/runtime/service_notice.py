@@ -1,8 +1,8 @@
-"""Tells the service manager that runs this daemon, such as systemd, how it is: sd_notify(3).
+"""Reports the daemon's condition to its service manager, such as systemd, with sd_notify(3).
 
-The daemon's condition is looked at in beats of its event loop. So a loop that hangs sends no
-watchdog beat, and what was not heard once is said again. Nothing here delays or ends the daemon:
-a message that cannot be sent at once is dropped, and the next beat tries again.
+Beats of the daemon's event loop look at the condition. So a loop that hangs sends no watchdog beat.
+Nothing here delays or ends the daemon: a message that cannot be sent at once is dropped, and the
+next beat sends it again.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
 NOTICE_VARIABLES = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
-"""They are this process's own: its children must not speak for it."""
+"""Variables for this process alone: its children must not send messages in its name."""
 
 _BEAT_S = 2.0
 _STARTING_BEAT_S = 0.25
 _LEAST_BEAT_S = 0.01
-_START_EXTENDED_S = 30.0  # by each beat: a start that waits for etcd is no start that hangs
+_START_EXTENDED_S = 30.0  # by each beat: a start that waits for etcd does not hang
 _SUCCESSOR_S = 60.0  # as long as a trial start may take
 _MOST_STATUS = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Condition:
-    """What a service manager can know of a daemon."""
+    """The condition of a daemon that its service manager is told."""
 
     ready: bool
     status: str
@@ -36,9 +36,9 @@ class Condition:
 
 
 class ServiceNotice:
-    """One daemon's line to its service manager; without one nothing is ever sent.
+    """Sends a daemon's messages to its service manager; without one it sends nothing.
 
-    Use `of_environment`.
+    Create it with `of_environment`.
     """
 
     def __init__(self, variables: Mapping[str, str], pid: int | None = None) -> None:
@@ -52,14 +52,14 @@ class ServiceNotice:
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> ServiceNotice:
-        """Takes its variables out of the environment, so that no child process inherits them."""
+        """Return an instance; remove its variables, so that no child process inherits them."""
         found = {name: environment.pop(name) for name in NOTICE_VARIABLES if name in environment}
         return cls(found)
 
     def hand_on(self, environment: MutableMapping[str, str]) -> None:
-        """Put them back, for the program that takes this one's place in the process.
+        """Put the variables back for the program that replaces this one in the process.
 
-        It has time to start before the watchdog counts as before.
+        This also extends the watchdog's interval, so that the new program has time to start.
         """
         environment.update(self._variables)
         if self._watchdog_s is not None:
@@ -68,7 +68,7 @@ class ServiceNotice:
 
     @contextlib.contextmanager
     def telling(self, condition: Callable[[], Condition]) -> Iterator[None]:
-        """Within, the running loop's beats tell of `condition`."""
+        """Have the running loop's beats report `condition` in this context."""
         if self._address is None:
             yield
             return
@@ -80,18 +80,18 @@ class ServiceNotice:
             beats.cancel()
 
     def stopping(self, within_s: float) -> None:
-        """The daemon ends, in `within_s` seconds at most."""
-        self._say(self._news())  # by itself: systemd does not look at READY=1 beside STOPPING=1
+        """Report that the daemon will end, within `within_s` seconds."""
+        self._say(self._news())  # a separate message: systemd ignores READY=1 beside STOPPING=1
         self._send([f"EXTEND_TIMEOUT_USEC={_microseconds(within_s)}", "STOPPING=1"])
 
     def reloading(self) -> None:
-        """The daemon begins anew, until it says `reloaded` or its successor is ready."""
+        """Report a reload; it lasts until `reloaded` or until the new program is ready."""
         self._reloading = True
         now = time.clock_gettime(time.CLOCK_MONOTONIC)
         self._send(["RELOADING=1", f"MONOTONIC_USEC={_microseconds(now)}"])
 
     def reloaded(self) -> None:
-        """It goes on as it was."""
+        """Report that the daemon goes on as before, without the new program."""
         self._reloading, self._said_ready = False, False
         self._say(self._news())
 
@@ -115,13 +115,13 @@ class ServiceNotice:
         return signs
 
     def _news(self) -> list[str]:
-        """What the service manager has not heard yet."""
+        """Return the assignments that the service manager has not got yet."""
         if self._condition is None:
             return []
         found, news = self._condition(), []
         if found.ready and not self._said_ready and not self._reloading:
             news.append("READY=1")
-            if self._watchdog_s is not None:  # the program before may have asked for more
+            if self._watchdog_s is not None:  # the previous program may have extended it
                 news.append(f"WATCHDOG_USEC={_microseconds(self._watchdog_s)}")
         status = " ".join(found.status.split())[:_MOST_STATUS]
         if status != self._said_status:
@@ -129,7 +129,7 @@ class ServiceNotice:
         return news
 
     def _say(self, assignments: list[str]) -> None:
-        """What was sent is not said again."""
+        """Send assignments and remember those sent, so that `_news` does not repeat them."""
         if not assignments or not self._send(assignments):
             return
         for assignment in assignments:
@@ -139,7 +139,7 @@ class ServiceNotice:
                 self._said_status = assignment.removeprefix("STATUS=")
 
     def _send(self, assignments: list[str]) -> bool:
-        """False if nobody takes it now."""
+        """Return False if the message cannot be sent now."""
         if self._address is None:
             return False
         try:
@@ -152,14 +152,14 @@ class ServiceNotice:
 
 
 def _address(text: str) -> str | None:
-    """A path, or a name among the abstract ones; other kinds are for virtual machines."""
+    """Return the address of a Unix socket; None for other kinds, used by virtual machines."""
     if text.startswith("@"):
         return "\0" + text[1:]
     return text if text.startswith("/") else None
 
 
 def _watchdog_s(variables: Mapping[str, str], pid: int) -> float | None:
-    """None where no beats are asked for, or those of another process."""
+    """Return the watchdog's interval; None if it is not meant for this process or is off."""
     try:
         microseconds = int(variables.get("WATCHDOG_USEC", ""))
         whose = int(variables.get("WATCHDOG_PID", pid))

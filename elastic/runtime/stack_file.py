@@ -1,9 +1,9 @@
-"""The file in memory to which a process writes the stack of its main thread when a signal asks.
+"""Has processes write their stacks to a file in memory on a signal, and reads those files.
 
-For processes that do not answer otherwise: a signal's handler in C needs no interpreter that is
-free. Each process has a file of its own, also one that is forked from another, so that two never
-write into one another; it goes with the process. Who does not have the file, such as a program that
-was executed, is not signalled.
+This works for processes that do not answer otherwise: the signal's handler in C does not need the
+interpreter. Each process has its own file, forked ones too, so that no two write to the same file;
+the file disappears with the process. A process without the file, such as a program that was
+executed, is not signalled.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from pathlib import Path
 from elastic.core.whereabouts import Frame
 from elastic.runtime.orphans import children
 
-# None of the signals that scripts and batch systems use among themselves, as SIGUSR1 and SIGUSR2.
+# These are not signals that scripts and batch systems use, such as SIGUSR1 and SIGUSR2.
 STACK_SIGNAL = signal.SIGRTMIN + 11
-"""The main thread writes its stack and goes on."""
+"""Makes the main thread write its stack and go on."""
 ALL_STACKS_SIGNAL = signal.SIGRTMIN + 12
-"""All threads are written, while they may run: for a process that is about to be killed."""
+"""Writes the stacks of all threads, which may run meanwhile. Use it before killing a process."""
 
 _NAME = "elastic-stacks"
 _LINK = f"/memfd:{_NAME}"
@@ -35,16 +35,16 @@ _HEADINGS = ("Stack (most recent", "Thread 0x", "Current thread 0x")
 
 
 def write_stacks_on_signal() -> None:
-    """From now on, here and in what is forked from here. Without a file nothing is written."""
+    """Install the handlers in this process and its forks; do nothing if no file can be made."""
     try:
         descriptor = _new_file()
-    except OSError:  # no descriptor is left, or the system does not know such files
+    except OSError:  # no descriptor is left, or the system has no such files
         return
     faulthandler.register(STACK_SIGNAL, file=descriptor, all_threads=False)
     faulthandler.register(ALL_STACKS_SIGNAL, file=descriptor, all_threads=True)
 
     def in_child() -> None:
-        """Under the same number, at which the handler writes."""
+        """Put an own file at the same descriptor, to which the handler writes."""
         try:
             fresh = _new_file()
         except OSError:
@@ -60,14 +60,14 @@ def write_stacks_on_signal() -> None:
 
 def _new_file() -> int:
     descriptor = os.memfd_create(_NAME, os.MFD_CLOEXEC)
-    try:  # who reads cuts it
+    try:  # opened to append, since a reader truncates it
         flags = os.O_APPEND | os.O_RDWR | os.O_CLOEXEC
         return os.open(f"/proc/self/fd/{descriptor}", flags)
     finally:
         os.close(descriptor)
 
 
-# ---- for who asks: all of this blocks, for milliseconds
+# ---- for the process that asks: all of this blocks, for milliseconds
 
 
 def state_of(pid: int) -> str:
@@ -78,9 +78,9 @@ def state_of(pid: int) -> str:
 
 
 def descendants(pid: int, most: int) -> list[int]:
-    """Processes below `pid`, the nearest first."""
+    """Return up to `most` descendants of `pid`, the nearest first."""
     family = [pid]
-    for parent in family:  # which grows meanwhile
+    for parent in family:  # grows meanwhile
         with contextlib.suppress(OSError):
             for child in children(parent):
                 if len(family) > most:
@@ -92,8 +92,8 @@ def descendants(pid: int, most: int) -> list[int]:
 def written_stacks(
     pids: Sequence[int], timeout_s: float, number: int = STACK_SIGNAL
 ) -> dict[int, str]:
-    """What each of these processes writes when it is signalled; those that have no file, are
-    stopped or do not come to it within `timeout_s` are missing."""
+    """Signal these processes and return what each writes. Processes that have no file, are stopped
+    or do not write within `timeout_s` are missing."""
     waiting = {pid: path for pid in pids if (path := _signalled(pid, number)) is not None}
     written, ends_at = dict[int, str](), time.monotonic() + timeout_s
     sizes = dict.fromkeys(waiting, 0)
@@ -112,8 +112,8 @@ def written_stacks(
 
 
 def _signalled(pid: int, number: int) -> Path | None:
-    """The file to which it will write. The descriptor makes sure that it is the process looked
-    at."""
+    """Signal a process and return the file to which it will write; None if it was not signalled.
+    The pidfd guards against a reused pid."""
     with contextlib.suppress(OSError):
         process = os.pidfd_open(pid)
         try:
@@ -144,8 +144,8 @@ def _read(path: Path) -> str:
 
 
 def parse_stacks(text: str) -> list[tuple[str, tuple[Frame, ...]]]:
-    """What faulthandler writes: (heading, frames, innermost first) of each thread; the one that
-    the signal has reached, which is the main one, comes first."""
+    """Parse faulthandler's text into (heading, frames, innermost first) of each thread. The thread
+    that the signal has reached, which is the main one, comes first."""
     threads: list[tuple[str, list[Frame]]] = []
     for line in text.splitlines():
         if line.startswith(_HEADINGS):

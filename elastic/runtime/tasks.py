@@ -1,4 +1,4 @@
-"""Background tasks whose failures are never lost."""
+"""Runs background tasks and reports every failure of one."""
 
 from __future__ import annotations
 
@@ -8,21 +8,20 @@ from typing import Any
 
 
 class TaskSupervisor:
-    """Keeps tasks alive while they run and hands the first unexpected error to `on_error`."""
+    """Keeps references to running tasks and hands their errors to `on_error`."""
 
     def __init__(self, on_error: Callable[[BaseException], None]) -> None:
         self._on_error = on_error
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def start(self, work: Coroutine[Any, Any, Any], name: str) -> asyncio.Task[Any]:
-        """Run `work`; its error goes to `on_error`."""
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
         task.add_done_callback(self._done)
         return task
 
     async def close(self) -> None:
-        """Cancel what still runs and wait until it is gone."""
+        """Cancel the running tasks and wait until they have ended."""
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()

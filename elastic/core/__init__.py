@@ -1,1 +1,1 @@
-"""Pure decisions of the trainer: facts and a seed go in, data comes out, nothing is touched."""
+"""Pure decision logic: facts, the time and seeds go in, decisions come out, without any I/O."""

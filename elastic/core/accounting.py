@@ -1,6 +1,4 @@
-"""Books of slot-seconds: each second of each slot stands under one kind, and what was lost under
-its cause.
-"""
+"""Books of slot-seconds: each second of a slot has one kind, and each lost second has a cause."""
 
 from __future__ import annotations
 
@@ -14,66 +12,67 @@ from typing import Any
 from elastic.core.membership import WorkerId
 
 MOST_INCIDENTS = 50
-"""The most incidents that are remembered one by one; kinds and nodes have the sums of all."""
+"""The maximum number of incidents kept one by one. The sums by kind and by node cover all."""
 _MOST_NODES = 1000
-_MOST_NAMES = 100  # of nodes or workers of one incident that are remembered
-_LONGEST = 300  # characters of a name that is read
+_MOST_NAMES = 100  # most node names, and most worker names, kept for one incident
+_LONGEST = 300  # most characters of a name that is read
 _MOST_S = 2.0**53
 
 
 class Kind(enum.Enum):
-    """What a slot's time went into."""
+    """What a slot spent its time on."""
 
     PRODUCTIVE = "productive"
-    """Steps that count, without what follows."""
+    """Committed steps, without the parts of them that the other kinds count."""
     RECOMPUTED = "recomputed"
-    """Steps that were given up, and those computed again after a checkpoint was loaded."""
+    """Steps that were given up, and steps computed again after a checkpoint was loaded."""
     DATA_WAIT = "data_wait"
     """A step waited for its data loader."""
     SLOWER_RANK = "slower_rank"
-    """A step waited for a rank whose samples came later, or whose script began the step later."""
+    """A step waited for a rank that got its samples later, or began the step later."""
     DETECTION = "detection"
     """The time from the first sign of a loss to the decision."""
     DECISION = "decision"
-    """The time from the decision to the begin of joining: written, announced, boundary reached."""
+    """The time from the decision until members begin to join: the decision is written and
+    announced, and they reach the boundary."""
     JOIN = "join"
     STATE_TRANSFER = "state_transfer"
     FIRST_STEP = "first_step"
-    """What the first step of a group takes beyond a usual one."""
+    """The time that the first step of a group takes beyond that of a usual step."""
     CHECKPOINT = "checkpoint_stall"
     SESSION_RUN = "session_run"
     START_UP = "start_up"
-    """Workers start until they train; or their scripts have ended and the job has not."""
+    """Workers start and do not train yet, or their scripts have ended before the job has."""
     BELOW_MINIMUM = "below_minimum"
     SLOT_EMPTY = "slot_empty"
-    """The node is lost, or left, drained or in quarantine."""
+    """The node is lost, has left, is drained or is in quarantine."""
     HANG = "hang"
     """The group stood still until the hang was noticed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimeSpent:
-    """What one worker has spent its time on since it first was in a group, up to its last commit
-    or change of group. Every field only grows."""
+    """What one worker has spent its time on, from its first group to its last commit or change of
+    group. Every field only grows."""
 
     steps: int = 0
-    """Committed."""
+    """The number of committed steps."""
     steps_s: float = 0.0
-    """The time from commit to commit; for a group's first step no more than a usual one."""
+    """The time from commit to commit. A group's first step adds no more than a usual step takes."""
     data_s: float = 0.0
     """The part of `steps_s` that waited for the data loader."""
     calls_s: float = 0.0
     """The part of `steps_s` inside `session.run`."""
     saves_s: float = 0.0
-    """The part of `steps_s` that saves held up."""
+    """The part of `steps_s` in which saves held up training."""
     own_s: float = 0.0
-    """The part of `steps_s` from a commit until the samples of the next step were there."""
+    """The part of `steps_s` from each commit until the samples of the next step arrived."""
     first_steps_s: float = 0.0
-    """The first steps of groups, beyond a usual one."""
+    """The time that the first steps of groups took beyond that of a usual step."""
     given_up_s: float = 0.0
     """The time in steps and calls that were lost with their group."""
     regroup_s: float = 0.0
-    """The time from leaving a group until the next one could train."""
+    """The time from leaving a group until the next group could train."""
     join_s: float = 0.0
     """The part of `regroup_s` that built the group."""
     sync_s: float = 0.0
@@ -81,11 +80,10 @@ class TimeSpent:
 
     @property
     def total_s(self) -> float:
-        """All of it."""
         return self.steps_s + self.first_steps_s + self.given_up_s + self.regroup_s
 
     def since(self, earlier: TimeSpent) -> TimeSpent:
-        """What was spent since `earlier`; all of it if that was another process's."""
+        """The time spent since `earlier`, or all of it if `earlier` is from another process."""
         pairs = zip(astuple(self), astuple(earlier), strict=True)
         more = [mine - theirs for mine, theirs in pairs]
         return _spent(more) if min(more) >= 0 else self
@@ -104,31 +102,30 @@ class Incident:
 
     number: int
     at: float
-    """Its first sign, on the clock of the books."""
+    """When its first sign was seen, on the clock of the books."""
     reason: str = ""
     nodes: tuple[str, ...] = ()
     """Nodes that were lost, joined or left."""
     workers: tuple[WorkerId, ...] = ()
     generation: int = 0
-    """The generation that followed; 0: none has yet."""
+    """The generation that followed. 0: none has followed yet."""
     detection_s: float = 0.0
     """The time from the first sign to the decision."""
     is_hang: bool = False
     seconds: defaultdict[Kind, float] = field(default_factory=lambda: defaultdict(float))
-    """Slot-seconds that it has cost."""
+    """The lost slot-seconds, by kind."""
 
     @property
     def lost_s(self) -> float:
-        """The sum."""
         return sum(self.seconds.values())
 
     def concerns(self, nodes: Iterable[str], workers: Iterable[WorkerId]) -> None:
-        """More of them have turned out to be lost."""
+        """Add nodes and workers that turned out to be part of this incident."""
         self.nodes = tuple(dict.fromkeys((*self.nodes, *nodes)))[:_MOST_NAMES]
         self.workers = tuple(dict.fromkeys((*self.workers, *workers)))[:_MOST_NAMES]
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """The incident as JSON values."""
+        """Return JSON values. ahead_s: Unix time minus the time on the clock of the books."""
         return {
             "number": self.number,
             "unix_s": round(self.at + ahead_s, 3),
@@ -144,26 +141,27 @@ class Incident:
 
 
 class Books:
-    """What the slots of a job have spent, by kind, by the node that was the cause, by incident."""
+    """The slot-seconds of a job by kind, and the lost ones also by causing node and by incident."""
 
     def __init__(self) -> None:
         self.kinds = dict.fromkeys(Kind, 0.0)
         self.nodes: dict[str, defaultdict[Kind, float]] = {}
-        """Lost time by the node that was its cause; "": no node was."""
+        """Lost slot-seconds by the node that caused the loss. "": no node caused it."""
         self.incidents: deque[Incident] = deque(maxlen=MOST_INCIDENTS)
         self.wall_s = 0.0
-        """Wall time times wanted slots: kept apart from the kinds, which must add up to it."""
+        """Wall time times wanted slots, counted independently: the kinds must add up to it."""
         self._last = 0
 
     def open_incident(self, at: float, reason: str = "") -> Incident:
-        """Another one; the oldest is forgotten."""
+        """Open the next incident. Beyond MOST_INCIDENTS the oldest is dropped."""
         self._last += 1
         incident = Incident(number=self._last, at=at, reason=reason)
         self.incidents.append(incident)
         return incident
 
     def resume_incident(self, number: int, at: float) -> Incident:
-        """The one of this number, which may have been opened since the books were kept."""
+        """Return the incident with this number. The stored books may be older than the incident:
+        then it is opened here."""
         for known in self.incidents:
             if known.number == number:
                 return known
@@ -173,13 +171,13 @@ class Books:
         return incident
 
     def number_after(self, number: int) -> None:
-        """The next incident has a higher number than this."""
+        """Let the next incident have a higher number than this one."""
         self._last = max(self._last, number)
 
     def add(
         self, kind: Kind, seconds: float, incident: Incident | None = None, node: str = ""
     ) -> None:
-        """Book slot-seconds; what is lost with its cause: an incident, or a node alone."""
+        """Book slot-seconds. Lost ones have a cause: an incident, or only a node."""
         if seconds <= 0.0:
             return
         self.kinds[kind] += seconds
@@ -202,7 +200,7 @@ class Books:
     # ---- from leader to leader
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """The books as JSON values. ahead_s: by how much Unix time is ahead of their clock."""
+        """Return JSON values. ahead_s: Unix time minus the time on the clock of the books."""
         return {
             "kinds": _seconds(self.kinds),
             "nodes": {node: _seconds(lost) for node, lost in self.nodes.items()},
@@ -213,7 +211,8 @@ class Books:
 
     @classmethod
     def read(cls, document: Mapping[str, Any], ahead_s: float) -> Books:
-        """The way back. Raises ValueError, TypeError, LookupError or AttributeError."""
+        """Read what `to_document` returned. Raises ValueError, TypeError, LookupError or
+        AttributeError if the document is malformed."""
         books = cls()
         books.kinds.update(_read_seconds(document["kinds"]))
         for node, lost in list(document["nodes"].items())[:_MOST_NODES]:
@@ -227,7 +226,7 @@ class Books:
 
 
 def read_number(value: Any) -> float:
-    """Seconds or a count. Raises ValueError or TypeError."""
+    """Check a number of seconds or a count: finite, at least 0. Raises ValueError or TypeError."""
     number = float(value)
     if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST_S):
         raise ValueError(f"{value!r} counts nothing")
@@ -235,7 +234,7 @@ def read_number(value: Any) -> float:
 
 
 def read_name(value: Any) -> str:
-    """The name of a node, a worker or a reason. Raises ValueError."""
+    """Check the name of a node or worker, or the text of a reason. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _LONGEST:
         raise ValueError(f"{value!r} is no name")
     value.encode()
@@ -243,7 +242,7 @@ def read_name(value: Any) -> str:
 
 
 def read_spent(values: Iterable[Any]) -> TimeSpent:
-    """What `astuple` has made of it. Raises ValueError or TypeError."""
+    """Read a TimeSpent that `astuple` turned into a tuple. Raises ValueError or TypeError."""
     numbers = [read_number(value) for value in values]
     return _spent((int(numbers[0]), *numbers[1:]))
 

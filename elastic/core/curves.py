@@ -1,5 +1,5 @@
-"""Curves of a job over time, in rings of fixed size: fine for the last minutes, coarse for the
-whole run."""
+"""Time series of a job, in rings of fixed size: fine for the last minutes, coarse for the whole
+run."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 MOST_VALUES = 8
-"""Names of what a script reports that have a curve: the first ones."""
+"""The maximum number of reported values that have a curve. The first names get one."""
 RUN = "run"
-"""The range that has the whole run."""
+"""The name of the range that covers the whole run."""
 _MOST_POINTS = 720
 _LONGEST_NAME = 100
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """A job at one moment."""
+    """The state of a job at one moment."""
 
     step: int = 0
-    """Committed."""
+    """The number of committed steps."""
     step_s: float | None = None
-    """Mean duration of the steps since the sample before; None: there was none."""
+    """Mean duration of the steps since the previous sample. None: there was no step."""
     world_size: int = 0
     wanted: int = 0
     samples_per_s: float = 0.0
     values: Mapping[str, float] = field(default_factory=dict)
-    """What the script reports."""
+    """What the script reports, by name."""
 
 
 @dataclass(slots=True)
 class _Point:
-    """The samples of one interval."""
+    """The samples of one interval, merged."""
 
     begin: float
     step: int
@@ -45,10 +45,10 @@ class _Point:
     values: dict[int, float]
     count: int = 1
     timed: int = 0
-    """Samples that had a `step_s`."""
+    """The number of samples that had a `step_s`."""
 
     def add(self, later: _Point) -> None:
-        """Take what follows."""
+        """Merge a later point of the same interval into this one."""
         self.step, self.wanted, self.world_size = later.step, later.wanted, later.world_size
         self.smallest = min(self.smallest, later.smallest)
         count = self.count + later.count
@@ -62,13 +62,12 @@ class _Point:
         self.values |= later.values
 
     def copy(self) -> _Point:
-        """One that the other does not change."""
         return replace(self, values=dict(self.values))
 
 
 class _Ring:
-    """Points of equal width, the newest last; of a `growing` one the width doubles when it is full,
-    so that nothing is forgotten."""
+    """Points of equal width, the newest last. A full ring drops its oldest point; a `growing` one
+    doubles its width instead, so that it keeps covering the whole time."""
 
     def __init__(self, width_s: float, most: int, *, growing: bool = False) -> None:
         self.width_s, self._most, self._growing = width_s, most, growing
@@ -96,19 +95,22 @@ class _Ring:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """One range, as JSON would have it."""
+    """The curve of one range, ready for JSON."""
 
     width_s: float
     names: tuple[str, ...]
     """The names of the values."""
     rows: list[tuple[float | int | None, ...]]
-    """Each: begin of the interval, steps committed at its end, mean duration of its steps in
-    seconds, smallest and last world size, wanted one, samples per second, then the last of each
-    value; None where nothing is known."""
+    """One row an interval: its begin in seconds, steps committed at its end, mean duration of its
+    steps in seconds, smallest and last world size, wanted world size, samples per second, then the
+    last of each value. None where nothing is known."""
 
 
 class Curves:
-    """`add` a sample now and then. Instants are of one clock that does not jump."""
+    """The curves of a job over all ranges, filled by coordinator/history.py.
+
+    All instants are of one clock that does not jump.
+    """
 
     def __init__(self) -> None:
         self._rings = {
@@ -120,11 +122,10 @@ class Curves:
 
     @property
     def ranges(self) -> tuple[str, ...]:
-        """Their names, the shortest first."""
+        """Their names, the shortest range first."""
         return tuple(self._rings)
 
     def add(self, now: float, sample: Sample) -> None:
-        """The job as it is now."""
         point = _Point(
             begin=now,
             step=sample.step,
@@ -140,7 +141,8 @@ class Curves:
             ring.add(point.copy())
 
     def curve(self, name: str, ahead_s: float = 0.0) -> Curve:
-        """One of the `ranges`; ahead_s: by how much the instants told are ahead of this clock."""
+        """Return the curve of range `name`. ahead_s: seconds to add to every instant, to turn it
+        into one of another clock."""
         ring, indices = self._rings[name], range(len(self._names))
         rows: list[tuple[float | int | None, ...]] = [
             (
@@ -158,7 +160,7 @@ class Curves:
         return Curve(ring.width_s, tuple(self._names), rows)
 
     def _values(self, values: Mapping[str, float]) -> dict[int, float]:
-        """Finite ones, by the index of their names."""
+        """The finite values, by the index of their names."""
         found: dict[int, float] = {}
         for name, value in values.items():
             if not math.isfinite(value) or len(name) > _LONGEST_NAME:

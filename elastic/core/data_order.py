@@ -1,12 +1,12 @@
-"""Which samples each step, rank and micro-batch consumes: a random order of each epoch, evaluated
-index by index, and the positions in it, with their weight.
+"""Decides which samples each step, rank and micro-batch consumes, and with which weight.
 
-The state of the data is a DataPosition, whatever the world size: a step takes the next
-`global_batch` positions, and only then are they divided among the ranks of the moment. So a change
-of world size neither repeats nor skips a sample.
+Each epoch has a random order that is evaluated index by index. The state of the data is a
+DataPosition in it, whatever the world size: a step takes the next `global_batch` positions, and
+only then are they divided among the current ranks. So a change of world size neither repeats nor
+skips a sample.
 
 BatchNorm refuses a batch with one value per channel in training. So no step, share or micro-batch
-has a single sample where that can be avoided; a rank that is left without samples gets a stand-in.
+has a single sample where that can be avoided. A rank without samples gets a stand-in.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from typing import TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-_LEAST_SAMPLES = 2  # of a batch that BatchNorm accepts
+_LEAST_SAMPLES = 2  # the smallest batch that BatchNorm accepts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DataPosition:
-    """How far the data is consumed: `cursor` samples of epoch `epoch`, both from 0."""
+    """How much of the data is consumed: the first `cursor` samples of epoch `epoch` (from 0)."""
 
     epoch: int = 0
     cursor: int = 0
 
     def __post_init__(self) -> None:
-        if self.epoch < 0 or self.cursor < 0:  # at every step, and calls cost
+        if self.epoch < 0 or self.cursor < 0:  # runs at every step: this check saves two calls
             _require_at_least("epoch", self.epoch, 0)
             _require_at_least("cursor", self.cursor, 0)
 
@@ -59,7 +59,8 @@ class SampleRange:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MicroBatch:
-    """Positions [start, stop) of one forward and backward pass; a stand-in is not `weighted`."""
+    """Positions [start, stop) for one forward and backward pass. `weighted` is False for a
+    stand-in, whose loss has weight zero."""
 
     start: int
     stop: int
@@ -104,7 +105,7 @@ class FixedGlobalBatch:
         _require_at_least("size", self.size, 1)
 
     def global_batch(self, world_size: int) -> int:
-        """Samples per step of a group of `world_size` workers: `size`, for any of them."""
+        """Samples per step of a group of `world_size` workers: always `size`."""
         _require_at_least("world_size", world_size, 1)
         return self.size
 
@@ -115,10 +116,10 @@ BatchPolicy: TypeAlias = PerWorkerBatch | FixedGlobalBatch
 def next_range(
     position: DataPosition, *, length: int, global_batch: int, drop_last: bool = False
 ) -> SampleRange:
-    """The samples of the step after `position`; never empty, never more than one epoch has.
+    """The samples of the step after `position`: never none, never more than one epoch has.
 
-    An epoch's last step has what is left of `length` samples. Where that would be a single one,
-    the step before it leaves it a second. With `drop_last` a remainder is skipped and the step
+    An epoch's last step has the remaining samples of `length`. Where that would be a single one,
+    the step before leaves it a second one. With `drop_last` a remainder is skipped and the step
     comes from the next epoch. ValueError if the position lies outside the data.
     """
     _require_at_least("length", length, 1)
@@ -155,10 +156,10 @@ def steps_in_epoch(*, length: int, global_batch: int, drop_last: bool = False) -
 
 
 def share(samples: SampleRange, *, rank: int, world_size: int, batch_size: int) -> SampleRange:
-    """The part of `samples` that `rank` (from 0) takes; empty if there are too few.
+    """The part of `samples` that `rank` (from 0) takes. It is empty if there are too few.
 
-    The shares of all ranks are contiguous, in rank order and differ by at most one sample (with
-    batches of two by a pair), the larger ones first. None has a single sample where that can be
+    Shares are contiguous and in rank order. They differ by at most one sample (with batches of
+    two by a pair), and the larger ones come first. None has a single sample where that can be
     avoided. ValueError unless 0 <= rank < world_size.
     """
     _require_at_least("rank", rank, 0)
@@ -171,13 +172,14 @@ def share(samples: SampleRange, *, rank: int, world_size: int, batch_size: int) 
 def micro_batches(
     samples: SampleRange, *, rank: int, world_size: int, batch_size: int
 ) -> tuple[MicroBatch, ...]:
-    """The passes of `rank` over its share, none larger than `batch_size`.
+    """The micro-batches of `rank`, which divide its share. None is larger than `batch_size`.
 
     Every rank gets ceil(largest share / batch_size) of them, since SyncBatchNorm and a static graph
-    need as many forward passes everywhere. None has a single sample, unless `batch_size` is 1, or
-    the step has one sample, or it is 2 and the step has an odd number. A rank that runs out of
-    samples gets stand-ins: the first samples of the step once more, to be weighted zero.
-    ValueError if `samples` is empty or `rank` is not below `world_size`.
+    need the same number of forward passes on every rank. None has a single sample, unless
+    `batch_size` is 1, or the step has one sample, or `batch_size` is 2 and the step has an odd
+    number of samples. A rank that runs out of samples gets stand-ins: the first samples of the
+    step again, with weight zero. ValueError if `samples` is empty or `rank` is not below
+    `world_size`.
     """
     begin = samples.start
     return tuple(
@@ -189,10 +191,10 @@ def micro_batches(
 def loss_weight(micro_batch: MicroBatch, samples: SampleRange, *, world_size: int) -> float:
     """The factor on the micro-batch's mean loss that makes the averaged gradient exact.
 
-    A rank sums the gradients of its micro-batches and DDP divides the sum over ranks by
-    `world_size`; with n * world_size / len(samples) for a micro-batch of n samples, what comes out
-    is the mean over all of `samples`. Exactly 1.0 where shares are equal and not split further;
-    0.0 for a stand-in.
+    A rank sums the gradients of its micro-batches, and DDP divides the sum over ranks by
+    `world_size`. With the factor n * world_size / len(samples) for a micro-batch of n samples, the
+    result is the mean over all of `samples`. The factor is exactly 1.0 where shares are equal and
+    not split further, and 0.0 for a stand-in.
     """
     _require_at_least("world_size", world_size, 1)
     _require_at_least("len(samples)", len(samples), 1)
@@ -209,8 +211,8 @@ def _effective(global_batch: int, length: int) -> int:
 def _passes(
     length: int, rank: int, world_size: int, batch_size: int
 ) -> tuple[tuple[int, int, bool], ...]:
-    """The micro-batches of a step of `length` samples, counted from its first: begin, end, and
-    whether they are weighted."""
+    """The micro-batches of `rank` in a step of `length` samples, as (start, stop, weighted), with
+    positions relative to the step's first sample."""
     _require_at_least("batch_size", batch_size, 1)
     _require_at_least("len(samples)", length, 1)
     samples = SampleRange(epoch=0, start=0, stop=length)
@@ -224,10 +226,10 @@ def _passes(
 
 
 def _piece(start: int, stop: int, index: int, parts: int, batch_size: int) -> tuple[int, int]:
-    """Piece `index` of [start, stop), cut into at most `parts`; empty if it has none.
+    """Piece `index` of [start, stop), cut into at most `parts` pieces: empty if there are fewer.
 
-    With batches of three or more, any number of samples can be cut into pieces of two and more.
-    With batches of two an odd share would leave one over, so samples go in pairs.
+    With batches of three or more, any number of samples can be cut into pieces of at least two.
+    With batches of two, an odd share would leave one sample over, so samples go in pairs.
     """
     length = stop - start
     unit = 2 if batch_size == 2 else 1
@@ -241,7 +243,7 @@ def _piece(start: int, stop: int, index: int, parts: int, batch_size: int) -> tu
 
 
 def _split(count: int, index: int, parts: int) -> tuple[int, int]:
-    """Part `index` of [0, count) cut into `parts` contiguous ones, the larger ones first."""
+    """Part `index` of [0, count), which is cut into `parts` contiguous parts, larger ones first."""
     size, larger = divmod(count, parts)
     first = index * size + min(index, larger)
     return first, first + size + (index < larger)
@@ -268,17 +270,17 @@ _WORTH_A_VECTOR = 32  # below, the calls cost more than they save
 class Permutation:
     """A bijection of range(length) chosen by `key`, with random access.
 
-    `length` is the number of indices, at least 0; `key` any integer. Equal arguments give the same
-    order on every machine. Raises ValueError if `length` is negative.
+    `length` is the number of indices, at least 0; `key` is any integer. Equal arguments give the
+    same order on every machine. Raises ValueError if `length` is negative.
 
-    The index is split into two digits, which a Feistel network shuffles by turns; a result outside
-    the range is shuffled again until it falls inside (cycle walking). Both are from Black and
-    Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, sections 4 and 5. The digits'
-    radices are close to sqrt(length), so at most one index in sqrt(length) walks. This is a shuffle
-    for training, not a cipher: the round function is a cheap 64-bit multiply and xorshift.
+    The index is split into two digits, which a Feistel network shuffles alternately. A result
+    outside the range is shuffled again until it falls inside (cycle walking). Both methods are from
+    Black and Rogaway, "Ciphers with Arbitrary Finite Domains", CT-RSA 2002, sections 4 and 5. The
+    digits' radices are close to sqrt(length), so at most one index in sqrt(length) walks. This is a
+    shuffle for training, not a cipher: the round function is a cheap 64-bit multiply and xorshift.
 
-    A saved data position means nothing without the order it counts in: changing any constant here
-    changes that order, and with it what is left of the epoch of every checkpoint.
+    Do not change a constant here: a checkpoint holds a position in this order, and another order
+    would change the remaining samples of its epoch.
     """
 
     __slots__ = ("_high_radix", "_length", "_low_radix", "_round_keys")
@@ -296,7 +298,7 @@ class Permutation:
         return self._length
 
     def __getitem__(self, index: int) -> int:
-        """The index that stands at `index` in the order; IndexError outside range(length)."""
+        """The value at position `index` of the order. IndexError outside range(length)."""
         if not 0 <= index < self._length:
             raise IndexError(f"index {index} is not in range({self._length})")
         value = self._shuffle_once(index)
@@ -305,13 +307,13 @@ class Permutation:
         return value
 
     def take(self, spans: Sequence[range]) -> list[list[int]]:
-        """What stands at each index of each span: as `[[self[i] for i in s] for s in spans]`, but
-        much faster for hundreds of them. IndexError outside range(length)."""
+        """The same as `[[self[i] for i in s] for s in spans]`, but much faster for hundreds of
+        indices. IndexError outside range(length)."""
         indices: Iterator[int] = iter(self.take_flat(spans).tolist())
         return [list(islice(indices, len(span))) for span in spans]
 
     def take_flat(self, spans: Sequence[range]) -> npt.NDArray[np.int64]:
-        """The same, one span after the other."""
+        """The same as `take`, with all spans concatenated in one int64 array of shape (n,)."""
         if sum(map(len, spans)) < _WORTH_A_VECTOR:
             return np.array([self[index] for span in spans for index in span], np.int64)
         for span in spans:
@@ -325,7 +327,7 @@ class Permutation:
         return values.astype(np.int64)
 
     def _shuffle_all(self, values: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
-        """`_shuffle_once` of each value; unsigned products wrap around, which masks them."""
+        """`_shuffle_once` of each value. Unsigned products wrap around, so no mask is needed."""
         high_radix, low_radix = np.uint64(self._high_radix), np.uint64(self._low_radix)
         high, low = np.divmod(values, low_radix)
         for high_key, low_key in self._round_keys:
@@ -352,7 +354,8 @@ class Permutation:
 def epoch_key(seed: int, epoch: int) -> int:
     """The permutation key of `epoch` (from 0) of a job seeded with `seed`: 64 bits.
 
-    Hashed, so that neighbouring seeds and epochs do not share orders, as `seed + epoch` would.
+    Seed and epoch are hashed: with `seed + epoch`, neighbouring seeds would share orders.
+    ValueError if `epoch` is negative.
     """
     if epoch < 0:
         raise ValueError(f"epoch must be at least 0, got {epoch}")

@@ -1,7 +1,8 @@
-"""Who keeps the others waiting, and where: a verdict from the stacks of all ranks at one instant.
+"""Finds the ranks that keep the others waiting, and where, from the stacks of all ranks at one
+instant.
 
-In a step every rank waits for the slowest one, so what most of them do says nothing. Who has not
-come to what the others wait for is told by what it does instead: its stack ends in the script, or
+In a step every rank waits for the slowest one, so what most ranks do says nothing. A rank that has
+not come to what the others wait for shows it in one of two ways: its stack ends in the script, or
 it has begun fewer collectives than the others.
 """
 
@@ -19,8 +20,8 @@ _ENGINE = "/torch/autograd/"
 _LOADER = "/torch/utils/data/"
 _GROUP = "worker/group/"
 _UNDECIDED = (Answer.STOPPED, Answer.NONE, Answer.ABSENT)
-_FREED = 0.25  # of the time for which another one hangs
-_MOST_SHOWN = 4  # places at which ranks are; of more, how many there are
+_FREED = 0.25  # see _without_freed: share of the time for which another rank hangs
+_MOST_SHOWN = 4  # most groups of ranks, and most nodes, that a text names one by one
 
 _DOING = {
     Place.STARTING: "before session.steps()",
@@ -40,30 +41,31 @@ _DOING = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Odd:
-    """A rank for which others wait, or that hangs by itself."""
+    """A rank that others wait for, or that hangs by itself."""
 
     rank: int
     worker: WorkerId
     node: str
     doing: str
-    """In words, without its name: "is loading data, in `__getitem__`, data.py:41, for 34 s"."""
+    """The predicate of a sentence: "is loading data, in `__getitem__`, data.py:41, for 34 s"."""
     frame: Frame | None = None
-    """Where it is in the script, if it waits there for nobody else."""
+    """Where it hangs in the script, or waits in a collective of its own. None if not known."""
     place_s: float = 0.0
+    """How long it has been in its Place, in seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The verdict. text: a sentence for people; empty if nothing is known of any rank."""
+    """The verdict on a group that stands still."""
 
     odd: tuple[Odd, ...] = ()
     waiting: tuple[int, ...] = ()
-    """Ranks that wait for them."""
+    """The ranks that wait for the odd ones."""
     text: str = ""
+    """The verdict as a sentence for people. Empty if nothing is known of any rank."""
 
 
 def diagnose(ranks: Sequence[Whereabouts]) -> Diagnosis:
-    """Who of the members of a group that stands still keeps the others waiting."""
     if not ranks:
         return Diagnosis()
     late = [r for r in ranks if not _waits(r)]
@@ -80,18 +82,18 @@ def diagnose(ranks: Sequence[Whereabouts]) -> Diagnosis:
 
 
 def where_it_hangs(rank: Whereabouts) -> Frame | None:
-    """The script's innermost frame, where the worker waits for no other one: None for those that
-    stand in a collective, or of which it is not known."""
+    """The script's innermost frame. None if the worker waits for another one, as in a collective,
+    or if it is not known where it is."""
     if rank.answer in _UNDECIDED or _waits(rank):
         return None
     return _location(rank)[0]
 
 
-# ---- who waits
+# ---- which ranks wait
 
 
 def _waits(r: Whereabouts) -> bool:
-    """Its main thread stands where it can go on only when others have come there too."""
+    """Whether its main thread waits at a place until other ranks have come there."""
     if r.answer in _UNDECIDED:
         return False
     if not r.frames:
@@ -107,7 +109,8 @@ def _waits(r: Whereabouts) -> bool:
 
 
 def _innermost(frames: Sequence[Frame]) -> Frame | None:
-    """Where a thread waits, without Python's own ways of waiting."""
+    """The innermost frame outside of Python's standard library, in whose functions a thread may
+    wait. If there is none, the innermost frame."""
     for frame in frames:
         if frame.is_scripts or frame.is_ours or "-packages/" in frame.file:
             return frame
@@ -120,7 +123,7 @@ def _is_collective(frame: Frame) -> bool:
 
 
 def _own_collective(r: Whereabouts) -> Frame | None:
-    """The script's frame that has called torch.distributed by itself."""
+    """The script's frame that called a collective of torch.distributed directly and waits in it."""
     for before, frame in zip(r.frames, r.frames[1:], strict=False):
         if frame.is_ours:
             return None
@@ -132,8 +135,8 @@ def _own_collective(r: Whereabouts) -> Frame | None:
 def _without_freed(
     late: list[Whereabouts], waiting: list[Whereabouts]
 ) -> tuple[list[Whereabouts], list[Whereabouts]]:
-    """Those that have come to their place only now have waited, and were freed by one that had
-    heard of the new group before they were asked."""
+    """Count ranks that have only just come to their place as waiting ones: a member that learned of
+    the new group earlier freed them from their wait before they were asked where they are."""
     longest_s = max((r.place_s for r in late), default=0.0)
     freed = [r for r in late if r.answer is Answer.GIVEN and r.place_s < _FREED * longest_s]
     return [r for r in late if r not in freed], waiting + freed
@@ -142,8 +145,9 @@ def _without_freed(
 def _without_behind(
     late: list[Whereabouts], waiting: list[Whereabouts]
 ) -> tuple[list[Whereabouts], list[Whereabouts]]:
-    """Those that stand in the backward pass of a step, but have begun fewer collectives in it than
-    others, wait for nobody: an engine's own thread computes, and cannot be seen."""
+    """If no rank is late, count those in the backward pass that have begun fewer collectives there
+    than others as late. They wait for nobody: the autograd engine's own thread computes, and its
+    stack is not visible."""
     passing = [r for r in waiting if r.place is Place.BACKWARD and _own_collective(r) is None]
     steps = Counter(r.committed for r in passing)
     if not passing or late:
@@ -155,8 +159,9 @@ def _without_behind(
 
 
 def _apart(waiting: list[Whereabouts]) -> tuple[list[Whereabouts], list[Whereabouts]]:
-    """All wait, but not for the same: those are odd that are fewest; of equally many, those in
-    collectives of their own, which the script calls and not every rank does."""
+    """If all ranks wait, but not in the same place: all but the largest set of ranks are odd. Of
+    equally large sets, those in a collective that the script itself calls are odd, because not
+    every rank calls it."""
     groups: dict[tuple[object, ...], list[Whereabouts]] = defaultdict(list)
     for r in waiting:
         own = _own_collective(r)
@@ -172,7 +177,6 @@ def _apart(waiting: list[Whereabouts]) -> tuple[list[Whereabouts], list[Whereabo
 
 
 def doing(r: Whereabouts) -> str:
-    """What a rank does, in words."""
     part = _DOING.get(r.place, "")
     if r.answer is Answer.ABSENT:
         return "does not tell: its agent is out of contact"
@@ -189,7 +193,7 @@ def doing(r: Whereabouts) -> str:
 
 
 def _odd(r: Whereabouts, *, apart: bool) -> Odd:
-    """apart: it waits as the others do, but not for the same."""
+    """apart: the rank waits as the others do, but in another place."""
     words, frame = doing(r), None
     if apart:
         frame = _own_collective(r)
@@ -207,8 +211,8 @@ def _for(r: Whereabouts) -> str:
 
 
 def _location(r: Whereabouts) -> tuple[Frame | None, ChildStack | None]:
-    """The innermost frame of the script; of a child that loads data, where the worker waits for
-    one. Else the innermost there is."""
+    """The script's innermost frame. Where the worker waits for a child that loads data, the frame
+    is the child's and the child is returned too. If no frame is the script's, the innermost one."""
     if r.frames and any(_LOADER in f.file for f in r.frames[:6]):
         for child in r.children:
             if (frame := _script_frame(child.frames)) is not None:
@@ -221,7 +225,7 @@ def _script_frame(frames: Iterable[Frame]) -> Frame | None:
 
 
 def _verdict(odd: Sequence[Odd], waiting: Sequence[Whereabouts]) -> str:
-    """One clause for all that do the same."""
+    """The verdict in words, with one clause for all ranks that do the same."""
     missed = _missed(waiting)
     same: dict[str, list[Odd]] = defaultdict(list)
     for o in odd:
@@ -254,7 +258,7 @@ def _who(these: Sequence[Odd]) -> str:
 
 
 def _missed(waiting: Sequence[Whereabouts]) -> str:
-    """What the others wait at."""
+    """What the odd ranks have not come to, as most waiting ranks show; "" if none waits."""
     if not waiting:
         return ""
     kinds = Counter((r.place, r.committed) for r in waiting)

@@ -1,4 +1,4 @@
-"""What must hold at every moment; a violation ends the process and is never caught."""
+"""Invariants, checked in production too: a violation ends the process and is never caught."""
 
 from __future__ import annotations
 
@@ -6,17 +6,18 @@ from elastic.core.membership import Generation
 
 
 class InvariantBroken(AssertionError):
-    """The program is wrong; going on could damage the job."""
+    """The program has a bug. Going on could damage the job, so nothing may catch this."""
 
 
 def require(condition: bool, what: str) -> None:
-    """Raise unless `condition` holds; stays on in production."""
+    """Raise InvariantBroken unless `condition` holds."""
     if not condition:
         raise InvariantBroken(what)
 
 
 def check_succession(previous: Generation | None, following: Generation) -> None:
-    """P1: numbers only grow, and no worker has two ranks."""
+    """Promise P1 (one group at a time): generation numbers only grow, and no worker has two ranks.
+    Raises InvariantBroken."""
     require(following.number > 0, f"generation {following.number} is not positive")
     if previous is not None:
         require(

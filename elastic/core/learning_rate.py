@@ -1,6 +1,6 @@
-"""How the learning rate follows the global batch: scaling rules, and the ramp from old to new.
+"""Scales the learning rate with the global batch: scaling rules, and ramps between their factors.
 
-Everything here is a factor on the learning rate that the user or the user's scheduler has set.
+Every result is a factor on the learning rate that the user or the user's scheduler has set.
 
 No momentum correction is applied, and torch.optim.SGD needs none. Goyal et al. 2017
 (arXiv:1706.02677, section 3, "Momentum correction") write momentum in two ways: equation 9 keeps
@@ -29,43 +29,50 @@ class _Scaling:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LinearScaling(_Scaling):
-    """k times the batch, k times the learning rate: the usual rule for SGD.
+    """k times the global batch means k times the learning rate: the usual rule for SGD.
 
-    Goyal et al. 2017, arXiv:1706.02677, section 2.1; the warm-up is the gradual one of section 2.2.
-    `reference_world` is the world size that the learning rate was chosen for, `warmup_steps` the
-    length of the ramp after every change. ValueError if `reference_world` is below 1 or
-    `warmup_steps` below 0.
+    Pass it to `session.scale_lr`. The rule is that of Goyal et al. 2017, arXiv:1706.02677,
+    section 2.1; the ramp is their gradual warm-up of section 2.2.
+
+    reference_world: the world size that the learning rate was chosen for, at least 1.
+    warmup_steps: the steps that the ramp takes after every change of the factor, at least 0. With 0
+    the new rate applies at once.
+
+    Raises ValueError if an argument is too small.
     """
 
     def factor(self, batch_ratio: float) -> float:
-        """The factor for `batch_ratio` = global batch now / global batch at `reference_world`."""
+        """The factor for `batch_ratio` = global batch now / global batch at `reference_world`.
+        ValueError unless that is positive and finite."""
         _require_positive("batch_ratio", batch_ratio)
         return batch_ratio
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SqrtScaling(_Scaling):
-    """k times the batch, sqrt(k) times the learning rate: the variance of an update stays the same.
+    """k times the global batch means sqrt(k) times the learning rate: the variance of an update
+    stays the same.
 
-    Krizhevsky 2014, arXiv:1404.5997; Hoffer et al. 2017, arXiv:1705.08741. Arguments and errors are
-    those of LinearScaling.
+    Krizhevsky 2014, arXiv:1404.5997; Hoffer et al. 2017, arXiv:1705.08741. The arguments and errors
+    are those of LinearScaling.
     """
 
     def factor(self, batch_ratio: float) -> float:
-        """The factor for `batch_ratio` = global batch now / global batch at `reference_world`."""
+        """The factor for `batch_ratio` = global batch now / global batch at `reference_world`.
+        ValueError unless that is positive and finite."""
         _require_positive("batch_ratio", batch_ratio)
         return math.sqrt(batch_ratio)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NoScaling:
-    """The learning rate does not depend on the batch."""
+    """The learning rate does not depend on the global batch."""
 
     reference_world: ClassVar[int] = 1
     warmup_steps: ClassVar[int] = 0
 
     def factor(self, batch_ratio: float) -> float:
-        """1.0 for any `batch_ratio`."""
+        """1.0. ValueError unless `batch_ratio` is positive and finite."""
         _require_positive("batch_ratio", batch_ratio)
         return 1.0
 
@@ -75,10 +82,10 @@ ScalingRule: TypeAlias = LinearScaling | SqrtScaling | NoScaling
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ramp:
-    """A factor that goes in a straight line from one value to another, and is constant outside.
+    """A factor that changes linearly from one value to another, and is constant before and after.
 
-    It is `start_factor` up to step `start_step` and `end_factor` from `start_step + steps` on.
-    ValueError unless the factors are positive and finite and the step counts at least 0.
+    It is `start_factor` up to step `start_step`, and `end_factor` from `start_step + steps` on.
+    Raises ValueError unless both factors are positive and finite, and both step counts at least 0.
     """
 
     start_factor: float
@@ -93,7 +100,7 @@ class Ramp:
         _require_at_least("steps", self.steps, 0)
 
     def factor(self, step: int) -> float:
-        """The factor in force at step `step`."""
+        """The factor that applies at step `step`."""
         elapsed = step - self.start_step
         if elapsed >= self.steps:
             return self.end_factor
@@ -102,10 +109,10 @@ class Ramp:
         return self.start_factor + (self.end_factor - self.start_factor) * elapsed / self.steps
 
     def retarget(self, step: int, *, end_factor: float, steps: int) -> Ramp:
-        """The ramp to `end_factor` within `steps` steps, from the factor in force at `step`.
+        """The ramp from the factor that applies at `step` to `end_factor`, within `steps` steps.
 
-        This very ramp if it leads to `end_factor` already: a change that does not move the target
-        must not delay it.
+        Returns this ramp itself if it leads to `end_factor` already: a change that does not move
+        the target must not delay it. Raises ValueError as the constructor does.
         """
         if end_factor == self.end_factor:
             return self
@@ -115,8 +122,11 @@ class Ramp:
 
 
 def retarget(ramp: Ramp | None, rule: ScalingRule, batch_ratio: float, step: int) -> Ramp:
-    """The ramp to follow from `step` on, when the global batch has become `batch_ratio` times
-    that of the rule's reference. A job begins at the unscaled rate."""
+    """The ramp to follow from `step` on.
+
+    batch_ratio: the present global batch / the global batch at the rule's `reference_world`.
+    ramp: the ramp followed so far; None at the begin of a job, which begins at the unscaled rate.
+    """
     if ramp is None:
         ramp = Ramp(start_factor=1.0, end_factor=1.0, start_step=step, steps=0)
     return ramp.retarget(step, end_factor=rule.factor(batch_ratio), steps=rule.warmup_steps)

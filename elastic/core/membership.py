@@ -1,4 +1,4 @@
-"""The nouns of membership: workers and what they report, members, generations."""
+"""The data types of membership: workers and their reports, members, generations, failures."""
 
 from __future__ import annotations
 
@@ -26,39 +26,40 @@ class WorkerPhase(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerStatus:
-    """All that the control plane knows of one worker; each report replaces the one before."""
+    """All that the control plane knows of one worker. Each report replaces the one before."""
 
     worker: WorkerId
     phase: WorkerPhase = WorkerPhase.STARTING
     slot: int | None = None
     """Local rank on its node; None for a spare."""
     generation: int = 0
-    """The generation it is in, is joining, or left last; 0 for none."""
+    """The generation that it is in, is joining, or left last. 0: none."""
     acknowledged: int = 0
-    """The newest generation it has acknowledged, whatever its script is doing."""
+    """The newest generation that its link's thread has acknowledged, whatever its script does."""
     broken: bool = False
-    """The group of that generation broke under it."""
+    """The group of `generation` was lost."""
     detail: str = ""
+    """Why the group was lost, in words."""
     committed: int = 0
-    """Committed steps."""
+    """The number of committed steps."""
     endpoint: str = ""
-    """host:port of the store it hosts."""
+    """host:port of the store that it hosts."""
     pid: int = 0
     in_run: bool = False
     """Its script is inside `session.run`, between two steps."""
     has_state: bool = False
-    """It holds the job's state: it has been in a group at least once."""
+    """It holds the job's state: it has been in a group, and its state is whole."""
     trained_in: int = 0
-    """The newest generation with whose members it came to one state, to train on; 0: none, or not
-    known."""
+    """The newest generation for training whose members agreed with it on one state. 0: none, or
+    not known."""
     compiling: int | None = None
-    """Its script runs torch.compile, which may take minutes, with so many steps committed; None:
-    it does not, as far as its agent knows."""
+    """The number of committed steps at which its script runs torch.compile, which may take minutes.
+    None: it does not compile, as far as its agent knows."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Member:
-    """A worker that takes part in a generation; its rank is its index there."""
+    """A worker that takes part in a generation. Its rank is its index in `Generation.members`."""
 
     worker: WorkerId
     node: NodeId
@@ -81,7 +82,7 @@ class ChangeReason(enum.Enum):
 
 
 class Purpose(enum.Enum):
-    """What the members of a generation are to do."""
+    """What the members of a generation do."""
 
     TRAIN = 1
     SAVE_AND_LEAVE = 2
@@ -89,37 +90,38 @@ class Purpose(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Generation:
-    """One decision about which workers train together. Without members: all of them wait."""
+    """One decision about which workers train together. Without members, all workers wait."""
 
     number: int
     incarnation: str
     members: tuple[Member, ...]
     reason: ChangeReason
     leave_after: int | None = None
-    """Planned: leave the previous group once this many steps are committed. None: at once."""
+    """For a planned change: leave the previous group when this many steps are committed. None:
+    leave it at once."""
     provisional: bool = False
-    """Planned, and not yet acknowledged by all members that are to leave: wait there. The settled
-    form follows under the same number; its `leave_after` may be later. It is None there, or in
-    another form after that, if nobody can come to such a boundary any more."""
+    """The change is planned, and not all members that leave have acknowledged it: wait at the
+    boundary `leave_after`. The settled form follows under the same number, and its `leave_after`
+    may be later. It is None there, or in a form after that, if no member can reach such a boundary
+    any more."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
     restart_count: int = 0
     """For a script written for torchrun: how often all workers were restarted before."""
     max_restarts: int = 0
-    """How often they may be because a worker failed, within the window."""
+    """For such a script: how often a failed worker may restart all workers within the window."""
     worker_ids: frozenset[WorkerId] = field(init=False, repr=False, compare=False)
-    """The members' ids: asked for at every event."""
+    """The members' ids, kept because every event needs them."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "worker_ids", frozenset(m.worker for m in self.members))
 
     def workers_on(self, node: NodeId) -> frozenset[WorkerId]:
-        """The members' ids on one node."""
         return frozenset(m.worker for m in self.members if m.node == node)
 
     def is_news_after(self, known: Generation | None) -> bool:
-        """A later decision than the newest `known`, or a later form of it."""
+        """Whether this is a later decision than `known`, the newest one, or a later form of it."""
         if known is None or self.number > known.number:
             return True
         if self.number < known.number or self.provisional:
@@ -127,24 +129,24 @@ class Generation:
         return known.provisional or (known.leave_after is not None and self.leave_after is None)
 
     def is_due(self, committed: int) -> bool:
-        """It is known at which step boundary the group before is left, and that is reached."""
+        """Whether to leave the previous group now: the boundary is settled and reached, or there is
+        none to wait for."""
         if self.provisional:
             return False
         return self.leave_after is None or committed >= self.leave_after
 
     @property
     def world_size(self) -> int:
-        """Number of members."""
         return len(self.members)
 
     @property
     def store_endpoint(self) -> str:
-        """host:port of the store on which this generation's group assembles."""
+        """host:port of the store at which this generation's members meet: rank 0 hosts it."""
         return self.members[0].endpoint
 
     @property
     def store_prefix(self) -> str:
-        """Key prefix never used by another generation, also of an earlier incarnation."""
+        """A key prefix that no other generation uses, not even one of an earlier incarnation."""
         return f"{self.incarnation}/{self.number}"
 
     def rank_of(self, worker: WorkerId) -> int | None:
@@ -173,32 +175,31 @@ class Failure:
     worker: WorkerId
     kind: FailureKind
     code: int = 0
-    """Exit code, or signal number."""
+    """The exit code or the signal number."""
     signature: str = ""
-    """Equal for the same fault: exception type and innermost line of the script."""
+    """Equal for equal faults: for an exception, its type and the script's innermost line."""
     message: str = ""
     traceback: str = ""
     """The traceback of a Python exception; empty for any other end."""
     log_tail: str = ""
-    """The last lines of its log, where there is no traceback."""
+    """The last lines of its log, if there is no traceback."""
     retryable: bool = True
-    """False: a fault of configuration that no restart can cure."""
+    """False: an error in the configuration, which no restart can fix."""
     state_lost: bool = False
-    """Nobody holds the job's state: whichever worker has found that out, it ends the job."""
+    """No worker holds the job's state. This ends the job, whichever worker reports it."""
     log: str = ""
     place: str = ""
-    """FILE:LINE of the script at which it hung, where it waited for no other worker."""
+    """FILE:LINE of the script where it hung. Empty if it waited for another worker."""
     kernel: str = ""
-    """What the kernel's log says of its end, where that can be read."""
+    """What the kernel's log says about its end, where that log is readable."""
 
 
 def signal_name(number: int) -> str:
-    """The signal in words: "SIGKILL (signal 9)"."""
+    """The name and number of a signal: "SIGKILL (signal 9)"."""
     with contextlib.suppress(ValueError):
         return f"{signal.Signals(number).name} (signal {number})"
     return f"signal {number}"
 
 
 def by_id(statuses: Iterable[WorkerStatus]) -> dict[WorkerId, WorkerStatus]:
-    """Index reports by worker."""
     return {s.worker: s for s in statuses}

@@ -1,4 +1,4 @@
-"""Which machines fail so often that they do more harm than good."""
+"""Decides which machines fail so often that they go into quarantine."""
 
 from __future__ import annotations
 
@@ -9,15 +9,16 @@ from dataclasses import dataclass, field
 from elastic.core.membership import Failure, FailureKind
 
 _SCRIPTS_OWN = (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
-"""Every node would fail so: the job's restart budget is for these."""
+"""Failures that would happen on every node. The job's restart budget bounds these instead."""
 
 
 @dataclass(slots=True)
 class NodeFailures:
-    """Counts failures that may be the machine's own, each for `window_s` seconds; under the
-    machine's name, since a node's name moves from one to another.
+    """Counts failures that may be the machine's fault, each for `window_s` seconds.
 
-    after: so many put the machine into quarantine; 0: none does.
+    They are counted by machine name, since a node's name moves from one machine to another.
+
+    after: the number of failures that puts a machine into quarantine. 0: none does.
     """
 
     after: int
@@ -25,35 +26,34 @@ class NodeFailures:
     _failed_at: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
 
     def worker_failed(self, machine: str, failure: Failure, now: float) -> bool:
-        """A worker ended badly; True if that was once too often."""
+        """A worker failed. True if its machine should go into quarantine."""
         return failure.kind not in _SCRIPTS_OWN and self._count(machine, now)
 
     def node_lost(self, machine: str, now: float) -> bool:
-        """It is gone, with its agent, and was not to leave; True if that was once too often."""
+        """A node was lost with its agent. True if its machine should go into quarantine."""
         return self._count(machine, now)
 
     def failures(self, machine: str, now: float) -> int:
-        """How many count now."""
+        """The number of failures within the window that ends at `now`."""
         times = self._failed_at.get(machine)
         if times is None:
             return 0
         while times and times[0] <= now - self.window_s:
             times.popleft()
         if not times:
-            del self._failed_at[machine]  # they come and go
+            del self._failed_at[machine]  # machines come and go: keep none without failures
         return len(times)
 
     def restore(self, instants: Mapping[str, Sequence[float]]) -> None:
-        """Take over the instants of another one, by machine, oldest first."""
+        """Add what `instants` of an earlier leader's object returned."""
         for machine, found in instants.items():
             self._failed_at[machine].extend(found)
 
     def instants(self) -> Mapping[str, tuple[float, ...]]:
-        """When they were, by machine, oldest first."""
+        """When each counted failure happened, by machine, oldest first."""
         return {machine: tuple(found) for machine, found in self._failed_at.items() if found}
 
     def forgive(self, machine: str) -> None:
-        """Begin anew."""
         self._failed_at.pop(machine, None)
 
     def _count(self, machine: str, now: float) -> bool:

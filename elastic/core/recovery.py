@@ -1,10 +1,10 @@
-"""Which member gives its state to which once a new group stands: pure, from their declarations.
+"""Decides which members of a new group give their state to which others, from their declarations.
 
 A member's state has two marks. The *commit mark* is the state right after the block of the last
 committed step. The *begin mark* is the state with which the next block begins: a script may change
 what it tracks between two blocks (a scheduler that steps there, an average). A member whose block
-was given up while others completed it leaves that block as committed, and its script runs what
-stands below the block: it needs the commit mark. All other receivers need the begin mark.
+was given up while others completed it leaves that block as committed, and its script runs the code
+below the block: it needs the commit mark. All other receivers need the begin mark.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 
 
 class Mark(enum.Enum):
-    """Which moment a state is of."""
+    """The moment that a state is from."""
 
     COMMIT = 1
     BEGIN = 2
@@ -24,48 +24,47 @@ class Mark(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declaration:
-    """What a member says of itself on joining."""
+    """What a member declares when it joins a group."""
 
     committed: int
-    """Committed steps."""
+    """The number of committed steps."""
     intact: bool
-    """Its state is that of exactly `committed` steps. False for one that never took part."""
+    """Its state is exactly that after `committed` steps. False if it was never in a group."""
     signature: int
     """A digest of the names, shapes and types of what it tracks."""
     took_part: bool = False
-    """It has been in a group before, so its script is where the others' scripts are."""
+    """It has been in a group before, so its script is at the same place as the others' scripts."""
     committed_in: int = 0
-    """The generation in which it committed its last step."""
+    """The generation in which its last step was committed."""
     commit_digest: int = 0
-    """The digest of the replicated state at the commit mark; 0 if it cannot give that."""
+    """The digest of the replicated state at the commit mark. 0: it cannot give that state."""
     begin_digest: int = 0
-    """The digest of the replicated state at the begin mark; 0 if it is not there."""
+    """The digest of the replicated state at the begin mark. 0: it is not at that mark."""
     in_block: bool = False
     """Its script is inside the block of the step after `committed`."""
     loop: int = 0
-    """The script's loop over `session.steps` that it is at, from 0."""
+    """The loop over `session.steps` that its script is in, from 0."""
     state_loop: int = 0
-    """The loop that its state is of: a later one if that state waits for the script to come."""
+    """The loop that its state is from: later than `loop` if the state waits for the script."""
     runs_done: int = 0
     """Calls of `session.run` completed since the last commit."""
     in_run: bool = False
-    """Its script is inside such a call, or on its way from a block that another member's state has
-    completed: it is not where a newcomer's script begins."""
+    """Its script is inside such a call, or leaves a block that another member's state has
+    completed. It is not where a newcomer's script begins."""
     repeats: bool = False
-    """It can make the last one of those calls again."""
+    """It can repeat the last one of those calls."""
 
     @property
     def age(self) -> tuple[int, int]:
-        """Equal for equal states only, and greater for the later one.
+        """A key that is equal only for equal states, and greater for the later state.
 
-        A count alone does not tell: a member that was cut off may have completed a step that the
-        others had to repeat, with other samples. As with Raft's logs (Ongaro and Ousterhout 2014,
-        section 5.4.1), what the later generation committed is right.
+        The number of steps is not enough: a member that was cut off may have completed a step that
+        the others had to repeat, with other samples. As with Raft's logs (Ongaro and Ousterhout
+        2014, section 5.4.1), the step that the later generation committed is right.
         """
         return self.committed_in, self.committed
 
     def digest(self, mark: Mark) -> int:
-        """The digest at `mark`, 0 if unknown."""
         return self.commit_digest if mark is Mark.COMMIT else self.begin_digest
 
 
@@ -82,12 +81,14 @@ class Transfer:
 class RecoveryPlan:
     """How the group comes to one state.
 
-    committed: the step all agree on; None if nobody holds the state: rank 0 restores a checkpoint
-    or, unless the job had `begun`, begins, and is the source.
-    differed: ranks that declared the right step with another state than the source's.
-    stranded: ranks whose script is where no received state would fit: it needs a commit mark that
-    nobody can give, has calls of `session.run` before it that the others cannot repeat, is inside
-    one that belongs to another state, or needs a begin mark while the others are inside one.
+    committed: the step that all agree on. None if no member holds the state: then rank 0 is the
+    source, and restores a checkpoint. If there is none, it begins the job, unless the job had
+    `begun` before.
+    differed: ranks that declared the right step, but with another state than the source's.
+    stranded: ranks whose script is at a place that no received state fits: the script needs a
+    commit mark that no member can give, has calls of `session.run` ahead that the others cannot
+    repeat, is inside such a call that belongs to another state, or needs a begin mark while the
+    others are inside such a call.
     """
 
     committed: int | None
@@ -98,11 +99,11 @@ class RecoveryPlan:
 
 
 def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
-    """The most advanced intact members are right; everyone else receives from one of them.
+    """The most advanced intact members are right, and all others receive the state from them.
 
-    A step that only one survivor committed is therefore kept: the others had all contributed to
-    it. Where members of the same step differ, the majority is right, and on a tie those that agree
-    with the lowest rank. Receivers are spread over the sources.
+    So a step that only one survivor committed is kept: the others had all contributed to it. Where
+    members of the same step differ, the majority is right, and on a tie those that agree with the
+    lowest rank. Receivers are spread over the sources.
     """
     intact = [rank for rank, d in enumerate(declarations) if d.intact]
     if not intact:
@@ -147,8 +148,8 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
 
 
 def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
-    """Those of the ranks `held` that are at a call which the others cannot repeat any more: they
-    were left out for longer."""
+    """The ranks among `held` that are at a call which the others cannot repeat any more, because
+    these ranks were out of the group for longer."""
     done = max(declarations[rank].runs_done for rank in held)
     repeats = all(declarations[r].repeats for r in held if declarations[r].runs_done == done)
     least = done - 1 if repeats else done
@@ -156,28 +157,30 @@ def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple
 
 
 def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
-    """The receiver's script is inside a block that the holder's state has completed. Of an earlier
-    loop it leaves that loop instead; and if it is as far by steps that do not count, the block is
-    still to come for both."""
+    """Whether the receiver's script is inside a block that the holder's state has completed.
+
+    False for a block of an earlier loop: the receiver leaves that loop instead. False also if the
+    receiver has committed as many steps in a lost lineage: the block is still ahead of both.
+    """
     in_block = receiver.took_part and receiver.in_block
     return in_block and receiver.committed < holder.committed and receiver.loop == holder.state_loop
 
 
 def _are_at_boundary(holders: Sequence[Declaration]) -> bool:
-    """Nobody is inside a call or has to repeat one: who receives the begin mark fits in."""
+    """Whether no holder is inside a call or has to repeat one, so that a begin mark fits."""
     return not any(d.in_run for d in holders) and len({d.runs_done for d in holders}) == 1
 
 
 def _await_calls(holders: Sequence[Declaration], *, newcomers: bool) -> bool:
-    """Whether all can make the calls with a member that comes from the end of the block."""
-    if newcomers:  # whose scripts are past them
+    """Whether all members can make the calls that a member at the end of the block has ahead."""
+    if newcomers:  # their scripts begin at a boundary, past these calls
         return all(d.runs_done == 0 for d in holders) and _are_at_boundary(holders)
     return all(d.runs_done == 0 or (d.runs_done == 1 and d.repeats) for d in holders)
 
 
 def _outvoted(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
-    """Those of the ranks `held` whose state is not that of the majority, at the mark that most of
-    them can be compared at."""
+    """The ranks among `held` whose state is not that of the majority, at the mark for which most of
+    them have a digest."""
     mark = max(Mark, key=lambda m: sum(declarations[rank].digest(m) != 0 for rank in held))
     digests = {r: declarations[r].digest(mark) for r in held if declarations[r].digest(mark)}
     if len(set(digests.values())) < 2:
@@ -190,9 +193,9 @@ def _outvoted(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple
 def runs_to_repeat(declarations: Sequence[Declaration]) -> int | None:
     """The `session.run` call, counted since the last commit, that the slowest holder is at.
 
-    A call can complete on one member and break on another. Those that are past it repeat it so
-    that the others can complete theirs. None: a newcomer is in the group while a holder is inside
-    a call, which the newcomer's script has never reached; this group is of no use.
+    A call can complete on one member and break on another. Members that have completed it repeat it
+    so that the others can complete theirs. None: the group is of no use, because it has a newcomer
+    while a holder is inside a call that the newcomer's script has never reached.
     """
     holders = _holders(declarations)
     if not holders:
@@ -205,7 +208,7 @@ def runs_to_repeat(declarations: Sequence[Declaration]) -> int | None:
 
 
 def calls_done(declarations: Sequence[Declaration]) -> int:
-    """How many calls of `session.run` since the last commit some holder has completed."""
+    """The most calls of `session.run` since the last commit that any holder has completed."""
     return max((d.runs_done for d in _holders(declarations)), default=0)
 
 
@@ -219,8 +222,9 @@ def _holders(declarations: Sequence[Declaration]) -> list[Declaration]:
 def odd_ones_out(declarations: Sequence[Declaration]) -> tuple[int, tuple[int, ...]]:
     """(a rank whose signature is right, the ranks that differ from it).
 
-    Right is what an intact member tracks; while nobody is, what rank 0 tracks. A script that is at
-    an earlier loop may not have built all that it will track: it is compared when it gets there.
+    The signature of an intact member is right, or that of rank 0 if no member is intact. A script
+    in another loop is not compared: in an earlier one it may not have built all that it will track,
+    and it is compared when it gets there.
     """
     reference = next((r for r, d in enumerate(declarations) if d.intact), 0)
     right = declarations[reference]

@@ -1,4 +1,4 @@
-"""Whether and when a failed worker is started again: budget, backoff, lack of progress."""
+"""Decides whether and when a failed worker is restarted: budget, backoff, lack of progress."""
 
 from __future__ import annotations
 
@@ -25,17 +25,18 @@ class Verdict(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backoff:
-    """Exponential backoff with jitter from a seed: equal seeds give equal delays."""
+    """Exponential backoff whose jitter comes from a seed: equal seeds give equal delays."""
 
     base_s: float = 0.25
     cap_s: float = 30.0
     seed: int = 0
 
     def delay_s(self, failures: int) -> float:
-        """Seconds to wait before the start that follows `failures` fruitless ones in a row.
+        """Seconds to wait before the next start, after `failures` failed starts in a row.
 
-        The first restart is immediate: a killed worker is the usual case. Later delays double,
-        scaled by a factor in [0.5, 1) so that nodes that failed together do not return together.
+        The first restart is immediate, because a killed worker is the usual case. Later delays
+        double, times a factor in [0.5, 1), so that nodes that failed together do not restart
+        together.
         """
         if failures <= 1:
             return 0.0
@@ -46,30 +47,31 @@ class Backoff:
 
 @dataclass(frozen=True, slots=True)
 class _Incident:
-    """The first failure with some signature since the job last made progress."""
+    """The first failure with one signature since the job last made progress."""
 
     committed: int
     cohort: frozenset[WorkerId]
-    """Workers that ran at that moment: their equal failures are the same incident."""
+    """The workers that ran at that moment: their equal failures belong to the same incident."""
     failed: set[WorkerId]
-    """The workers that have failed so."""
+    """The workers that have failed with this signature."""
     nodes: set[NodeId] = field(default_factory=set)
-    """Where workers hung there in the first group in which one did."""
+    """For a hang: the nodes of the workers that hung in the first group with this hang."""
     generation: int = 0
-    """The generation of that group."""
+    """For a hang: the generation of that group."""
 
 
 @dataclass(slots=True)
 class RestartPolicy:
-    """Judges failures of the whole job.
+    """Judges the failures of the whole job.
 
-    At most `max_restarts` failures within `window_s` seconds. A script's own error (exception or
-    exit code) that a worker started afterwards repeats before the job has committed another step
-    ends the job: restarting again would only repeat it. So does one that all members of a group of
-    several have, where nothing was saved: all that they had done would be done again, up to there.
+    At most `max_restarts` failures are allowed within `window_s` seconds. The job ends if a worker
+    fails by an error of the script (exception or exit code), and a worker started afterwards fails
+    in the same way before another step is committed: restarting would only repeat the error. The
+    job also ends if all members of a group of several fail in the same way and no checkpoints are
+    kept: a restarted job would compute the same steps again and fail at the same place.
 
-    A worker may hang because of its machine or the storage. But it is the script if a later group,
-    which has committed nothing, hangs at the same place on another node.
+    A worker may hang because of its machine or the storage. But if a later group hangs at the same
+    place on another node without having committed a step, the script is at fault.
     """
 
     max_restarts: int
@@ -77,7 +79,7 @@ class RestartPolicy:
     saves: bool = True
     """The job keeps checkpoints."""
     progress_is_known: bool = True
-    """False: nobody counts the steps of the job, so that only the budget bounds its restarts."""
+    """False: nobody counts the steps of the job, so only the budget bounds its restarts."""
     _failed_at: deque[float] = field(default_factory=deque)
     _incidents: dict[str, _Incident] = field(default_factory=dict)
 
@@ -92,11 +94,11 @@ class RestartPolicy:
         node: NodeId = "",
         generation: int = 0,
     ) -> Verdict:
-        """Record a failure and say what follows from it.
+        """Record a failure and return what follows from it.
 
         now: seconds on any monotonic clock. committed: steps committed by the job so far.
-        running: workers alive or starting when the failure was noticed. members: those of the
-        group. node: that of the worker; generation: the last group that it was in.
+        running: workers alive or starting when the failure was noticed. members: the members of
+        the group. node: the node of the failed worker. generation: the last group it was in.
         """
         if not failure.retryable:
             return Verdict.NOT_RETRYABLE
@@ -112,15 +114,15 @@ class RestartPolicy:
         return Verdict.RESTART
 
     def restore(self, instants: Sequence[float]) -> None:
-        """Take over the instants of another policy, oldest first."""
+        """Add what `instants` of an earlier leader's policy returned."""
         self._failed_at.extend(instants)
 
     def instants(self) -> tuple[float, ...]:
-        """The instants that `spent` has counted, oldest first."""
+        """When each counted failure happened, oldest first."""
         return tuple(self._failed_at)
 
     def spent(self, now: float) -> int:
-        """Restarts within the window that ends at `now`."""
+        """How many restarts count at `now`."""
         while self._failed_at and self._failed_at[0] <= now - self.window_s:
             self._failed_at.popleft()
         return len(self._failed_at)
@@ -133,9 +135,9 @@ class RestartPolicy:
         members: frozenset[WorkerId],
     ) -> bool:
         if failure.kind in _NOT_THE_SCRIPTS:
-            return False  # the machine's doing, not the script's; the budget bounds it
+            return False  # the machine may be at fault, not the script; the budget bounds it
         if failure.code == ExitCode.TEMPORARY:
-            return False  # what is needed may be there the next time; the budget bounds it, too
+            return False  # what was missing may be there the next time; the budget bounds it too
         incident = self._incidents.get(failure.signature)
         if incident is not None and committed <= incident.committed:
             incident.failed.add(failure.worker)
@@ -151,7 +153,7 @@ class RestartPolicy:
     def _hangs_on_another_node(
         self, failure: Failure, committed: int, node: NodeId, generation: int
     ) -> bool:
-        """It hangs at the same place as one of an earlier group, with no step committed since."""
+        """Whether a worker of an earlier group hung there on another node, with no commit since."""
         if failure.kind is not FailureKind.LEFT_OUT or not failure.place:
             return False
         known = self._incidents.get(failure.signature)
@@ -167,5 +169,5 @@ class RestartPolicy:
         return False
 
     def _forget_before(self, committed: int) -> None:
-        """What failed before the job's last progress."""
+        """Forget the failures before the job's last progress."""
         self._incidents = {s: i for s, i in self._incidents.items() if committed <= i.committed}

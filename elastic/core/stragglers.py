@@ -1,13 +1,13 @@
-"""Which rank keeps the others waiting step after step, and what it is slow in.
+"""Finds the ranks that hold up the others step after step, and what they are slow in.
 
-All ranks end a step together, since its all-reduce waits for the last one. So what a rank takes is
-told by its *own* time: the step without what it has waited after its last local gradient. A slow
-rank takes longer than the median of all, and not only once. The median also keeps ranks apart that
-share a core with others: where most of them do, those that have one for themselves are the
-exception, and nobody is slow. For the same reason what a rank waits for a core counts by itself,
-and only if it lasts.
+All ranks end a step together, since its all-reduce waits for the last one. So a rank is judged by
+its *own* time: the step without the wait after its last local gradient. A slow rank takes longer
+than the median of all ranks, and not only once. The median also handles ranks that share cores:
+where most of them do, the ranks with a core for themselves are the exception, and no rank is slow.
+For the same reason, the time that a rank waits for a core is judged by itself, and counts only if
+it lasts.
 
-Ranks put down sums after the same committed steps. A *window* is the time between two such steps.
+Ranks report sums after the same committed steps. A *window* is the time between two such steps.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from dataclasses import dataclass, field, replace
 
 from elastic.core.membership import WorkerId
 
-_MOST_PENDING = 4  # steps after which some ranks have put down sums, and others not yet
+_MOST_PENDING = 4  # most reporting steps for which sums of some ranks may be missing
 
 
 class Part(enum.Enum):
-    """What a rank can be slow in."""
+    """A part of a step that a rank can be slow in."""
 
     DATA = "data"
     """Waiting for the data loader."""
@@ -34,14 +34,14 @@ class Part(enum.Enum):
     OPTIMIZER = "optimizer"
     """The rest of the step's block, after the backward pass."""
     BETWEEN = "between_steps"
-    """The script, between two steps."""
+    """The script's code between two steps."""
     CORES = "cores"
-    """Ready to run, but its cores were taken by other processes."""
+    """Ready to run, while other processes had its cores."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sums:
-    """The times of one rank in seconds, over all of its steps up to one; see Pace in job.proto."""
+    """The times of one rank in seconds, summed over its steps so far; see Pace in job.proto."""
 
     committed: int
     steps: int
@@ -58,46 +58,46 @@ class Sums:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Policy:
-    """When a rank is called slow, and when no more. Shares are of the time of a step."""
+    """When a rank is named slow, and when no longer. Delays are shares of the time of a step."""
 
     late: float = 0.12
-    """The share of a step by which a slow rank holds up the others."""
+    """The delay from which a rank is late in a window."""
     late_on_average: float = 0.15
-    """The same on average, in all windows that count."""
+    """The average delay that a rank also needs over `windows` (or `windows_for_cores`) windows."""
     windows: int = 3
-    """So many of these windows in a row."""
+    """The number of late windows in a row after which a rank is named slow."""
     very_late: float = 0.2
-    """The average share for which two windows are enough."""
+    """The average delay for which `windows` - 1 windows are enough, other than for cores."""
     windows_for_cores: int = 12
-    """So many windows in a row if others take its cores: that comes and goes."""
+    """Like `windows`, if other processes take the rank's cores: such delays come and go."""
     least_s: float = 0.0005
-    """Seconds in a step; less is the noise of clocks and schedulers."""
+    """The smallest delay that counts, in seconds a step: less is noise of clocks and schedulers."""
     fine: float = 0.06
-    """A smaller share than that is not late."""
+    """The delay below which a window of a slow rank is fine."""
     fine_windows: int = 3
-    """So many windows in a row without delay, before it is slow no more."""
+    """The number of fine windows in a row after which a rank is no longer slow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Straggler:
-    """A rank that holds up the others, persistently."""
+    """A rank that persistently holds up the others."""
 
     worker: WorkerId
     rank: int
     part: Part
     """What it is slow in."""
     late_s: float
-    """Its delay in each step, in the windows in which that was found out."""
+    """Its mean delay a step, in seconds, over the windows that made it slow."""
     step_s: float
-    """How long steps took in these."""
+    """The mean duration of a step in these windows, in seconds."""
     since: int
-    """Steps committed when it began, as far as is known."""
+    """The number of committed steps when the first of these windows began."""
     at: int
-    """Steps committed when that was found out."""
+    """The number of committed steps when the last of these windows ended."""
 
     @property
     def share(self) -> float:
-        """The delay as a share of each step."""
+        """The delay as a share of a step."""
         return self.late_s / self.step_s if self.step_s > 0.0 else 0.0
 
 
@@ -106,14 +106,14 @@ class Verdict:
     """What a comparison has changed."""
 
     slow: tuple[Straggler, ...] = ()
-    """Named now."""
+    """Ranks that are named slow now."""
     over: tuple[Straggler, ...] = ()
-    """Slow no more."""
+    """Ranks that are no longer slow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankTimes:
-    """What a step took on one rank in the newest window, in seconds."""
+    """The mean times of a step on one rank in the newest window, in seconds."""
 
     rank: int
     parts: Mapping[Part, float]
@@ -121,42 +121,41 @@ class RankTimes:
 
     @property
     def own_s(self) -> float:
-        """Without what it has waited for others."""
+        """The time of a step without the wait for other ranks."""
         return sum(self.parts.values())
 
     @property
     def busy_s(self) -> float:
-        """Without what it has waited for a core either."""
+        """The own time without the wait for a core."""
         return self.own_s - self.parts[Part.CORES]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Window:
-    """One in which a rank was late, by so much a step."""
+    """A window with the delay of one rank in it."""
 
     begin: int
     end: int
     step_s: float
     late_s: float = 0.0
     excess: Mapping[Part, float] = field(default_factory=dict)
-    """How much longer than usual each part took."""
+    """By part: the seconds a step that the rank takes longer than the median rank."""
 
 
 class _Evidence:
-    """The newest windows in a row in which a rank was late; those before would only blur them."""
+    """The newest windows in a row in which a rank was late. Older ones would only blur them."""
 
     def __init__(self, most: int) -> None:
         self.windows: deque[_Window] = deque(maxlen=most)
 
     def share(self, newest: int) -> float:
-        """Its delay as a share of a step in the newest so many windows; 0: there are fewer."""
+        """The delay as a share of a step over the `newest` last windows. 0: there are fewer."""
         windows = list(self.windows)[-newest:]
         if len(windows) < newest:
             return 0.0
         return sum(w.late_s for w in windows) / sum(w.step_s for w in windows)
 
     def straggler(self, worker: WorkerId, rank: int) -> Straggler:
-        """What is told of it."""
         windows, count = self.windows, len(self.windows)
         total: defaultdict[Part, float] = defaultdict(float)
         for window in windows:
@@ -174,9 +173,9 @@ class _Evidence:
 
 
 class Stragglers:
-    """Compares the ranks of one group after another.
+    """Compares the ranks of the present group, and keeps its findings over a change of group.
 
-    O(ranks) for each window; of each rank it remembers one window.
+    A window takes O(ranks) time, and one window of each rank is kept.
     """
 
     def __init__(self, policy: Policy | None = None) -> None:
@@ -187,22 +186,22 @@ class Stragglers:
         self._base_at = 0
         self._pending: dict[int, dict[WorkerId, Sums]] = {}
         self._fine: dict[WorkerId, int] = {}
-        """For each slow rank: the windows in a row in which it was not late."""
+        """For each slow rank: the number of fine windows in a row."""
         self._evidence: dict[tuple[WorkerId, bool], _Evidence] = {}
-        """The evidence of a rank by itself, and with what it waits for cores."""
+        """The evidence against a rank, without its waits for cores (key: True) and with them."""
         self._named: dict[WorkerId, Straggler] = {}
         self.newest: Mapping[WorkerId, RankTimes] = {}
-        """The times of the newest window; empty before one in this group."""
+        """The times of the group's newest window. Empty before the first one has ended."""
         self.worst = 0.0
-        """The share of a step by which the slowest rank held up the others in it."""
+        """The share of a step by which the slowest rank held up the others in that window."""
 
     @property
     def named(self) -> Sequence[Straggler]:
-        """The ranks that are slow now, by rank."""
+        """The ranks that are slow now, in rank order."""
         return sorted(self._named.values(), key=lambda s: s.rank)
 
     def regroup(self, generation: int, members: Sequence[WorkerId]) -> Verdict:
-        """These train together from now on, in the order of their ranks."""
+        """A new group trains from now on. members: in rank order. Slow members stay named."""
         self._generation = generation
         self._ranks = {worker: rank for rank, worker in enumerate(members)}
         self._base, self._base_at, self._pending = {}, 0, {}
@@ -217,7 +216,7 @@ class Stragglers:
         return Verdict(over=gone)
 
     def heard(self, worker: WorkerId, generation: int, sums: Sums) -> Verdict:
-        """A rank has put down sums. The same may come again."""
+        """A rank has reported sums. The same sums may come again."""
         if generation != self._generation or worker not in self._ranks:
             return Verdict()
         if sums.committed <= self._base_at:
@@ -226,7 +225,8 @@ class Stragglers:
         return self._compare(sums.committed)
 
     def _compare(self, newest: int) -> Verdict:
-        """Where all have come, or nobody else is to be waited for."""
+        """End a window if the sums of all ranks are here, or enough of them are and too many
+        reporting steps are pending to wait for the rest."""
         if len(self._pending[newest]) == len(self._ranks):
             return self._window_ends(newest)
         if len(self._pending) <= _MOST_PENDING:
@@ -262,7 +262,7 @@ class Stragglers:
         totals = [(b.total_s - a.total_s) / (b.steps - a.steps) for a, b in window.values()]
         self.newest, self.worst, step_s = times, 0.0, _median(totals)
         if step_s <= 0.0:
-            return Verdict()  # sums that make no sense
+            return Verdict()  # the reported sums make no sense
         usual = {part: _median([t.parts[part] for t in times.values()]) for part in Part}
         usual_s = {
             Part.CORES: _median([t.own_s for t in times.values()]),
@@ -294,7 +294,7 @@ class Stragglers:
         return Verdict(slow=tuple(slow), over=tuple(over))
 
     def _note(self, worker: WorkerId, by_itself: bool, window: _Window) -> Straggler | None:
-        """One more window; the straggler if that is enough to name it."""
+        """Add a window to the evidence. Returns the straggler if it is enough to name one."""
         policy, key = self._policy, (worker, by_itself)
         if window.late_s < max(policy.least_s, policy.late * window.step_s):
             self._evidence.pop(key, None)
@@ -344,5 +344,5 @@ def _times(rank: int, begin: Sums, end: Sums, arrivals_known: bool) -> RankTimes
 
 
 def _median(values: Sequence[float]) -> float:
-    """The lower one of two: of two ranks the faster one is what the other could be."""
+    """The lower median: of two ranks, the slower one is compared with the faster one."""
     return sorted(values)[(len(values) - 1) // 2]

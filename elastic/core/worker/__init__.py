@@ -1,1 +1,1 @@
-"""A worker's membership as a pure machine: when to join, when to leave, when to abort."""
+"""A worker's membership and its script's way through the groups, as pure machines."""

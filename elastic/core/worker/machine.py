@@ -1,11 +1,11 @@
-"""One worker's place in the job: from its fork to its dismissal.
+"""The state machine of one worker's membership, from its fork to its dismissal.
 
-Two threads of the process feed it, under one lock: the link (what the agent says) and the
-script's own thread (where it is). It never blocks; the script's thread asks `joinable`,
+Two threads of the process feed the machine under one lock: the link (what the agent says) and the
+script's thread (where it is). The machine never blocks: the script's thread asks `joinable`,
 `must_leave` and `holds`, and waits outside when there is nothing to do.
 
-Without the lock the script's thread sets only what no event of the link touches: the count of
-committed steps and whether it is inside `session.run`.
+Without the lock, the script's thread sets only what no event of the link touches: the count of
+committed steps and whether the script is inside `session.run`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from elastic.core.invariants import require
 from elastic.core.membership import Generation, Purpose, WorkerId, WorkerPhase, WorkerStatus
 
 HOLD_S = 0.5
-"""A member waits this long at the boundary of a planned change that is not settled. Then it leaves:
-the coordinator may be gone, and what it costs is a partly computed step."""
+"""The seconds that a member waits at the boundary of a planned change that is not settled. Then it
+leaves: the coordinator may be gone, and leaving costs only a partly computed step."""
 
-# From each phase to those that may follow it; the diagram in docs/ARCHITECTURE.md is drawn from it.
+# The phases that may follow each phase. The diagram in docs/ARCHITECTURE.md is drawn from this.
 TRANSITIONS: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
     WorkerPhase.STARTING: frozenset({WorkerPhase.SPARE, WorkerPhase.FINISHED}),
     WorkerPhase.SPARE: frozenset({WorkerPhase.PREPARING}),
@@ -41,7 +41,7 @@ class AbortGroup:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportStatus:
-    """Tell the agent."""
+    """Send the status to the agent."""
 
     status: WorkerStatus
 
@@ -50,7 +50,8 @@ Effect = AbortGroup | ReportStatus
 
 
 class Worker:
-    """The machine. Methods named in the past tense are its events; each returns its effects."""
+    """The machine. Methods named in the past tense are its events. Most return effects, which the
+    caller carries out."""
 
     def __init__(self, worker: WorkerId, *, pid: int = 0) -> None:
         self._status = WorkerStatus(worker=worker, pid=pid)
@@ -63,7 +64,7 @@ class Worker:
 
     @property
     def status(self) -> WorkerStatus:
-        """What there is to report."""
+        """The newest status, to report."""
         s = self._status
         if s.committed == self._committed and s.in_run == self._in_run:
             return s
@@ -71,30 +72,30 @@ class Worker:
 
     @property
     def announced(self) -> Generation | None:
-        """The newest generation heard of, in its newest form."""
+        """The newest generation that was announced, in its newest form."""
         return self._announced
 
     @property
     def following(self) -> Generation | None:
-        """The newest generation heard of, if it comes after the one that is joined or being so."""
+        """The newest announced generation, if it follows the one that is joined or being joined."""
         return self._following
 
     def joinable(self) -> Generation | None:
-        """The generation to join now, or None: wait."""
+        """The generation to join now. None: wait."""
         generation = self._announced
         if self._status.phase is not WorkerPhase.READY or generation is None:
             return None
         if generation.number <= self._status.generation:
             return None
-        # A member that a planned change drops may have got further in the broken group: it takes
-        # effect where it says, or an unplanned one follows.
+        # A member that the planned change drops may have committed more steps in the broken group.
+        # So the change takes effect only at its boundary, or an unplanned change follows.
         at_boundary = self._is_behind(generation) or generation.is_due(self._committed)
         if self._status.broken and (generation.provisional or not at_boundary):
             return None
         return generation if self._status.worker in generation.worker_ids else None
 
     def must_leave(self, committed: int) -> bool:
-        """At a step boundary: has the group been superseded?"""
+        """At a step boundary: whether to leave the group here."""
         following = self._following
         if following is None:
             return False
@@ -104,7 +105,7 @@ class Worker:
         return not following.provisional and committed >= leave_after
 
     def holds(self, committed: int) -> bool:
-        """At a step boundary: is it to be settled here whether the group is left?"""
+        """At a step boundary: whether to wait here until the planned change is settled."""
         following = self._following
         if following is None or following.leave_after is None or self._is_behind(following):
             return False
@@ -117,17 +118,17 @@ class Worker:
         return self._become(WorkerPhase.SPARE)
 
     def assigned(self, slot: int) -> list[Effect]:
-        """The agent gave it a slot; it says so again to a worker that reports itself a spare."""
+        """The agent gave the worker a slot. It repeats this to a worker that reports as a spare."""
         if self._status.phase is not WorkerPhase.SPARE and self._status.slot == slot:
             return []
         return self._become(WorkerPhase.PREPARING, slot=slot)
 
     def prepared(self, endpoint: str) -> list[Effect]:
-        """The script needs a group for the first time; its store listens at `endpoint`."""
+        """The script needs a group for the first time. Its store listens at `endpoint`."""
         return self._become(WorkerPhase.READY, endpoint=endpoint)
 
     def generation_announced(self, generation: Generation) -> list[Effect]:
-        """The coordinator decided. Older news than the newest known is refused."""
+        """The coordinator announced a generation. One that is no news is ignored."""
         if not generation.is_news_after(self._announced):
             return []
         self._announced = generation
@@ -138,19 +139,20 @@ class Worker:
             effects += self._acknowledge(generation)
         if generation.number == self._status.generation:
             return effects
-        # Reported first: the thread that the abort frees reports too, and must not be overtaken.
+        # The report comes first: the thread that the abort frees reports too, and its report, which
+        # is newer, must come last.
         if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):
             effects.append(AbortGroup(generation=self._status.generation))
         return effects
 
     def _acknowledge(self, generation: Generation) -> list[Effect]:
-        # The report reads the count of steps only now: the script's thread, which counts a step
-        # and then looks for news, cannot have looked in vain after a step that is not reported.
+        # The report reads the count of steps only now, when `following` is set. The script's thread
+        # counts a step before it looks at `following`: if it saw none, the step is in this report.
         self._status = replace(self.status, acknowledged=generation.number)
         return [ReportStatus(status=self.status)]
 
     def join_began(self, generation: Generation) -> list[Effect]:
-        """The script's thread builds the group of `generation`."""
+        """The script's thread began to build the group of `generation`."""
         if self._following is not None and self._following.number == generation.number:
             self._following = None
         return self._become(
@@ -158,58 +160,57 @@ class Worker:
         )
 
     def joined(self, generation: Generation, committed: int) -> list[Effect]:
-        """The group stands and has agreed on the last committed step."""
-        trains = generation.purpose is Purpose.TRAIN  # else it adds no step to those it began with
+        """The group has formed and agreed on the last committed step."""
+        trains = generation.purpose is Purpose.TRAIN  # else the generation commits no step
         trained_in = generation.number if trains else self._status.trained_in
         return self._become(WorkerPhase.TRAINING, committed, has_state=True, trained_in=trained_in)
 
     def superseded(self) -> bool:
-        """A newer generation is to be joined at once instead of the present one."""
+        """Whether a newer generation should be joined at once, instead of the present one."""
         following = self._following
         return following is not None and (
             following.leave_after is None or self._is_behind(following)
         )
 
     def state_dropped(self) -> list[Effect]:
-        """The state of a member that is ahead begins to overwrite its own, or a block could not be
-        undone. It is whole again, and worth being asked for, when it has joined, or says so as the
-        group is lost before."""
+        """The state of another member begins to overwrite this worker's, or a block could not be
+        undone. The state is whole again once the worker has joined, or when it reports so (`held`)
+        because the group is lost before that."""
         self._status = replace(self._status, has_state=False)
         return [ReportStatus(status=self.status)]
 
     def group_left(self, committed: int, *, held: bool = False) -> list[Effect]:
-        """Left at a step boundary, as planned, or the group was superseded. held: with a state that
-        is whole, be it one that was received for this group."""
+        """The group was left at a step boundary, as planned or because it was superseded. held: the
+        worker's state is whole, even if it was received for this group."""
         return self._become(WorkerPhase.READY, committed, has_state=self._holds(held))
 
     def group_broke(self, committed: int, detail: str, *, held: bool = False) -> list[Effect]:
-        """A collective, or the building of the group, failed."""
+        """A collective failed, or the group could not be built. held: as for `group_left`."""
         has_state = self._holds(held)
         return self._become(
             WorkerPhase.READY, committed, broken=True, detail=detail, has_state=has_state
         )
 
     def run_entered(self) -> None:
-        """The script is inside `session.run`: reported if the group is lost there."""
+        """The script entered `session.run`. Reported only with the next status."""
         self._in_run = True
 
     def run_left(self) -> None:
-        """`session.run` has returned."""
         self._in_run = False
 
     def committed(self, committed: int) -> None:
-        """A step was committed: reported with the next progress, not by itself."""
+        """A step was committed. Reported with the next progress, not by itself."""
         self._committed = committed
 
     def finished(self, committed: int) -> list[Effect]:
-        """The script has ended well."""
+        """The script ended without an error."""
         return self._become(WorkerPhase.FINISHED, committed)
 
     # ---- inside
 
     def _is_behind(self, following: Generation) -> bool:
-        """The step at which a planned change takes effect is one of the generation before it. A
-        member of an earlier one missed the news that its group was given up."""
+        """Whether this worker missed a generation before `following`. Then its own group was given
+        up, and the boundary of `following` is one of the generation directly before that."""
         return self._status.generation < following.number - 1
 
     def _holds(self, held: bool) -> bool:

@@ -1,18 +1,17 @@
-"""The script's way through the groups of a job: joins, agrees, trains, commits, and starts over.
+"""The protocol by which a script goes through the groups of a job: join, agree, train, commit.
 
-A protocol without I/O. Each method that a script's call leads to is a generator: it yields the
-actions below for its driver to carry out, and is resumed with their results, until it returns. The
-driver throws `GroupLost` into it where an action ends with the loss of the group ("Raises
-GroupLost"). In production the session drives it, with processes and tensors; the simulator drives
-the same code.
+It does no I/O. Each method for a call of the script is a generator: it yields the actions below for
+its driver to carry out, and is resumed with their results, until it returns. The driver throws
+`GroupLost` into it if an action ends with the loss of the group ("Raises GroupLost"). In production
+worker/training.py is the driver, with processes and tensors; the simulator drives the same code.
 
-What a member holds, and when it may be trusted:
+What a member holds, and when that is valid:
 
 - `progress` is replaced as a whole, by a commit or by what another member or storage gives.
 - What follows from the last commit and the generation (the ramps of the learning rate) is derived
-  anew in every group and is kept only with the next commit, so it cannot differ between members.
-- `intact`: the tracked state is exactly that of `progress.committed` steps. It ends where another
-  state begins to overwrite it, or where a block that was given up could not be undone.
+  again in every group and kept only with the next commit, so it cannot differ between members.
+- `intact`: the tracked state is exactly the one after `progress.committed` steps. It becomes False
+  when another state begins to overwrite it, or when a block that was given up cannot be undone.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ from elastic.core.worker.machine import HOLD_S, Worker
 from elastic.errors import GroupLost, StateLost, StateTorn, Stranded
 
 Call: TypeAlias = Any
-"""What is called: the driver's own."""
+"""A call of the script, in the driver's own type."""
 Ramps: TypeAlias = Mapping[str, Ramp]
 NO_RAMPS: Ramps = {}
 
@@ -47,10 +46,10 @@ NO_RAMPS: Ramps = {}
 class Progress:
     """How far the job is: what the session itself adds to the tracked state.
 
-    committed: steps of the job. committed_in: the generation that committed the last one.
-    loop: the script's loop over `session.steps` that it was in, from 0. positions: how far each
-    loader is, by the order in which the script first used them. ramps: of the learning rates, by
-    the number of the scaled optimizer.
+    committed: the committed steps of the job. committed_in: the generation of the last commit.
+    loop: the script's loop over `session.steps` at that commit, from 0. positions: how much of each
+    loader's data is consumed; loaders are numbered in the order in which the script first used
+    them. ramps: those of the learning rates, by the number of the scaled optimizer as text.
     """
 
     committed: int = 0
@@ -60,13 +59,12 @@ class Progress:
     ramps: Mapping[str, Ramp] = field(default_factory=lambda: NO_RAMPS)
 
     def position(self, loader: int) -> DataPosition:
-        """How far the loader with this number is."""
         return self.positions[loader] if loader < len(self.positions) else DataPosition()
 
     def after(
         self, samples: SampleRange, *, loader: int, loop: int, generation: int, ramps: Ramps
     ) -> Progress:
-        """After one more step, which consumed `samples` of `loader`."""
+        """The progress after one more step, which consumed `samples` of `loader`."""
         positions = list(self.positions)
         while len(positions) <= loader:
             positions.append(DataPosition())
@@ -90,10 +88,10 @@ class Seat:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Join:
-    """Wait for a generation to join, and build its group; meanwhile take the digests that
-    `Declare` needs. Returns a Seat; raises GroupLost.
+    """Wait for a generation to join, and build its group. Meanwhile, compute the digests that
+    `Declare` needs. Returns a Seat. Raises GroupLost.
 
-    held: this member holds a whole state. at_begin: it is at the begin mark.
+    held: this member holds a whole state. at_begin: the state is at the begin mark.
     """
 
     held: bool
@@ -102,15 +100,15 @@ class Join:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declare:
-    """Give `mine` to every member, with the digests filled in. Returns all declarations, by rank;
-    raises GroupLost."""
+    """Give `mine` to every member, with the digests filled in. Returns all declarations, in rank
+    order. Raises GroupLost."""
 
     mine: Declaration
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainMismatch:
-    """Rank `reference` tells the `odd` ranks what it tracks; these raise ModelMismatch."""
+    """Rank `reference` tells the `odd` ranks what it tracks, and these raise ModelMismatch."""
 
     reference: int
     odd: tuple[int, ...]
@@ -118,8 +116,8 @@ class ExplainMismatch:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DropState:
-    """The state of another member is about to overwrite this one's, or a block could not be undone:
-    no longer count on it."""
+    """Report that this member no longer holds a whole state: another member's state will overwrite
+    it, or a block could not be undone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -133,8 +131,8 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receive:
-    """Take over what `rank` sends; returns its progress. A state of a later loop than `loop` is
-    held back until `TakeHeld`. Raises GroupLost."""
+    """Take over the state that `rank` sends. Returns its progress. A state of a later loop than
+    `loop` is held back until `TakeHeld`. Raises GroupLost."""
 
     rank: int
     loop: int
@@ -143,20 +141,21 @@ class Receive:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restore:
-    """Load the newest checkpoint; returns its progress, None if there is none. A state of a later
-    loop than `loop` is held back until `TakeHeld`."""
+    """Load the newest checkpoint. Returns its progress, or None if there is none. A state of a
+    later loop than `loop` is held back until `TakeHeld`."""
 
     loop: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TakeHeld:
-    """The script has come to the loop of the state that was held back: put it in place."""
+    """Put the state in place that was held back: the script has come to its loop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellDifference:
-    """Members of one step held different states; `ranks` take over that of `right`."""
+    """Report that members held different states of the same step, as an event. The members `ranks`
+    will receive the state of rank `right`."""
 
     ranks: tuple[int, ...]
     right: int
@@ -164,40 +163,40 @@ class TellDifference:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetUp:
-    """The members have one state: wrap the models, plan the batches."""
+    """Wrap the models and plan the batches: the members have agreed on one state."""
 
     seat: Seat
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TearDown:
-    """The group is gone, or about to be: unwrap the models."""
+    """Unwrap the models: the group is gone, or is about to be left."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellJoined:
-    """Report that this member trains in the group of its seat."""
+    """Report that this member trains in the group of its seat, from `committed` steps on."""
 
     committed: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entered:
-    """Everything is set up: report how the group was formed."""
+    """Report how the group was formed: everything is set up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Leave:
-    """Close the group in good order and say so."""
+    """Close the group at a boundary, and report it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Break:
-    """Close the lost group at once, so that its other members are freed too, and say so."""
+    """Close the lost group at once, so that its other members are freed too, and report it."""
 
     error: GroupLost
     held: bool
-    """The state is whole, and so worth being asked for."""
+    """This member's state is whole, so that another member may receive it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -210,31 +209,32 @@ class AwaitSettlement:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AwaitSuccessor:
-    """Wait until a generation that follows this group's is announced, or `timeout_s` is
-    over."""
+    """Wait until a generation that follows this group's is announced, or for `timeout_s` seconds.
+    None: without a limit."""
 
     timeout_s: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutBack:
-    """Undo what a block has changed. Returns whether the state is that of its begin again."""
+    """Undo what a block changed. Returns whether the state is again that of the block's begin."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KeepForRetry:
-    """The block does not count, yet the script runs what stands below it: remember the state."""
+    """Remember the state, for `PutBackForRetry`: the block does not count, yet the script runs the
+    code below it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutBackForRetry:
-    """The same step is about to be handed out again: undo what the script did since then."""
+    """Undo what the script did since `KeepForRetry`: the same step is handed out again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompareReplicas:
-    """Compare the parameters of all members; raises GroupLost, or an error that names those that
-    differ although nothing was ever lost between them."""
+    """Compare the parameters of all members. Raises GroupLost, or an error that names the members
+    that differ although nothing was lost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -246,21 +246,21 @@ class Save:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SaveAndWait:
-    """Save, and wait until the checkpoint is settled; raises GroupLost if the group is superseded
-    meanwhile."""
+    """Save, and wait until the checkpoint is complete or abandoned. Raises GroupLost if the group
+    is superseded meanwhile."""
 
     progress: Progress
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveJob:
-    """The job is to be left here: raises what unwinds the script."""
+    """Leave the job here: raises the exception that unwinds the script."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeetForCall:
     """Wait until every member has come to call `number` since the last commit, and compare what
-    they call. Raises GroupLost, or an error that names both if they differ."""
+    they call. Raises GroupLost, or an error that names both calls if they differ."""
 
     committed: int
     number: int
@@ -306,25 +306,25 @@ Action: TypeAlias = (
 Steps: TypeAlias = Generator[Action, Any, Any]
 
 _TOLD_S = 1.0
-"""Seconds that members leave a group standing in which another one cannot go on. That member may
-not have received all declarations yet: if the others closed their connections at once, it would
-never learn that it has to make room, and the same members would meet again and again."""
+"""The seconds for which members keep a group open in which another member cannot go on. That member
+may not have received all declarations yet: if the others closed their connections at once, it would
+never learn that it must make room, and the same members would meet again and again."""
 
 
 class Batches(Protocol):
-    """What the protocol must know of a loop's loader."""
+    """What the protocol needs of a loop's loader."""
 
     def batch_ratio(self, world_size: int, reference_world: int) -> float:
-        """How many times larger the global batch is than with `reference_world` workers."""
+        """The global batch with `world_size` workers / the one with `reference_world` workers."""
         ...
 
 
 class Participation:
-    """One worker's part in the job, seen from its script.
+    """One worker's part in the job, as its script sees it.
 
-    worker: the membership machine, which this protocol only asks. save_every: committed steps
-    between two checkpoints; 0 for none. receives_in_place: a state that is received overwrites the
-    own one from its first byte on, where there is no room for both.
+    worker: the membership machine. save_every: committed steps between two checkpoints. 0: no
+    checkpoints. receives_in_place: there is no room for two states, so a received state overwrites
+    the own one from its first byte on.
     """
 
     def __init__(
@@ -335,20 +335,21 @@ class Participation:
         self._save_every = save_every
         self.progress = Progress()
         self.seat: Seat | None = None
-        """Where everything is set up; None between two groups."""
+        """The place in the group that everything is set up for. None between two groups."""
         self.intact = False
         self.took_part = False
         self.loop = -1
-        """The script's loop over `session.steps` that it is in or was in last, from 0."""
+        """The loop over `session.steps` that the script is in or was in last, from 0."""
         self.loader = 0
         self.ramps: Ramps = NO_RAMPS
-        """The ramps in force here; the job has them from the next commit on."""
+        """The ramps that apply here. They become part of `progress` with the next commit."""
         self.rules: list[ScalingRule] = []
         self.holds_back = False
-        """A state of a later loop waits until the script has come to it."""
+        """The member's state is of a later loop, and waits until the script has come there."""
         self.runs_done = 0
+        """Calls of `session.run` completed since the last commit."""
         self._runs_at_begin = 0
-        """The calls that were done as the step was handed out."""
+        """The value of `runs_done` when the step was handed out."""
         self._batches: Batches | None = None
         self._last_call: Call = None
         self._in_run = False
@@ -357,7 +358,8 @@ class Participation:
         self._void = False
         self._overwritten = False
         self._begun = False
-        """A group has begun with the state: it was not restored for one that was lost at once."""
+        """A group has begun with the state. False for one that was restored for a group which was
+        lost before that."""
         self._saved_step = -1
         self._save_owed = False
         self._compare_due = False
@@ -365,25 +367,25 @@ class Participation:
         self._newcomers = False
         self._repeat_from = 0
         self._calls_of_others = 0
-        """Calls since the last commit that another member has completed."""
+        """The most calls since the last commit that any member has completed."""
         self._left = False
 
     @property
     def here(self) -> Progress:
-        """The progress, as of this place of the script: a loop may have begun since the commit."""
+        """The progress at this place of the script: a loop may have begun since the last commit."""
         loop = max(self.loop, 0)
         return self.progress if loop == self.progress.loop else replace(self.progress, loop=loop)
 
     @property
     def void(self) -> bool:
-        """The block that the script has left last does not count: what it does until the same step
-        is handed out again is undone."""
+        """The block that the script left last does not count: what the script does until the same
+        step is handed out again is undone."""
         return self._void
 
     @property
     def owes_step(self) -> bool:
-        """The script's last block does not count, or was left by an exception: it has to come to
-        the next boundary before anything else."""
+        """The script's last block does not count, or was left by an exception: the script must come
+        to the next boundary before anything else."""
         return self._void or self._in_block
 
     @property
@@ -393,14 +395,13 @@ class Participation:
 
     @property
     def _is_behind(self) -> bool:
-        """The scripts of the others are at a later place: of a later loop, or past a call that this
-        one has not come to."""
+        """Other members' scripts are at a later place: in a later loop, or past a call that this
+        script has not come to."""
         return self.holds_back or self.runs_done < self._calls_of_others
 
     # ---- what the script does
 
     def begin_loop(self, loader: int, batches: Batches) -> Steps:
-        """The script begins its next loop, over the loader with this number."""
         self.loop += 1
         self.loader, self._batches = loader, batches
         try:
@@ -412,12 +413,12 @@ class Participation:
             if self.holds_back and self.progress.loop <= self.loop:
                 require(self.progress.loop == self.loop, "a loop was passed over")
                 yield from self._arrive()
-        except GroupLost as error:  # while everything was set up; the boundary joins the next
+        except GroupLost as error:  # during the set-up; `boundary` joins the next group
             yield from self.lose(error)
 
     def passes_boundary(self) -> bool:
-        """Between two steps: be at the next one if nothing is to be done before it, which is the
-        usual case. False: `boundary` does what there is."""
+        """Between two steps: pass to the next one if there is nothing to do before it, which is the
+        usual case. Returns False if the caller must drive `boundary` instead."""
         seat = self.seat
         if (
             seat is None
@@ -434,14 +435,15 @@ class Participation:
         return True
 
     def boundary(self) -> Steps:
-        """Between two steps: change the group if it was superseded, join if there is none."""
+        """Between two steps: leave a group that was superseded, join one if there is none, and do
+        what is due (leave the job, compare replicas, save)."""
         while True:
             try:
                 if self._void:
                     self._void = False
                     yield PutBackForRetry()
                 self._at_begin = True
-                if self.seat is None or self._worker.following is not None:  # seldom
+                if self.seat is None or self._worker.following is not None:  # rare
                     yield from self._be_in_current_group()
                 if not self._is_behind:  # else the others have these behind them
                     yield from self._duties()
@@ -452,9 +454,8 @@ class Participation:
             return
 
     def end_loop(self, meet: Call) -> Steps:
-        """No step is left in the loop: meet at its end, since a member that is a step behind still
-        needs another's state; and begin to save the result, whatever the interval between
-        checkpoints."""
+        """The loop has no step left. Meet at its end, because a member that is a step behind still
+        needs another's state, and begin to save the result, whatever the checkpoint interval."""
         if self.holds_back:
             return
         behind = (yield from self._run(meet))[1]
@@ -462,11 +463,9 @@ class Participation:
             yield Save(progress=self.here)
 
     def begin_block(self) -> None:
-        """The script enters the block of a step."""
         self._in_block = True
 
     def commit(self, samples: SampleRange) -> None:
-        """The block has ended: its step counts."""
         require(self.seat is not None and self.intact, "a step was committed without a group")
         assert self.seat is not None
         self.progress = self.progress.after(
@@ -483,8 +482,8 @@ class Participation:
         self._worker.committed(self.progress.committed)
 
     def give_up_block(self, error: GroupLost) -> Steps:
-        """The group was lost inside the block. Returns whether its step counts all the same,
-        because others have completed it and this member has received their state."""
+        """The group was lost inside the block. Join the next one. Returns whether the step counts
+        nevertheless, because others completed it and this member has received their state."""
         index = self.progress.committed
         yield from self._put_back()
         yield from self.lose(error)
@@ -498,9 +497,9 @@ class Participation:
         return counts
 
     def bequeath(self) -> Steps:
-        """The script's thread stands in this block for good. Take the state back to the block's
-        begin and into the next group of several, since nobody else may hold it; the worker ends
-        then."""
+        """The script's thread hangs in this block for good. Undo the block and take the state into
+        the next group of several members, because no other worker may hold it. Another thread
+        drives this, and the worker ends afterwards."""
         yield from self._put_back()
         while True:
             yield from self.lose(GroupLost("the script's thread stands still in a lost group"))
@@ -512,12 +511,13 @@ class Participation:
             yield AwaitSuccessor()
 
     def run(self, call: Call) -> Steps:
-        """Make a call with the other members, in the next group if this one is lost. Returns its
-        result."""
+        """Make a call together with the other members, in the next group if this one is lost.
+        Returns the call's result."""
         return (yield from self._run(call))[0]
 
     def _run(self, call: Call) -> Steps:
-        """Returns the result, and whether others had completed the call before."""
+        """`run`, which returns (the result, whether other members had completed the call before).
+        Raises Stranded while the state waits for a later loop."""
         if self.holds_back:
             raise Stranded(
                 f"the job is at loop {self.progress.loop} over session.steps(), and this worker's "
@@ -537,7 +537,7 @@ class Participation:
                         yield from self._leave_job_if_told()
                     committed = self.progress.committed
                     yield MeetForCall(committed=committed, number=self.runs_done, call=call)
-                    self._last_call = None  # all have completed it, and this one changes the state
+                    self._last_call = None  # all completed that one; the next changes the state
                     result = yield Perform(call=call)
                 except GroupLost as error:
                     if isinstance(error, StateTorn) and self.intact:
@@ -553,19 +553,18 @@ class Participation:
             self._worker.run_left()
 
     def lose(self, error: GroupLost) -> Steps:
-        """The group is lost."""
         self.seat = None
         yield TearDown()
         yield Break(error=error, held=self.intact and self._begun)
 
     def _put_back(self) -> Steps:
-        """Undo the block: the state is that of its begin, or it is to be counted on no longer."""
+        """Undo the block: the state is that of the block's begin, or no longer intact."""
         whole = yield PutBack()
         if self.intact and not whole:
             yield DropState()
         self.intact = self.intact and whole
         self._at_begin = True
-        if self.runs_done != self._runs_at_begin:  # calls above the block: they are made again
+        if self.runs_done != self._runs_at_begin:  # calls above the block will be made again
             self.runs_done, self._last_call = self._runs_at_begin, None
 
     # ---- at a boundary
@@ -580,7 +579,8 @@ class Participation:
             yield from self._enter()
 
     def _leaves_here(self) -> Steps:
-        """Is the group to be left now? Waits while that is being settled."""
+        """Whether to leave the group at this boundary. Waits until a provisional change is settled,
+        for HOLD_S at most."""
         worker, committed = self._worker, self.progress.committed
         if worker.holds(committed):
             settled = yield AwaitSettlement(committed=committed, timeout_s=HOLD_S)
@@ -598,8 +598,9 @@ class Participation:
             yield Save(progress=self.here)
 
     def _comparison_is_due(self) -> bool:
-        """After 1, 2, 4... steps of the group, and before a save, since each member writes a part
-        of what must be one state. Nothing but the steps decides: all members come to it."""
+        """Whether replicas are compared here: after 1, 2, 4... steps of the group, and before a
+        save, since each member writes a part of what must be one state. Only the number of steps
+        decides, so all members do it at the same boundary."""
         steps = self.progress.committed - self._agreed_at
         if not self._compare_due or steps <= 0:
             return False
@@ -612,22 +613,22 @@ class Participation:
         return self._save_owed or (self._saves_here() and committed != self._saved_step)
 
     def _saves_here(self) -> bool:
-        """The interval between checkpoints ends at this step."""
         return self._save_every > 0 and self.progress.committed % self._save_every == 0
 
     def _leave_job_if_told(self) -> Steps:
-        """Every member comes here from a boundary or a call, so that their states are of one
-        place of the script: a block that was given up is left first."""
+        """Save and leave the job if the generation says so. Every member comes here from a boundary
+        or a call, so all states are of the same place of the script: a block that was given up is
+        left first."""
         if self.seat is not None and self.seat.generation.purpose is Purpose.SAVE_AND_LEAVE:
             yield SaveAndWait(progress=self.here)
-            if not self._left:  # else the script is being unwound
+            if not self._left:  # else the script is unwinding already
                 self._left = True
                 yield LeaveJob()
 
     # ---- into a group
 
     def _enter(self) -> Steps:
-        """Be in a group whose members have come to one state, with everything set up."""
+        """Join groups until the members of one have agreed on one state and all is set up."""
         while True:
             try:
                 held = self.intact and not self.holds_back
@@ -647,7 +648,7 @@ class Participation:
             return
 
     def _agree(self, seat: Seat) -> Steps:
-        """Come to one state with the group."""
+        """Agree with the group on one state. Raises GroupLost, StateLost or Stranded."""
         declarations: tuple[Declaration, ...] = yield Declare(mine=self._declaration())
         reference, odd = odd_ones_out(declarations)
         if odd:
@@ -719,7 +720,8 @@ class Participation:
                     self._worker.run_entered()
 
     def _restore(self, seat: Seat, *, begun: bool) -> Steps:
-        """Nobody holds the state. A torn one is never taken for the initial one."""
+        """No member holds the state: rank 0 restores a checkpoint, or begins the job. A torn state
+        is never taken for the initial one. Raises StateLost or Stranded."""
         restored: Progress | None = yield Restore(loop=max(self.loop, 0))
         if restored is None and begun:
             raise StateLost(
@@ -750,7 +752,6 @@ class Participation:
         self._overwritten = False
 
     def _set_up(self, seat: Seat) -> Steps:
-        """What the generation derives from the last commit, and what the driver must set up."""
         if self._batches is not None:
             self.ramps = {
                 str(number): retarget(
@@ -764,7 +765,7 @@ class Participation:
         yield SetUp(seat=seat)
 
     def _repeat_call(self) -> Steps:
-        """Make the last call once more, for members that have not completed it."""
+        """Repeat the last call, for members that have not completed it."""
         if self._repeat_from >= self.runs_done:
             return
         require(self._repeat_from == self.runs_done - 1, "a member is two calls behind another")
@@ -775,7 +776,6 @@ class Participation:
         yield Perform(call=call)
 
     def _arrive(self) -> Steps:
-        """The script has come to the job's loop."""
         yield TakeHeld()
         self.holds_back = False
         self.intact = True

@@ -1,1 +1,1 @@
-"""What runs in a training process: the user's session, its process group and its state."""
+"""Runs in a training process: the user's session, its process group and its state."""

@@ -1,4 +1,4 @@
-"""Whether torch.compile is at work in this process: a step that compiles may take minutes."""
+"""Notices when torch.compile is at work in this process: a step that compiles may take minutes."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ _CALLBACKS = "torch._dynamo.callback"
 class Compilations:
     """Counts the compilations of the process, from the moment that torch._dynamo is imported.
 
-    torch imports it with the first use of torch.compile. To look for it costs a fraction of a
-    microsecond, and it is never imported from here. A torch without these callbacks is as one
-    that does not compile.
+    torch imports it with the first use of torch.compile. Looking for it takes a fraction of a
+    microsecond, and this module never imports it. With a torch that lacks the callbacks, no
+    compilation is noticed.
     """
 
     def __init__(self) -> None:
         self._registering = threading.Lock()
         self.under_way = False
-        """A compilation has begun and not ended."""
         self.count = 0
-        """Grows with every one that begins or ends."""
+        """Grows whenever a compilation begins or ends."""
 
     def watch(self) -> None:
-        """Make sure that what compiles from now on is counted: torch._dynamo.reset() forgets it."""
+        """Register for compilations from now on. Call this again and again: torch._dynamo.reset()
+        drops the callbacks."""
         handler = getattr(sys.modules.get(_CALLBACKS), "callback_handler", None)
         if handler is None or self._began in handler.start_callbacks:
             return
@@ -33,7 +33,7 @@ class Compilations:
                 handler.register_end_callback(self._ended)
                 handler.register_start_callback(self._began)
 
-    def _began(self, *_: object) -> None:  # before torch 2.7 with nothing
+    def _began(self, *_: object) -> None:  # torch before 2.7 passes no arguments
         self.under_way = True
         self.count += 1
 
@@ -43,4 +43,4 @@ class Compilations:
 
 
 COMPILATIONS = Compilations()
-"""Those of this process, which torch._dynamo keeps as one, too."""
+"""The compilations of this process: torch._dynamo has only one callback handler, too."""

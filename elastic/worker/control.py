@@ -1,4 +1,4 @@
-"""What a session needs of the control plane: with an agent, or without one."""
+"""Connects a session to the control plane, with an agent or without one."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ from elastic.worker.state.checkpointing import Checkpointing
 
 _LOOPBACK = "127.0.0.1"
 _BEQUEATH_S = 60.0
-"""A worker whose script stands still waits so long for others to give its state to."""
+"""The seconds that a worker whose script hangs waits for other members to give its state to."""
 
 
 class Control(Protocol):
@@ -54,21 +54,19 @@ class Control(Protocol):
     membership: Membership
     keeps_ledger: bool
     recovers: bool
-    """Whether a lost group can be followed by another."""
+    """Whether another group can follow a lost one."""
     bequeath: Callable[[], None]
-    """Called before the process is given up with its script stuck in a lost group."""
+    """Called when the script hangs in a lost group, before the process ends."""
 
     @property
-    def reports(self) -> Reports:
-        """What takes its reports."""
-        ...
+    def reports(self) -> Reports: ...
 
     def join(self) -> Group:
         """Block until there is a group to join, and build it; see Membership.join."""
         ...
 
     def finish(self) -> None:
-        """The script has ended: return when the process may exit."""
+        """Call this when the script has ended. Returns when the process may exit."""
         ...
 
 
@@ -76,8 +74,9 @@ _LAST_S = 1.0
 
 
 def _await_own_threads() -> None:
-    """A daemon thread that lets go of a tensor while Python ends aborts the process: Python ends
-    the thread in the middle of torch's code. Workers of an agent end without being taken apart."""
+    """Wait for elastic's daemon threads, for _LAST_S at most, before Python shuts down. If one
+    frees a tensor during that, Python ends it in the middle of torch's code, which aborts the
+    process. Workers with an agent need no such wait: they end without Python's shutdown."""
     ends_at = time.monotonic() + _LAST_S
     for thread in threading.enumerate():
         if thread.name.startswith("elastic-") and thread.daemon:
@@ -85,7 +84,7 @@ def _await_own_threads() -> None:
 
 
 class LocalControl:
-    """Without an agent: a job of one worker, in a group of one."""
+    """The control plane without an agent: a job of one worker, in a group of one."""
 
     keeps_ledger = False
     recovers = False
@@ -108,7 +107,6 @@ class LocalControl:
         self.membership.assign(0)
 
     def join(self) -> Group:
-        """Form the group of one."""
         host = StoreHost(_LOOPBACK)
         self.membership.prepare(host.endpoint)
         alone = Member(worker="local", node="local", slot=0, endpoint=host.endpoint)
@@ -118,11 +116,12 @@ class LocalControl:
         return self.membership.join(host, self.backend)
 
     def finish(self) -> None:
-        """Nobody to wait for."""
+        """Return at once: there are no other workers to wait for."""
 
 
 class AgentControl:
-    """With an agent at the other end of `link`. Blocks until the agent gives a slot."""
+    """The control plane with an agent at the other end of `link`. The constructor blocks until the
+    agent gives this worker a slot."""
 
     recovers = True
 
@@ -132,7 +131,7 @@ class AgentControl:
         self._dismissed = threading.Event()
         self._assignment = local_pb2.Assignment()
         self._host: StoreHost | None = None
-        self._titled: int | None = None  # rank in the process's title
+        self._titled: int | None = None  # the rank in the process title
         self.bequeath: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing()
         self.membership = Membership(
@@ -180,7 +179,8 @@ class AgentControl:
         return group
 
     def finish(self) -> None:
-        """Wait until every member's script has ended and what it saved is on storage."""
+        """Wait until this worker's saves and reports are done, and until the agent dismisses it
+        because every member's script has ended."""
         self.checkpoints.wait_idle()
         self.reports.flush()
         self.reports.wait_for_ledger()
@@ -223,7 +223,7 @@ class AgentControl:
             self.reports.answer_stacks(command.stacks)
 
     def _report_again(self) -> None:
-        """To an agent or a coordinator that knows nothing of this worker."""
+        """Send everything again: a new agent or coordinator knows nothing about this worker."""
         newest, group = self.membership.announced, self.membership.group
         if newest is not None:
             known = job_pb2.Known(newest=generation_to_pb(newest))
@@ -238,8 +238,8 @@ class AgentControl:
         self._link.send(status=status_to_pb(status))
 
     def _deaf(self, error: Exception) -> None:
-        """The link's thread has ended with an error: nobody would free this worker from a lost
-        group, or tell it to leave one."""
+        """End the process: the link's thread has failed, so nothing would free this worker from a
+        lost group or tell it to leave one."""
         traceback.print_exception(error)
         self._end_with(
             FailureKind.EXCEPTION,
@@ -248,7 +248,8 @@ class AgentControl:
         )
 
     def _give_up(self) -> None:
-        """This process will never get out of a group that was aborted: see group/stuck.py."""
+        """End the process, after an attempt to give its state to others: its script will never
+        return from a group that was aborted. See group/stuck.py."""
         faulthandler.dump_traceback(all_threads=True)
         heir = threading.Thread(target=self.bequeath, name="elastic-bequeath", daemon=True)
         heir.start()
@@ -257,7 +258,7 @@ class AgentControl:
         self._end_with(FailureKind.LEFT_OUT, message)
 
     def _end_with(self, kind: FailureKind, message: str, trace: str = "") -> NoReturn:
-        """Say why, and end the process, whatever its script is doing."""
+        """Report the failure and end the process, whatever its script is doing."""
         failure = Failure(
             worker=self._link.worker,
             kind=kind,
@@ -274,4 +275,4 @@ class AgentControl:
 
 
 def _nothing() -> None:
-    """There is nothing to give to others."""
+    """The `bequeath` of a worker that does not train yet: it has no state to give."""

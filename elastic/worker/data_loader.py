@@ -1,4 +1,4 @@
-"""Samples for the steps: torch's DataLoader, fed in an order that survives a change of group."""
+"""Loads the samples of the steps: torch's DataLoader, in an order that survives group changes."""
 
 from __future__ import annotations
 
@@ -37,34 +37,44 @@ _OPTIONS = (
     *("num_workers", "pin_memory", "collate_fn", "worker_init_fn", "timeout", "generator"),
     *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
 )
-"""Of torch's loader, without any of which a batch of rows is what it gives."""
+"""Options of torch's loader. Without any of them, its batches of a TensorDataset are plain rows."""
 _FIXED = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
         *("seed", "shuffle", "accumulate", "global_batch"),
     }
 )
-"""What torch's loader refuses to have set later, and what only this one has."""
+"""Attributes that cannot be set later: those that torch's loader refuses, and this one's own."""
 _ROW_TYPES = frozenset(
     {
         *(torch.float64, torch.float32, torch.float16, torch.bfloat16),
         *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
     }
 )
-_AT_ONCE = 2048  # samples whose order is evaluated in one go: one by one it takes 20 times as long
+_AT_ONCE = 2048  # samples whose order is evaluated at once: one by one it takes 20 times as long
 
 
 class DataLoader:
-    """Loads a map-style dataset for `session.steps`.
+    """Loads a map-style dataset (one with len() and indices) for `session.steps`.
 
-    batch_size: most samples in one micro-batch of one worker.
-    accumulate: micro-batches per step and worker; the global batch grows with the group.
-    global_batch: fixes the samples per step instead; shares and accumulation then follow the
-    group, and the learning rate does not.
-    seed: the order of an epoch depends on it and the epoch alone.
+    batch_size: the maximum number of samples in a micro-batch, at least 1.
+    seed: the order of an epoch depends only on the seed and the epoch's number.
+    shuffle: whether an epoch has a random order instead of the dataset's own.
+    accumulate: micro-batches per step and worker, at least 1. The global batch is
+    batch_size * accumulate * world size, so it grows with the group.
+    global_batch: fixes the samples per step, at least 1, instead of `accumulate`. Shares and
+    accumulation then follow the world size, and the learning rate stays unscaled.
     drop_last: skip an epoch's remainder that does not fill a global batch. A group whose global
     batch is larger than the dataset takes a whole epoch in each step.
-    Everything else (num_workers, pin_memory, collate_fn, prefetch_factor...) is torch's.
+    options: those of torch's DataLoader (num_workers, pin_memory, collate_fn, prefetch_factor...),
+    other than `sampler` and `batch_sampler`.
+
+    Raises ConfigurationError for a dataset that is empty, iterable or without len(), for arguments
+    that are out of range, that contradict each other or that torch refuses, and if `drop_last`
+    would drop all samples of one worker. Assigning to an argument's attribute later raises it too.
+
+    A script passes the loader to `session.steps` and uses at most its len(). The other methods are
+    for the session.
     """
 
     def __init__(
@@ -87,7 +97,7 @@ class DataLoader:
         self._shuffle = shuffle
         _require_options(dataset, options)
         _require_enough(self.length, self.policy, drop_last)
-        self._options = options  # the last one: what it is made with is fixed now
+        self._options = options  # last: from here on, __setattr__ refuses the names in _FIXED
 
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED and "_options" in vars(self):
@@ -99,8 +109,8 @@ class DataLoader:
         super().__setattr__(name, value)
 
     def __len__(self) -> int:
-        """Steps of a whole epoch. TypeError where that follows the group: only a fixed
-        `global_batch` makes it the same for any number of workers."""
+        """The steps of a whole epoch. TypeError without a fixed `global_batch`, since the number
+        then depends on the world size."""
         if not isinstance(self.policy, FixedGlobalBatch):
             raise TypeError(
                 "the number of steps in an epoch changes with the group, so this elastic.DataLoader"
@@ -111,7 +121,7 @@ class DataLoader:
         return steps_in_epoch(length=self.length, global_batch=size, drop_last=self.drop_last)
 
     def __bool__(self) -> bool:
-        return True  # and not by its length, which it may not have
+        return True  # without this, bool() would call len(), which may raise
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
@@ -121,7 +131,7 @@ class DataLoader:
         )
 
     def require_same_length(self) -> None:
-        """Raises ConfigurationError if the dataset has not as many samples any more."""
+        """Raise ConfigurationError if the dataset's number of samples has changed."""
         length = _length(self.dataset)
         if length != self.length:
             raise ConfigurationError(
@@ -132,13 +142,14 @@ class DataLoader:
             )
 
     def position_to_index(self, epoch: int) -> Permutation | range:
-        """The order of an epoch: from a position to the dataset's index."""
+        """The order of an epoch: maps a position in it to an index of the dataset."""
         if not self._shuffle:
             return range(self.length)
         return Permutation(self.length, key=epoch_key(self._seed, epoch))
 
     def next_range(self, position: DataPosition, world_size: int) -> SampleRange:
-        """The samples of the step after `position`."""
+        """The samples of the step after `position`, for a group of `world_size` workers. Raises
+        ConfigurationError if the position lies outside of the dataset."""
         if position.cursor > self.length:
             raise ConfigurationError(
                 f"the saved position is sample {position.cursor} of an epoch, but the dataset has "
@@ -157,13 +168,14 @@ class DataLoader:
         return self.next_range(position, world_size).epoch > position.epoch
 
     def batch_ratio(self, world_size: int, reference_world: int) -> float:
-        """How many times larger a full step is than with `reference_world` workers."""
+        """Samples of a full step with `world_size` workers / those with `reference_world`."""
         return self._full_step(world_size) / self._full_step(reference_world)
 
     def batches(
         self, stretches: Iterator[_Stretch], *, position: DataPosition, rank: int
     ) -> Iterator[Any]:
-        """The collated samples of each span of positions, from `position` on."""
+        """The collated micro-batch of each span of positions in `stretches`. `position` and `rank`
+        seed what torch's loader draws."""
         if self._is_in_memory():
             return _rows(self.dataset, stretches)
         loader = self._torch_loader(_indices(stretches), position=position, rank=rank)
@@ -174,22 +186,22 @@ class DataLoader:
 
     @property
     def has_processes(self) -> bool:
-        """Others than this one load."""
+        """Whether other processes than this one load the samples."""
         return bool(self._options.get("num_workers"))
 
     def _is_in_memory(self) -> bool:
-        """Batches are rows of tensors: to take them sample by sample and stack them, as torch's
-        loader does, would be most of a small step's time."""
+        """Whether batches are plain rows of tensors, which need no loader of torch's: taking single
+        samples and stacking them, as it does, would take most of a small step's time."""
         options = self._options.items()
         return _is_of_rows(self.dataset) and all(n in _OPTIONS and not v for n, v in options)
 
     def _torch_loader(
         self, batches: Iterator[list[int]], *, position: DataPosition, rank: int
     ) -> torch_data.DataLoader[Any]:
-        """torch's loader.
+        """Create torch's loader, which seeds its processes from the place in the data.
 
-        What seeds its processes follows from the place in the data: drawn from torch's default
-        generator, as usual, it would change the script's own numbers with every change of group.
+        By default it draws that seed from torch's default generator, which would change the
+        script's own random numbers with every change of group.
         """
         place = f"{self._seed}/{position.epoch}/{position.cursor}/{rank}"
         seed = xxhash.xxh3_64_intdigest(place.encode()) & (2**63 - 1)
@@ -200,7 +212,7 @@ class DataLoader:
         return torch_data.DataLoader(self.dataset, batch_sampler=_Once(batches), **options)
 
     def _full_step(self, world_size: int) -> int:
-        """Samples of a step that is not an epoch's remainder: at most the whole dataset."""
+        """The samples of a step that is not an epoch's remainder: at most the whole dataset."""
         return min(self.policy.global_batch(world_size), self.length)
 
 
@@ -210,20 +222,21 @@ _Stretch: TypeAlias = tuple[Permutation | range, list[range]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchPlan:
-    """A step's samples, and those micro-batches of it that are this rank's."""
+    """A step's samples, and this rank's micro-batches of them."""
 
     samples: SampleRange
     micro_batches: tuple[MicroBatch, ...]
     weights: tuple[float, ...]
-    """By which the losses of these are multiplied: see `loss_weight`."""
+    """The factors on the losses of the micro-batches: see `loss_weight`."""
     ends_epoch: bool
-    """It is the epoch's last step."""
+    """Whether this is the epoch's last step."""
 
 
 class BatchPlanner:
-    """One rank's steps from a position on, and what `step.batches()` yields in them.
+    """Plans one rank's steps from a position on, and loads their micro-batches.
 
-    A change of group makes a new one: what the old one had prefetched was for the old ranks.
+    After a change of group there is a new planner: what the old one prefetched was for the old
+    ranks.
     """
 
     def __init__(
@@ -236,15 +249,15 @@ class BatchPlanner:
         self._batches = loader.batches(self._stretches(ahead), position=position, rank=rank)
 
     def next_plan(self) -> BatchPlan | None:
-        """The next step; None after the last epoch's end."""
+        """The plan of the next step. None after the last epoch's end."""
         return next(self._plans, None)
 
     def fetch(self) -> Any:
-        """The next micro-batch's collated samples; they come in the order of the plans."""
+        """The collated samples of the next micro-batch, in the order of the plans."""
         return next(self._batches)
 
     def close(self) -> None:
-        """End the loader's processes, without waiting for what they are loading."""
+        """End the loader's processes, without waiting for the batches that they are loading."""
         abandoned = [self._batches]
         self._batches = iter(())
         if self._loader.has_processes:
@@ -271,7 +284,6 @@ class BatchPlanner:
             samples = following
 
     def _stretches(self, plans: Iterator[BatchPlan]) -> Iterator[_Stretch]:
-        """The positions of every micro-batch."""
         for epoch, in_epoch in groupby(plans, key=lambda plan: plan.samples.epoch):
             self._loader.require_same_length()
             order = self._loader.position_to_index(epoch)
@@ -288,7 +300,7 @@ def _indices(stretches: Iterator[_Stretch]) -> Iterator[list[int]]:
 
 
 def _spans(plans: Iterator[BatchPlan]) -> Iterator[list[range]]:
-    """The positions of the plans' micro-batches, as many at once as are worth it."""
+    """The positions of the plans' micro-batches, grouped into lists of about _AT_ONCE samples."""
     spans: list[range] = []
     size = 0
     for plan in plans:
@@ -303,7 +315,7 @@ def _spans(plans: Iterator[BatchPlan]) -> Iterator[list[range]]:
 
 
 class _Once:
-    """An iterator as the batch sampler that torch's DataLoader wants."""
+    """A batch sampler for torch's DataLoader, made of an iterator."""
 
     def __init__(self, batches: Iterator[list[int]]) -> None:
         self._batches = batches
@@ -313,8 +325,7 @@ class _Once:
 
 
 def _is_of_rows(dataset: Any) -> bool:
-    """Each sample is a row of each of some tensors, and nothing that a script has overridden makes
-    it."""
+    """Whether samples are plain rows of tensors, and no method of the script's makes them."""
     return type(dataset) is torch_data.TensorDataset and all(
         type(t) is torch.Tensor and t.dtype in _ROW_TYPES and t.is_contiguous()
         for t in dataset.tensors
@@ -322,7 +333,7 @@ def _is_of_rows(dataset: Any) -> bool:
 
 
 def _rows(dataset: Any, stretches: Iterator[_Stretch]) -> Iterator[list[torch.Tensor]]:
-    """What torch's loader gives for such a dataset."""
+    """The batches that torch's loader would give for a dataset of rows."""
     for order, spans in stretches:
         if isinstance(order, range):
             indices = torch.cat([torch.arange(span.start, span.stop) for span in spans])
@@ -333,8 +344,8 @@ def _rows(dataset: Any, stretches: Iterator[_Stretch]) -> Iterator[list[torch.Te
 
 
 def _mover(kind: type) -> Callable[..., Any] | None:
-    """The method of a class that moves what is of it to a device. Another `to` may convert units,
-    or be a field, or a key of a dictionary that has attributes for them."""
+    """The `to` method of a class, if it moves objects to a device. Another `to` may convert units,
+    be a field, or be a key of a dictionary that has attributes for its keys."""
     move = getattr(kind, "to", None)
     if not callable(move):
         return None
@@ -351,10 +362,9 @@ def _mover(kind: type) -> Callable[..., Any] | None:
 
 
 def to_device(value: Any, device: torch.device) -> Any:
-    """Move the tensors of a collated batch; copies from pinned memory do not block.
-
-    A batch that can move itself does so, as packed sequences, graphs and tokenized texts can.
-    """
+    """Return a collated batch with its tensors moved to `device`. Copies from pinned memory do not
+    block. Objects with a fitting `to`, such as packed sequences, graphs and tokenized texts, move
+    themselves."""
     if device.type == "cpu":
         return value
     if isinstance(value, torch.Tensor):
@@ -365,8 +375,8 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, MutableMapping):
         items = {k: to_device(v, device) for k, v in value.items()}
         try:
-            twin = copy.copy(value)  # which may be a defaultdict, or have attributes
-        except KeyError:  # its attributes are its keys, and it has none that copy() asks for
+            twin = copy.copy(value)  # value may be a defaultdict, or have attributes
+        except KeyError:  # its attributes are its keys, and the one that copy() needs is missing
             return cast("Any", type(value))(items)
         twin.update(items)
         return twin
@@ -375,7 +385,7 @@ def to_device(value: Any, device: torch.device) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(to_device(v, device) for v in value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        moved = copy.copy(value)  # without its __init__, which may ask for more, or make it anew
+        moved = copy.copy(value)  # without its __init__, which may need more or change the fields
         for field in dataclasses.fields(value):
             if hasattr(value, field.name):
                 inside = to_device(getattr(value, field.name), device)
@@ -419,8 +429,8 @@ def _policy(batch_size: int, accumulate: int, global_batch: int | None) -> Batch
 
 
 def _require_options(dataset: torch_data.Dataset[Any], options: dict[str, Any]) -> None:
-    """Raises ConfigurationError for what is not the script's to choose, and here for what torch
-    would refuse when the group has formed."""
+    """Raise ConfigurationError for options that a script cannot choose, and now already for those
+    that torch would refuse only when the group has formed."""
     for name in _OURS:
         if name in options:
             raise ConfigurationError(
@@ -434,7 +444,8 @@ def _require_options(dataset: torch_data.Dataset[Any], options: dict[str, Any]) 
 
 
 def _require_enough(length: int, policy: BatchPolicy, drop_last: bool) -> None:
-    """What one worker cannot do is a mistake; a group too large for the data is an accident."""
+    """Raise ConfigurationError if drop_last drops all samples of a group of one worker: that is a
+    mistake. A group that is too large for the data is not: it takes a whole epoch a step."""
     least = policy.global_batch(1)
     if not drop_last or length >= least:
         return

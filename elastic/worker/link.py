@@ -1,4 +1,4 @@
-"""The worker's end of the Unix socket to its agent."""
+"""The worker's end of the Unix socket to its agent: messages out, commands in, reconnection."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _RETRY_S = 0.1
 
 
 class Link:
-    """Sends from any thread; once started, a thread of its own hands out what the agent says.
+    """Sends from any thread. Once started, its own thread passes on the agent's commands.
 
-    An agent that ends may be followed by another at the same path; how long to hope for that is
-    the zygote's decision, which ends the worker. Until then training goes on.
+    When an agent ends, another one may follow at the same path. The zygote decides how long to wait
+    for that, and then ends the worker. Until then training goes on.
     """
 
     def __init__(self, worker: str, path: str) -> None:
@@ -30,12 +30,12 @@ class Link:
         self._sending = threading.Lock()
 
     def fileno(self) -> int:
-        """The socket's descriptor."""
         return self._socket.fileno()
 
     def send(self, **kind: Any) -> None:
-        """Send `WorkerMessage(**kind)`; what an agent that is gone misses is asked for again. One
-        that lives but cannot be told is hung up on: it would wait for ever for what it missed."""
+        """Send `WorkerMessage(**kind)`. If the agent is gone, the next one asks for everything
+        again. If sending fails, the connection is shut down: an agent that lives would otherwise
+        wait for ever for the lost message."""
         frame = encode(pb.WorkerMessage(**kind))
         with self._sending:
             try:
@@ -45,7 +45,7 @@ class Link:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        """Something that an operator should know of, as an event."""
+        """Send an event for the operator."""
         named = {"worker": self.worker, **fields}
         self.send(notice=pb.Notice(name=name, fields=named))
 
@@ -55,9 +55,12 @@ class Link:
         on_new_agent: Callable[[], None],
         on_error: Callable[[Exception], None],
     ) -> None:
-        """Read commands on a thread of its own; `on_new_agent` is called when another agent has
-        been told who this is, `on_error` with what one of these raises: nothing is read any more
-        then, and a worker that hears nothing must not go on as if it did."""
+        """Read commands on a thread of its own.
+
+        on_command: called with each command. on_new_agent: called after the `hello` to another
+        agent. on_error: called with an exception of these two. Then the thread ends and no command
+        is read any more, so the worker must not go on as if it were in contact.
+        """
 
         def read() -> None:
             try:
@@ -65,17 +68,17 @@ class Link:
                     self._hand_on(on_command)
                     self._reconnect()
                     on_new_agent()
-            except Exception as error:  # noqa: BLE001 - whatever it is
+            except Exception as error:  # noqa: BLE001 - any error ends the thread
                 on_error(error)
 
         threading.Thread(target=read, name="elastic-link", daemon=True).start()
 
     def hello(self) -> None:
-        """Say who this is: the first message on every connection."""
+        """Say which worker this is: the first message on every connection."""
         self.send(hello=pb.Hello(worker=self.worker, pid=os.getpid()))
 
     def _hand_on(self, on_command: Callable[[pb.WorkerCommand], None]) -> None:
-        """Until the agent ends, or says what cannot be read."""
+        """Pass commands on until the agent ends or sends a malformed frame."""
         decoder = FrameDecoder(pb.WorkerCommand)
         while data := received(self._socket):
             try:
@@ -86,7 +89,7 @@ class Link:
                 on_command(command)  # type: ignore[arg-type]
 
     def _reconnect(self) -> None:
-        # First: if the script has closed the descriptor, the fresh one may be of that number.
+        # Close first: if the script has closed the descriptor, the fresh one may get its number.
         with self._sending, contextlib.suppress(OSError):
             self._socket.close()
         fresh = self._connect_at_last()
@@ -95,7 +98,8 @@ class Link:
         self.hello()
 
     def _connect_at_last(self) -> socket.socket:
-        """The agent may have ended as this worker was forked, or be starting anew."""
+        """Connect, after any number of attempts: the agent may have ended while this worker was
+        forked, or be restarting."""
         while True:
             try:
                 return self._connect()
@@ -104,7 +108,7 @@ class Link:
 
     def _connect(self) -> socket.socket:
         connected = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        connected.settimeout(None)  # a script may have set a default, for what it downloads
+        connected.settimeout(None)  # a script may have set a default timeout for its downloads
         try:
             connected.connect(self._path)
         except OSError:
@@ -114,7 +118,7 @@ class Link:
 
 
 def received(connection: socket.socket) -> bytes:
-    """What has come; nothing at the end."""
+    """The next bytes that have arrived. Empty if the connection has ended."""
     try:
         return connection.recv(65536)
     except OSError:

@@ -1,8 +1,8 @@
-"""What happens around each optimizer's steps: it must be tracked, since others would train each
-worker apart, and a scaling rule's factor applies there and nowhere else.
+"""Hooks around each optimizer's steps: they require that it is tracked, and scale its rates.
 
-The rates that the script and its schedulers see are always the unscaled ones, so a scheduler that
-multiplies the rate it finds cannot compound the factor.
+With an optimizer that is not tracked, workers would drift apart. A scaling rule's factor applies
+only during a step of the optimizer: the rates that the script and its schedulers see are always the
+unscaled ones, so a scheduler that multiplies the rate it finds cannot compound the factor.
 """
 
 from __future__ import annotations
@@ -19,21 +19,23 @@ from elastic.worker.state.job_state import JobState
 from elastic.worker.state.references import optimizers_inside
 from elastic.worker.state.tree import same_tensor, tensors_of
 
-_WATCHED_BLOCKS = 64  # where a script calls its optimizers shows in its first steps
+_WATCHED_BLOCKS = 64  # the first steps show where a script calls its optimizers
 
 
 class Optimizers:
-    """Those that have stepped, and whether the tracked objects hold their state."""
+    """Checks that each optimizer of the script steps in the right place, and that the tracked
+    objects hold its state and its parameters."""
 
     def __init__(self, state: JobState) -> None:
         self._state = state
         self._known: WeakKeyDictionary[torch.optim.Optimizer, int] = WeakKeyDictionary()
-        """How many parameters each had when it was looked at."""
+        """How many parameters each optimizer had when it was checked."""
         self._of_block: list[torch.Tensor] = []
         self._blocks = 0
 
     def block_ended(self) -> None:
-        """The script has left a step's block; what gradients there still are belong to it."""
+        """The script has left a step's block: remember gradients that are left, to detect their use
+        outside of it."""
         self._blocks += 1
         if self._blocks > _WATCHED_BLOCKS:
             return
@@ -42,13 +44,12 @@ class Optimizers:
         ]
 
     def block_begins(self) -> None:
-        """The next step is handed out."""
         self._of_block = []
 
     def steps_below(self, optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer is about to step outside of a block. Raises StepMisused if it does so with
-        gradients of the one above: a worker that has to take over the others' state of the block's
-        end has no such gradients."""
+        """An optimizer is about to step outside of a block. Raises StepMisused if it uses gradients
+        of the block above: a worker that takes over the others' state of the block's end does not
+        have these gradients."""
         mine = [g for g in _some_gradients(optimizer) if g is not None]
         if any(g is of_block for g in mine for of_block in self._of_block):
             raise StepMisused(
@@ -59,12 +60,13 @@ class Optimizers:
 
     @staticmethod
     def count(optimizer: torch.optim.Optimizer) -> None:
-        """An optimizer has stepped, anywhere: `steps_of` tells how often."""
+        """Count a step of an optimizer, in or outside of a block. `steps_of` returns the count."""
         optimizer._elastic_steps = steps_of(optimizer) + 1  # type: ignore[attr-defined]
 
     def stepped(self, optimizer: torch.optim.Optimizer) -> bool:
-        """An optimizer has stepped inside of a step. Raises StepMisused unless it is tracked, and
-        what it trains. Returns whether that had to be found out: it, or what it trains, is new."""
+        """An optimizer has stepped inside of a block. Raises StepMisused unless it and the
+        parameters that it trains are tracked. Returns whether that had to be checked, because the
+        optimizer or its number of parameters is new."""
         self.count(optimizer)
         count = sum([len(group["params"]) for group in optimizer.param_groups])
         if self._known.get(optimizer) == count:
@@ -115,13 +117,13 @@ class Optimizers:
 
 
 def _some_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:
-    """Of the first and the last parameter: looking at all would take longer than it is worth."""
+    """The gradients of the first and the last parameter: looking at all would take too long."""
     groups = [group["params"] for group in optimizer.param_groups if group["params"]]
     return [groups[0][0].grad, groups[-1][-1].grad] if groups else []
 
 
 class ScaledOptimizer:
-    """Hooks on one optimizer. `factor()` is asked at each step."""
+    """Hooks on one optimizer that scale its rates during each step by `factor()`."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, factor: Callable[[], float]) -> None:
         self._optimizer = optimizer
@@ -131,7 +133,7 @@ class ScaledOptimizer:
         optimizer.register_step_post_hook(self._after)
 
     def restore(self) -> None:
-        """Put the unscaled rates back, also when the step raised."""
+        """Put the unscaled rates back. Also needed after a step that raised."""
         for group, rate in self._unscaled:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].copy_(rate)
@@ -140,7 +142,7 @@ class ScaledOptimizer:
         self._unscaled = []
 
     def _before(self, *_: Any) -> None:
-        self.restore()  # nothing to do unless the step before raised and the script went on
+        self.restore()  # has an effect only if the previous step raised and the script went on
         factor = self._factor()
         if factor == 1.0:
             return
@@ -157,8 +159,8 @@ class ScaledOptimizer:
 
 
 def _with_own_rate(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
-    """Parameter groups, without those that share the tensor of an earlier one: torch gives the
-    same to all groups that are not given a rate of their own."""
+    """Parameter groups, without those that share the rate's tensor with an earlier one: torch gives
+    the same tensor to all groups that have no rate of their own."""
     seen: set[int] = set()
     groups = []
     for group in optimizer.param_groups:

@@ -1,5 +1,5 @@
-"""Reports from a thread of its own: progress, figures, ledger and curve, the stacks when they are
-asked for, and that the process lives.
+"""Sends a worker's reports from a thread of its own: progress, the script's values, ledger, curve,
+stacks on request, and signs of life.
 """
 
 from __future__ import annotations
@@ -31,22 +31,23 @@ if TYPE_CHECKING:
     from elastic.worker.training import Outcome
 
 
-INTERVAL_S = 0.2  # of rank 0, which reports for the group
+INTERVAL_S = 0.2  # between reports of rank 0, which reports for the group
 _MOST_FIGURES, _LONGEST_NAME = 100, 100
-_MOST_RECORDS = 10_000  # in one message
-_MOST_POINTS = 2_000  # of the curve, the same
-_MOST_UNSTORED = 20_000  # records on their way: more would only wait in the coordinator's memory
+_MOST_RECORDS = 10_000  # of the ledger in one message
+_MOST_POINTS = 2_000  # of the curve in one message
+_MOST_UNSTORED = 20_000  # records in flight: more would only wait in the coordinator's memory
 _POLL_S = 0.02
-_STORING_S = 2.0  # without any of them stored: nobody stores them
+_STORING_S = 2.0  # if no record is stored for so long, nothing stores them
 _LAST_REPORT_S = 0.5
-_SIGN_OF_LIFE_S = 0.6  # of the others, well below the agent's patience with a silent process
+_SIGN_OF_LIFE_S = 0.6  # between reports of other ranks, well below the agent's --silence-timeout-s
 
 
 class Reports:
-    """What a worker tells of its training. Without an agent nobody hears it."""
+    """The reports of a worker on its training. This base class drops them, for a worker without an
+    agent."""
 
     def publish(self, state: JobState, clock: StepsClock, answer: Callable[[], None]) -> None:
-        """What to report; `answer` is called at every interval, on the reporting thread."""
+        """Set what to report on. `answer` is called at every interval, on the reporting thread."""
 
     def entered(self, group: Group, outcome: Outcome) -> None:
         """The group is ready to train."""
@@ -55,23 +56,24 @@ class Reports:
         """A step was committed."""
 
     def given_up(self, *, counts: bool) -> None:
-        """A block was given up; its step may count all the same."""
+        """A block was given up. counts: others have completed its step, so it counts."""
 
     def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
-        """Figures of the script, newest wins; of more names than are kept, the newest. committed:
-        of the last committed step, and not of the block under way."""
+        """Report values of the script. The newest value of a name replaces the one before; beyond
+        _MOST_FIGURES names the oldest name is dropped. committed: the values are of the last
+        committed step, not of the block under way."""
 
     def notice(self, name: str, fields: Mapping[str, str]) -> None:
-        """Something that an operator should know of, as an event."""
+        """Send an event for the operator."""
 
     def script_failed(self) -> None:
-        """Tell what is left before the process ends."""
+        """Send the last reports before the process ends."""
 
 
 class Reporter(Reports):
-    """Sends at every interval, and at once when a group has committed its first step.
+    """Sends the reports at every interval, and at once when a group commits its first step.
 
-    Training never waits for it: the script's thread only leaves values to be picked up.
+    Training never waits for it: the script's thread only leaves values that this thread reads.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class Reporter(Reports):
         self._compilations = compilations
         self._membership = membership
         self.state = JobState()
-        """The script's, once it is published."""
+        """The script's state, once `publish` has set it."""
         self._answer: Callable[[], None] = lambda: None
         self._clock = StepsClock()
         self._reported: dict[str, Any] = {}
@@ -95,10 +97,9 @@ class Reporter(Reports):
         self.curve = Curve()
         """What the script reports of each step."""
         self._told = False
-        self._newest_collective = (0, 0.0)  # how many there were, and since when
+        self._newest_collective = (0, 0.0)  # the number of collectives, and since when it holds
 
     def start(self) -> None:
-        """Begin."""
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
 
     # ---- on the script's thread
@@ -171,13 +172,13 @@ class Reporter(Reports):
 
     @override
     def script_failed(self) -> None:
-        # On another thread, since a device of which a figure is read may hang.
+        # On another thread, since reading a value from a device may hang.
         last = threading.Thread(target=self.flush, name="elastic-last-report", daemon=True)
         last.start()
         last.join(_LAST_REPORT_S)
 
     def wait_for_ledger(self) -> None:
-        """Return when the rest of the ledger is sent, or nobody stores it."""
+        """Return when the rest of the ledger is sent, or when nothing has been stored for 2 s."""
         ledger = self.state.ledger
         unstored, since = len(ledger), time.monotonic()
         while len(ledger) > _MOST_UNSTORED and time.monotonic() - since < _STORING_S:
@@ -189,31 +190,30 @@ class Reporter(Reports):
     # ---- on the link's thread
 
     def ledger_stored(self, committed: int, run: str, generation: int) -> None:
-        """Entries of steps below `committed`, of no later generation of the run, are on storage."""
+        """The coordinator has stored the entries of `run` for steps below `committed`, up to
+        `generation`."""
         ledger = self.state.ledger
         ledger.stored(committed, run, generation)
         if len(ledger) >= _MOST_UNSTORED:
             self._wake.set()
 
     def keep_curve(self, keep: bool) -> None:
-        """Whether the coordinator wants what the script reports of each step."""
         self.curve.keep(keep)
         self._send_whole_curve = True
 
     def curve_stored(self, stored: local_pb2.LedgerStored) -> None:
-        """As `ledger_stored`."""
+        """As `ledger_stored`, for the curve."""
         self.curve.backlog.stored(stored.committed, stored.run, stored.generation)
         if stored.send_again:
             self._send_whole_curve = True
 
     def answer_probe(self) -> None:
-        """Send where this member is, at once and without the script's figures."""
         progress = self._progress(self._membership.group)
         progress.probed = True
         self._link.send(progress=progress)
 
     def answer_stacks(self, request: stacks_pb2.StacksRequest) -> None:
-        """Send where this process is, at this instant; or what it did in the last minutes."""
+        """Send the stacks of this process now, or, if asked for that, its newest time spans."""
         if request.stretches:
             newest = self._clock.spent.newest(request.stretches)
             told = stacks_pb2.WorkerStacks(
@@ -244,7 +244,7 @@ class Reporter(Reports):
         self._link.send(stacks=stacks)
 
     def report_again(self) -> None:
-        """The coordinator that stores ledger and curve may be new: send all that is not stored."""
+        """Send all of ledger and curve that is not stored: the coordinator may be new."""
         self._send_whole_ledger = self._send_whole_curve = True
 
     # ---- on its own thread
@@ -261,13 +261,14 @@ class Reporter(Reports):
 
     def _answer_calls(self) -> None:
         try:
-            with contextlib.suppress(RuntimeError, OSError):  # the store ends with its host
+            with contextlib.suppress(RuntimeError, OSError):  # the store may end with its host
                 self._answer()
         except Exception as error:  # noqa: BLE001
             self._failed(error)
 
     def flush(self, *, whole: bool = True) -> None:
-        """Send everything now. Whatever a script leaves to be reported, the reports go on."""
+        """Send everything now. Errors, as from a script's values, do not end the reports. whole: of
+        the curve, include the newest step, for which the script may still report values."""
         try:
             with self._sending:
                 group = self._membership.group
@@ -279,11 +280,10 @@ class Reporter(Reports):
                 if self._reformed is not None and not self._first_step_pending:
                     self._link.send(reformed=self._reformed)
                     self._reformed = None
-        except Exception as error:  # noqa: BLE001 - of a script's values too
+        except Exception as error:  # noqa: BLE001 - a script's values may raise anything
             self._failed(error)
 
     def _failed(self, error: Exception) -> None:
-        """Say so once."""
         if not self._told:
             self._told = True
             traceback.print_exc()
@@ -325,7 +325,8 @@ class Reporter(Reports):
         )
 
     def _collectives(self, group: Group | None) -> tuple[int, float]:
-        """How many there were, and how long ago the last one was, inside of a call."""
+        """In a block or call: how many collectives the group has begun, and the seconds since the
+        last one."""
         if group is None or not self._clock.in_call:
             self._newest_collective = (0, 0.0)
             return 0, 0.0
@@ -352,7 +353,8 @@ class Reporter(Reports):
         if fresh:
             self._curve_sent = fresh[-1].step + 1
         numbers = (point._replace(values=_numbers(point.values)) for point in fresh)
-        # Also of steps without values: what a file has of them is of steps that were given up.
+        # Points without values are sent too: they replace what a file may have of such a step from
+        # before it was given up.
         points = [pb.CurvePoint(**point._asdict()) for point in numbers]
         for begin in range(0, max(len(points), int(again)), _MOST_POINTS):
             some, first = points[begin : begin + _MOST_POINTS], begin == 0
@@ -360,20 +362,20 @@ class Reporter(Reports):
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """What can be read as a number; reading a tensor waits for its device, here and not there."""
+    """The values that are numbers. Reading a tensor waits for its device, on this thread."""
     numbers = {_name(name): _number(value) for name, value in values.items()}
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _name(name: str) -> str:
-    """As protobuf takes it: names come from `**values`, and may be no text."""
+    """The name as valid UTF-8 for protobuf: a name from `**values` may have lone surrogates."""
     return name.encode(errors="backslashreplace").decode()[:_LONGEST_NAME]
 
 
 def _number(value: Any) -> float | None:
     try:
         return float(value)
-    except Exception:  # noqa: BLE001 - what a script's own object raises
+    except Exception:  # noqa: BLE001 - a script's own object may raise anything
         return None
 
 
@@ -381,7 +383,8 @@ _MOST_THREADS, _MOST_FRAMES, _LONGEST_PATH = 64, 60, 500
 
 
 def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
-    """The main thread first; brief: it alone. Takes no lock, which a script's thread may hold."""
+    """The Python stacks of this process, the main thread's first. brief: only that one. Takes no
+    lock, since a thread of the script may hold it."""
     running = sys._current_frames()
     main = threading.main_thread().ident or 0
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
@@ -414,7 +417,7 @@ def _thread(name: str, frame: FrameType | None) -> stacks_pb2.ThreadStack:
 
 
 def _text(name: str) -> str:
-    """As protobuf takes it: paths may be no text."""
+    """The text as valid UTF-8 for protobuf: a path may have lone surrogates."""
     return name.encode(errors="replace").decode()[-_LONGEST_PATH:]
 
 
@@ -422,29 +425,29 @@ _MOST_VALUES = 32
 
 
 class Curve:
-    """Filled by the script's thread, read by the one that reports.
+    """The values that the script reports of each step.
 
-    Values are copied, since a script may add to a tensor in place; those of a block that is given
-    up are forgotten.
+    The script's thread fills it, and the reporting thread reads it. Values are copied, since a
+    script may change a tensor in place. Those of a block that is given up are dropped.
     """
 
     def __init__(self) -> None:
         self.kept = False
-        """Whether anybody wants it."""
+        """Whether the coordinator wants the curve."""
         self.backlog: CurvePoints = Backlog()
-        """The job's: a member that joins gets that of another, and a checkpoint has one."""
+        """The points that are not stored yet. They are part of the job's state: a member that joins
+        receives them, and checkpoints have them."""
         self._of_block: dict[str, Any] = {}
         self._newest: CurvePoint | None = None
 
     def keep(self, keep: bool) -> None:
-        """The coordinator wants it, or does not."""
         self.kept = keep
         if not keep:
             self._newest = None
             self.backlog.replace(())
 
     def report(self, values: Mapping[str, Any], *, committed: bool) -> None:
-        """The script's, of the block under way, or of the one that was committed last."""
+        """Add values of the block under way, or, if `committed`, of the last committed block."""
         newest = self._newest
         found = newest.values if committed and newest is not None else self._of_block
         for name, value in values.items():
@@ -453,19 +456,19 @@ class Curve:
                 found[kept_as] = number
 
     def committed(self, step: int, run: str, generation: int) -> None:
-        """The block's step counts."""
+        """Add the block's values as the point of its step."""
         values, self._of_block = self._of_block, {}
         point = CurvePoint(step, run, generation, time.time(), values)
         self._newest = point
         self.backlog.append(point)
 
     def given_up(self) -> None:
-        """It does not."""
+        """Drop the block's values: its step does not count."""
         self._of_block = {}
 
     def since(self, step: int, *, most: int, whole: bool) -> list[CurvePoint]:
-        """Points of steps from `step` on. The newest only if it is `whole`: the script may report
-        more of it, below the block."""
+        """The points of steps from `step` on, `most` of the oldest. Without the newest unless
+        `whole`: the script may still report values for it, below the block."""
         points = self.backlog.since(step, of_oldest=most)
         if points and not whole and points[-1] is self._newest:
             points.pop()
@@ -473,8 +476,8 @@ class Curve:
 
 
 def _as_number(value: Any) -> float | torch.Tensor | None:
-    """A number, or a tensor of one that nobody else changes, to be read on another thread; None for
-    what is neither."""
+    """A number, or a tensor of one element that nothing else changes, to read on another thread.
+    None for anything else."""
     if isinstance(value, torch.Tensor):
         is_one = value.numel() == 1 and not value.is_complex() and not value.is_meta
         return value.detach().clone() if is_one else None

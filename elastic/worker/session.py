@@ -1,4 +1,4 @@
-"""The user's API: one session per worker, from elastic.init() to the end of the script."""
+"""The user's API: a worker's session, from elastic.init() to the end of the script."""
 
 from __future__ import annotations
 
@@ -34,74 +34,93 @@ _LARGEST_RESULT_BYTES = 2**20
 
 
 class Session:
-    """A worker's part in the job. Made by `elastic.init()`."""
+    """A worker's part in the job. `elastic.init()` creates it.
+
+    The group forms when the first loop over `steps` begins. Before that, a script builds its model,
+    gives it to `distribute`, and gives all that has state to `track`.
+    """
 
     def __init__(self, training: Training) -> None:
         self._training = training
         self._generators: dict[str, tuple[str, Any]] = {}
         self._open_loop: object | None = None
-        """Stands for the loop that the script is in. One that it has left by `break` counts as
-        well, as long as a variable holds its iterator."""
+        """Stands for the loop that the script is in. A loop that was left by `break` counts too, as
+        long as a variable holds its iterator."""
         self._calls_between = 0
         self._calls_in_step: dict[str, tuple[str, int]] = {}
-        """By place: calls since a step was handed out last, and how many."""
+        """By place: the called function's name, and the calls since a step was last handed out."""
         self._results_between: dict[str, Any] = {}
         self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self._last_results: dict[str, Any] = {}
 
-    # ---- who and where
+    # ---- this worker's place
 
     @property
     def rank(self) -> int:
-        """This worker's rank in the present group."""
+        """This worker's rank in the present group, from 0. It may change with the group.
+
+        Raises NotInGroup before the first loop over `steps` has begun.
+        """
         return self._group("rank").rank
 
     @property
     def world_size(self) -> int:
-        """Number of workers in the present group."""
+        """The number of workers in the present group. Raises NotInGroup as `rank` does."""
         return self._group("world_size").world_size
 
     @property
     def generation(self) -> int:
-        """Number of the present group."""
+        """The number of the present group, which grows with every change of group. Raises
+        NotInGroup as `rank` does."""
         return self._group("generation").generation.number
 
     @property
     def local_rank(self) -> int:
-        """This worker's slot on its node."""
+        """This worker's slot on its node, from 0. It is known before the group forms."""
         return self._training.control.slot
 
     @property
     def device(self) -> torch.device:
-        """Where this worker's model and batches belong."""
+        """The device for this worker's model and batches. It is known before the group forms."""
         return self._training.control.backend.device
 
     @property
     def committed(self) -> int:
-        """Steps committed by the job so far."""
+        """The number of steps that the job has committed so far."""
         return self._training.state.committed
 
     @property
     def state(self) -> Values:
-        """A dictionary that is tracked: the same on every worker, saved, and put back with a step
-        that is lost. For what decides what the script does next: the best loss so far, a phase."""
+        """A tracked dictionary: the same on every worker, saved in checkpoints, and put back when a
+        step is lost. Use it for values that decide what the script does next, such as the best loss
+        so far or the present phase.
+
+        While `catching_up`, it does not have the job's values yet, and a missing key raises a
+        KeyError that explains this.
+        """
         return self._training.state.values
 
     @property
     def catching_up(self) -> bool:
-        """The job is past this place of the script: the worker has joined, or the job goes on from
-        a checkpoint, and the script passes loops that are done. What it writes here is not of the
-        job's state."""
+        """Whether the job is past this place of the script: this worker has joined, or the job goes
+        on from a checkpoint, and the script passes loops that are done. Do not write results then:
+        the script does not have the job's state yet."""
         return self._training.part.holds_back
 
     # ---- setting up
 
     def distribute(self, module: nn.Module, **options: Any) -> DistributedModel:
-        """Put the module on the session's device and train it data-parallel.
+        """Move the module to the session's device and train it data-parallel.
 
-        options: DistributedDataParallel's (bucket_cap_mb, find_unused_parameters, static_graph,
-        gradient_as_bucket_view, broadcast_buffers...). Raises ConfigurationError for those that
-        can only be of one group.
+        Returns the model to call instead of the module. It behaves as DistributedDataParallel does,
+        through all changes of group; the names in its state_dict() are those of the module.
+
+        options: those of DistributedDataParallel (bucket_cap_mb, find_unused_parameters,
+        static_graph, gradient_as_bucket_view, broadcast_buffers...).
+
+        Raises ConfigurationError for options that tie the model to one group (process_group,
+        device_mesh, mixed_precision), for SyncBatchNorm on a CPU, and for parameters or buffers
+        that workers cannot fill (lazy, expanded, or made in inference mode).
         """
         training = self._training
         if self.device.type == "cpu" and any(
@@ -119,31 +138,44 @@ class Session:
         return model
 
     def track(self, **objects: Stateful) -> None:
-        """Replicate these objects to joining workers, put them back with a step that is lost, save
-        and restore them with checkpoints.
+        """Make the state of these objects part of the job's state: joining workers receive it, it
+        is put back when a step is lost, and checkpoints save and restore it.
 
-        Anything with state_dict() and load_state_dict(), above the loop over `session.steps`.
-        Raises ConfigurationError.
+        objects: anything with state_dict() and load_state_dict(), by a name without a dot. Track
+        each object above the loop over `steps`, even if only a later loop uses it.
+
+        Raises ConfigurationError if an object lacks these methods, or if its name has a dot or is
+        another object's; StepMisused (a ConfigurationError) for a new name inside of a loop.
         """
         self._require_known_in_loop(objects)
         self._training.state.track(objects)
 
     def track_local(self, **objects: Stateful) -> None:
-        """The same for objects whose state belongs to one worker, such as a rank's own statistics:
-        they are not compared between workers. A worker that joins begins with rank 0's, which are
-        those that checkpoints hold."""
+        """Track objects whose state may differ between workers, such as a rank's own statistics.
+
+        As `track`, but these objects are not compared between workers. A worker that joins begins
+        with rank 0's state of them, which is also the one that checkpoints hold.
+        """
         self._require_known_in_loop(objects)
         self._training.state.track(objects, rank_local=True)
 
     def scale_lr(self, optimizer: torch.optim.Optimizer, rule: ScalingRule) -> None:
-        """Scale the optimizer's learning rates with the global batch, by `rule`."""
+        """Scale all learning rates of the optimizer with the global batch, by `rule`.
+
+        rule: LinearScaling, SqrtScaling or NoScaling. The factor applies only inside of
+        `optimizer.step()`: the script and its schedulers always see the unscaled rates.
+        """
         training = self._training
         number = len(training.scaled)
         training.scaled.append(ScaledOptimizer(optimizer, lambda: self.lr_factor(number)))
         training.part.rules.append(rule)
 
     def lr_factor(self, number: int = 0) -> float:
-        """The factor in force on the learning rates of the scaled optimizer `number`."""
+        """The factor that applies now to the learning rates of a scaled optimizer.
+
+        number: the position of the optimizer among the calls of `scale_lr`, from 0. The factor is
+        1.0 before the first loop over `steps`, and for a number without an optimizer.
+        """
         part = self._training.part
         ramp = part.ramps.get(str(number))
         return ramp.factor(part.progress.committed) if ramp is not None else 1.0
@@ -162,8 +194,16 @@ class Session:
     def generator(
         self, name: str, *, kind: Literal["torch", "numpy", "python"] = "torch", seed: int = 0
     ) -> Any:
-        """A random generator that is tracked: the same on every worker, put back with a step that
-        is lost. The same name gives the same one. Raises ConfigurationError."""
+        """Return a tracked random generator: it gives the same numbers on every worker, and its
+        state is put back when a step is lost.
+
+        The first call with a name creates the generator with `seed`; later calls return the same
+        object. kind: "torch" for a torch.Generator on the CPU, "numpy" for a
+        numpy.random.Generator, "python" for a random.Random.
+
+        Raises ConfigurationError for another kind, or if `name` is that of a generator of another
+        kind.
+        """
         if name in self._generators:
             known, generator = self._generators[name]
             if known != kind:
@@ -190,10 +230,13 @@ class Session:
         return generator
 
     def warm_up(self, function: Callable[..., Any], *args: Any, **named: Any) -> None:
-        """Call `function(*args, **named)` and undo what it changes: for a first forward and
-        backward pass, so that what has to be compiled is compiled before others wait for it.
+        """Call `function(*args, **named)` and undo what it changes in tracked objects.
 
-        Before `session.steps`, after `track`. Models are not distributed yet.
+        Use it for a first forward and backward pass, so that compilation is done before other
+        workers wait for this one. Call it after `track` and before `steps`: models are not
+        distributed yet, so no gradients are averaged.
+
+        Raises StepMisused if the group has formed.
         """
         if self._training.group is not None:
             raise StepMisused("session.warm_up() was called after session.steps() had begun")
@@ -202,12 +245,19 @@ class Session:
     # ---- training
 
     def steps(self, data: DataLoader, *, epochs: int) -> Iterator[Step]:
-        """The steps that are left of the first `epochs` epochs of `data`, whatever happens to the
-        group meanwhile.
+        """Iterate over the remaining steps of the first `epochs` epochs of `data`, through all
+        changes of group. Use each Step in a `with step:` block.
 
-        A script may have several such loops: one for each epoch (`epochs=epoch + 1`), or one for
-        each phase with data of its own. Loops that the job has behind it have no steps for a
-        worker that joins, or for a job that goes on from a checkpoint.
+        epochs: epochs of the whole job, at least 0, not those of this call. A script may have
+        several such loops: one for each epoch (`epochs=epoch + 1`), or one for each phase with its
+        own data. A loop that the job has completed yields no steps to a worker that joins, or when
+        the job goes on from a checkpoint.
+
+        The iteration raises ConfigurationError if `data` is no elastic.DataLoader or its dataset
+        has changed its length, if `epochs` is negative or already done, if no model was
+        distributed or one is not tracked, and if the loop follows a `run` whose result cannot be
+        sent to workers that join. It raises StepMisused if the script misuses a step, or begins
+        the loop after a block that does not count.
         """
         if not isinstance(data, DataLoader):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
@@ -243,12 +293,18 @@ class Session:
         self._finished_loops[data] = epochs
 
     def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
-        """`function(*args, **named)`, for collectives outside of a step, as in an evaluation.
+        """Return `function(*args, **named)`, which may call collectives outside of a step, as an
+        evaluation does. If the group is lost meanwhile, the function runs again in the next group.
 
-        Runs it again in the new group if it lost the old one. Every worker must call it, at the
-        same place of the script, in or after the loop over `session.steps`. A call between two
-        loops must return numbers, tensors, strings, or lists and dictionaries of them, at most
-        1 MiB: a worker that joins later gets the result without a call.
+        Every worker must call this at the same place of the script, in or after the loop over
+        `steps`, and not inside of `with step:`. After a block that does not count, it returns the
+        last result of this place, if there is one, without a call. A call between two loops must
+        return numbers, tensors, strings, or lists and dictionaries of them, with at most 1 MiB of
+        tensors: a worker that joins later gets this result instead of a call. If it returns
+        anything else, the next loop raises ConfigurationError.
+
+        Raises ConfigurationError before the first loop, StepMisused inside of a block or if workers
+        make different calls, and whatever `function` raises.
         """
         training = self._training
         if training.part.loop < 0:
@@ -308,7 +364,7 @@ class Session:
                 )
 
     def _require_known_in_loop(self, objects: Mapping[str, Stateful]) -> None:
-        """Raise StepMisused for what is tracked for the first time inside of a loop."""
+        """Raise StepMisused if an object is tracked for the first time inside of a loop."""
         known = self._training.state.tracked
         new = [name for name in objects if name not in known]
         if new and self._open_loop is not None:
@@ -334,9 +390,10 @@ class Session:
         return f"{self._training.part.loop}/{where}"
 
     def _keep_calls_of_open_loop(self) -> None:
-        """Another loop begins, and the one before was left by `break` while a variable holds its
-        iterator: calls since its last step came in it or after it. A worker that joins makes those
-        after it, and knows them by their places."""
+        """Keep the results of `run` since the last step of a loop that counts as open, as another
+        loop begins: it was left by `break`, and a variable holds its iterator. These calls may have
+        come in that loop or after it. A worker that joins passes those after it, and finds their
+        results by the place of the call. Raises StepMisused for a place with several calls."""
         for where, (name, count) in self._calls_in_step.items():
             if count > 1:
                 raise StepMisused(
@@ -350,10 +407,8 @@ class Session:
         self._calls_in_step.clear()
 
     def _keep_results(self) -> None:
-        """A loop begins: workers that join in it skip the calls before it, and get their results.
-
-        Raises ConfigurationError for those that cannot be given to them.
-        """
+        """A loop begins: keep the results of the calls before it for workers that join, which skip
+        these calls. Raises ConfigurationError for a result that cannot be sent to them."""
         for key, result in self._results_between.items():
             if isinstance(result, ConfigurationError):
                 raise result
@@ -362,17 +417,17 @@ class Session:
 
 
 def _copied(result: Any) -> Any:
-    """A call's result in memory of its own, as far as that is small and can be copied."""
+    """A copy of a call's result, or the result itself if it is large or cannot be copied."""
     try:
         small = sum(t.numel() * t.element_size() for t in tensors_of(result))
         return copy_tree(result) if small <= _LARGEST_RESULT_BYTES else result
-    except Exception:  # noqa: BLE001 - the script's own types raise what they like
+    except Exception:  # noqa: BLE001 - the script's own types may raise anything
         return result
 
 
 def _for_newcomers(name: str, result: Any) -> Any:
-    """A copy of what a call between two loops has returned, or, where a worker that joins later
-    cannot be given it, the error for the next loop: after the last one nobody asks for it."""
+    """A copy of the result of a call between two loops. If it cannot be sent to workers that join,
+    the error that the next loop raises: after the last loop no worker needs the result."""
     try:
         flat = flatten({"result": result})
     except ConfigurationError as error:
@@ -391,7 +446,7 @@ def _for_newcomers(name: str, result: Any) -> Any:
 
 
 def _calling_place() -> str:
-    """File and line of the script that called session.run."""
+    """The file name and line of the script's call of session.run."""
     frame = sys._getframe(2)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
@@ -402,28 +457,29 @@ _refusal = ""
 
 
 def refuse(why: str) -> None:
-    """Have elastic.init() raise ConfigurationError."""
+    """Make elastic.init() raise ConfigurationError with this text. Call it before the script."""
     global _refusal
     _refusal = why
 
 
 def use_link(link: Link) -> None:
-    """The bootstrap's link to the agent, for elastic.init()."""
+    """Set the link to the agent for elastic.init(). Call it before the script."""
     global _link
     _link = link
 
 
 def current_training() -> Training | None:
-    """What trains in this process, once elastic.init() has been called."""
+    """The Training of this process. None before elastic.init()."""
     return _current._training if _current is not None else None
 
 
 def init() -> Session:
-    """Take part in the job; a warm spare waits here until it is needed.
+    """Take part in the job and return this worker's Session. A spare waits here until it gets a
+    slot.
 
-    Without an agent (`python train.py`) the script is a job of one worker. Calling it again
-    returns the same session. Raises ConfigurationError where another launcher has started several
-    workers, which would train apart.
+    Without an agent (`python train.py`) the script is a job of one worker. Another call returns the
+    same session. Raises ConfigurationError if another launcher has started several workers, since
+    each would train a model of its own, or if the job runs the script as one for torchrun.
     """
     global _current
     if _refusal:

@@ -1,4 +1,4 @@
-"""One step: the scope whose end commits it."""
+"""The user's API: one step, whose `with` block commits it when it ends."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ _NO_MEANS: Mapping[str, float] = {}
 
 
 class Means(Mapping[str, float]):
-    """What `step.mean` gives: by name or as attributes, once the block has ended.
+    """The means that `step.mean` returns: by name (`means["loss"]`) or attribute (`means.loss`).
 
-    NaN of a step that does not count: it is computed again.
+    They are known when the block has ended; StepMisused if one is read before. They are NaN after a
+    step that does not count, and for names that `step.mean` was not given.
     """
 
     def __init__(self) -> None:
@@ -33,11 +34,11 @@ class Means(Mapping[str, float]):
 
     @property
     def is_settled(self) -> bool:
-        """The block has ended."""
+        """Whether the block has ended, so that the means can be read."""
         return self._values is not None
 
     def settle(self, values: Mapping[str, float]) -> None:
-        """For the step: the block has ended."""
+        """Set the means. The step calls this when its block has ended."""
         self._values = dict(values)
 
     def __getitem__(self, name: str) -> float:
@@ -61,49 +62,59 @@ class Means(Mapping[str, float]):
 
 
 class Step:
-    """A step of the job, as `session.steps` hands it out.
+    """A step of the job, as `session.steps` yields it.
 
-    `with step:` is the commit scope: leaving the block commits the step. If the group is lost
-    inside, the block ends quietly, what it has changed is undone, and the loop hands out the same
-    samples again. `committed` says whether the step counts all the same.
+    Leaving the block of `with step:` commits the step. If the group is lost inside, the block ends
+    without an error, what it changed is undone, and the loop hands out the same samples again.
+
+    Attributes:
+        committed (bool): whether the step counts. Known when the block has ended. It can be True
+            after the group was lost: others had completed the step.
+        index (int): the number of steps that the job committed before this one.
+        epoch (int): the epoch of its samples, from 0.
+        ends_epoch (bool): whether it is the epoch's last step, with the same value on every worker.
     """
 
     def __init__(self, training: Training, planner: BatchPlanner, plan: BatchPlan) -> None:
         self._training = training
         self._loop = training.part.loop
         self._taken = 0  # micro-batches of this pass
-        self._passed = 0  # of these, up to the last whose loss was passed
+        self._passed = 0  # micro-batches up to the last whose loss was passed to `backward`
         self._batches: list[Any] = []
-        """Those fetched so far, as they came: another pass over `batches` takes them again."""
+        """The batches fetched so far, in order: another pass over `batches` yields them again."""
         self._reduced = False
         self._entered = False
         self._outside: BaseException | None = None
-        """What the script is handling around the block."""
+        """The exception that the script handles around the block."""
         self._generator = 0
         self._means = Means()
         self._sums: dict[str, torch.Tensor] = {}
         self._summed: list[tuple[list[str], torch.Tensor]] = []
         self.committed = False
-        """Whether the step counts; known when the block has ended."""
         self._take(planner, plan)
 
     @property
     def samples(self) -> SampleRange:
-        """The positions of the epoch's order that the whole group consumes in this step."""
+        """The positions in the epoch's order that the whole group consumes in this step; its len()
+        is the step's number of samples."""
         return self._samples
 
     @property
     def share(self) -> int:
-        """How many of this rank's samples count."""
+        """The number of this rank's samples, without those of stand-ins. It may be 0."""
         return sum(len(m) for m in self._micro_batches if m.weighted)
 
     def batches(self) -> Iterator[Any]:
-        """This rank's micro-batches, collated and on the session's device.
+        """Iterate over this rank's micro-batches, as collate_fn returns them, on `session.device`.
+        Each has at most `batch_size` samples.
 
-        Only the last one's backward all-reduces. A rank that has no sample left gets a stand-in
-        batch of weight zero, because its peers need it in their collectives. Called again after
-        the last one, it gives the same batches once more, for a second model say; until then it
-        goes on where it was left.
+        Only the backward pass of the last one all-reduces. A rank without samples gets a stand-in
+        batch of weight zero, because the other ranks need it in their collectives. After the last
+        one, another call yields the same batches again, as for a second model. Before that, another
+        call goes on with the next micro-batch.
+
+        Raises StepMisused outside of `with step:`, or if the loss of the previous micro-batch was
+        not passed to `backward`.
         """
         if not self._entered:
             raise StepMisused("step.batches() was called outside of `with step:`")
@@ -134,10 +145,14 @@ class Step:
             yield batch
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
-        """`loss.backward(**options)`, weighted by this rank's share of the global batch.
+        """Call `loss.backward(**options)`, with the loss weighted by its share of the global batch.
 
-        loss: the mean over the samples of the micro-batch that `batches` yielded last. The
-        averaged gradient is then the exact mean over the global batch, at uneven shares too.
+        loss: a scalar, the mean over the samples of the micro-batch that `batches` yielded last.
+        The averaged gradient is then the exact mean over the global batch, also with uneven shares.
+        options: those of torch.Tensor.backward, such as retain_graph.
+
+        Raises StepMisused if no micro-batch was taken, or if a generator that has the `with step:`
+        waits in its `yield`.
         """
         if self._taken == 0:
             raise StepMisused(
@@ -174,12 +189,15 @@ class Step:
             self._training.clock.pace.reduced(began, now)
 
     def mean(self, /, **values: torch.Tensor | float) -> Means:
-        """The exact means over the global batch, known when the block has ended.
+        """Return the exact means of values over the global batch, known when the block has ended.
 
-        values: means over the samples of the micro-batch that `batches` yielded last; called once
-        for each micro-batch, with the same names on every rank, also on one whose `share` is 0:
-        else gloo ends the process. Called before `backward`, they are summed along with the
-        gradients; later they need a collective of their own.
+        values: numbers or tensors of one element by name, each the mean over the samples of the
+        micro-batch that `batches` yielded last. Call this once for each micro-batch, with the same
+        names on every rank, even on one whose `share` is 0: otherwise gloo ends the process. Values
+        given before `backward` are summed along with the gradients; later ones need another
+        collective.
+
+        Raises StepMisused if no micro-batch was taken.
         """
         if self._taken == 0:
             raise StepMisused("step.mean() was called before a batch was taken from step.batches()")
@@ -194,10 +212,11 @@ class Step:
         return self._means
 
     def report(self, /, **values: Any) -> None:
-        """Figures (loss=..., accuracy=...) for the live line, the status and the metrics.
+        """Show values (loss=..., accuracy=...) in the live line, the status and the metrics.
 
-        Tensors are read later, in the background, and only the newest of each name. What is given
-        after a block that does not count is passed over: the step is computed again.
+        values: numbers or tensors of one element by name; others are ignored. Tensors are read
+        later, in the background, and only the newest one of each name. After a block that does not
+        count the values are ignored: the step is computed again.
         """
         if self.committed or not self._means.is_settled:
             self._training.control.reports.report(values, committed=self.committed)
@@ -258,12 +277,12 @@ class Step:
 
     @property
     def was_entered(self) -> bool:
-        """The script has used `with step:`."""
+        """Whether the script has used `with step:`."""
         return self._entered
 
     def reduce_means(self) -> bool:
-        """Sum what `mean` was given and what no gradient has carried yet; False if there is
-        nothing."""
+        """Sum the values given to `mean` that were not summed along with gradients. Blocks until
+        they are summed. Returns False if there are none."""
         work = self._begin_sums()
         if work is not None:
             work.wait()
@@ -272,18 +291,16 @@ class Step:
     # ---- inside
 
     def _take(self, planner: BatchPlanner, plan: BatchPlan) -> None:
-        """The samples, also when a change of group has divided them anew."""
+        """Take the step's samples, also after a change of group has divided them again."""
         self._planner = planner
         self._samples, self._micro_batches = plan.samples, plan.micro_batches
         self._weights = plan.weights
         self.index = self._training.state.committed
-        """Committed steps before this one, over the whole job."""
         self.epoch = plan.samples.epoch
         self.ends_epoch = plan.ends_epoch
-        """The epoch's last step. The same on every member, also on one that has just joined."""
 
     def _end(self) -> Exception | None:
-        """Commit. Returns the error if the group is lost only now."""
+        """Commit the step. Returns the error if the group is lost only now."""
         if not self._reduced or 0 < self._passed < len(self._micro_batches):
             raise StepMisused(
                 f"step {self.index} ended without an averaged gradient: take every micro-batch "
@@ -303,14 +320,14 @@ class Step:
         return None
 
     def _follow(self) -> None:
-        """The step that counts may be a later one than this, if the others had gone on for long."""
+        """Set the attributes to the step that counts: a later one, if the others went on."""
         progress = self._training.state.progress
         self.index = progress.committed - 1
         self.epoch = self._training.state.position.epoch
         self.ends_epoch = self._training.at_epoch_end()
 
     def _require_block_around(self, frame: FrameType | None) -> None:
-        """Raise StepMisused if the block is that of a generator which waits for its caller."""
+        """Raise StepMisused if the block belongs to a generator that waits for its caller."""
         if not self._generator:
             return
         while frame is not None:
@@ -325,7 +342,8 @@ class Step:
         )
 
     def _begin_sums(self) -> Any:
-        """All-reduce what was given to `mean` since the last time; the work to wait for."""
+        """Begin to all-reduce the values given to `mean` since the last time. Returns the work to
+        wait for, or None if there are none."""
         if not self._sums:
             return None
         names = sorted(self._sums)
@@ -344,11 +362,11 @@ class Step:
 
 
 def _generator_of(frame: FrameType) -> int:
-    """The id of this frame, if it is a generator's into which its caller raises no exceptions; else
-    0. A frame itself must not be kept: it holds all of the script's variables."""
+    """The id of this frame if it is that of a generator whose caller raises no exceptions into it,
+    else 0. The frame itself must not be kept: it holds all of the script's variables."""
     back: FrameType | None = frame
     while back is not None and back.f_code.co_flags & inspect.CO_GENERATOR:
-        back = back.f_back  # by `yield from` it hears what is raised into this one
+        back = back.f_back  # a generator that delegates by `yield from` passes exceptions on
     if back is frame or back is None:
         return 0
     return 0 if back.f_code.co_filename == contextlib.__file__ else id(frame)

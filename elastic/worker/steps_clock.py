@@ -1,8 +1,8 @@
-"""How long steps take on this rank, and where the time goes: in which place the script's thread is,
-what each part of a step takes, when the last gradient arrives, what is spent on what in all.
+"""Measures how long steps take on this rank and where the time goes: the place of the script's
+thread, the parts of a step, the arrival of the last gradient, the total by kind.
 
-The script's thread adds a difference of clock readings here and there, about two microseconds a
-step with the hook of `Arrival`.
+The script's thread adds up differences of clock readings, which takes about two microseconds a step
+with the hook of `Arrival`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,22 @@ from elastic.v1 import timeline_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
-_STANDSTILL_S = 1.5  # without a beat, of which there is one in 0.6 s at least
-_MOST = 10.0  # times the usual duration is the most that one step counts for
+_STANDSTILL_S = 1.5  # without a beat; there is at least one every 0.6 s
+_MOST = 10.0  # a step counts for at most so many usual durations
 
 
 class StepsClock:
-    """Times steps from their begin to their commit.
+    """Measures the durations of steps.
 
-    The usual duration leaves out the first step of a group and those that compile. A peer's step
-    that compiles is not known here, and makes this one wait: no step counts for more than ten.
+    The usual duration leaves out the first step of a group and steps that compile. This rank also
+    waits while a peer compiles, which is not known here: so no step counts for more than ten.
     """
 
     def __init__(self, compilations: Compilations = COMPILATIONS) -> None:
         self.place = CurrentPlace()
-        """Where the script's thread is."""
         self.collectives_reduced: int | None = None
-        """How many collectives the group had begun when the newest step was reduced; None in a new
-        group, in which members have sent each other different numbers of messages."""
+        """How many collectives the group had begun when the newest step was reduced. None in a new
+        group, where members have sent each other different numbers of messages."""
         self._compilations = compilations
         self._compiled = compilations.count
         self._began: float | None = None
@@ -49,24 +48,22 @@ class StepsClock:
         self._alive_at: float | None = None
         self._stood = (0.0, 0.0)
         self.in_call = False
-        """The script is inside a call that it makes together with the others."""
+        """The script is inside a block or call that all members make together."""
         self.step_s = 0.0
-        """Usual time from one commit to the next, exponentially averaged; 0 while unknown."""
+        """The usual time from one commit to the next, exponentially averaged. 0 while unknown."""
         self.samples_per_s = 0.0
         self.durations = Histogram(STEP_BOUNDS_S)
-        """From one commit to the next, of all steps but the first ones of a group."""
+        """The times from one commit to the next, for all steps but the first of each group."""
         self.samples = 0
-        """Committed while this process was a member."""
+        """The samples committed while this process was a member."""
         self.spent = TimeSpent()
-        """What all of the time since the first group went into."""
         self.pace = Pace(self.spent)
-        """What each part of a step takes here, for a comparison of ranks."""
         self.world_size = 1
         self.global_batch = 0
-        """Samples of the newest step, of the whole group."""
+        """The samples of the newest step, over the whole group."""
         self.given_up = 0
-        """Steps that were begun and do not count, but are computed again, since somebody has taken
-        the count."""
+        """Steps that were begun, do not count and are computed again, since the reporter last read
+        and reset this count."""
 
     def begin(self) -> None:
         """A step begins."""
@@ -79,12 +76,13 @@ class StepsClock:
     def entered(
         self, generation: int, *, join_s: float, sync_s: float, world_size: int = 1
     ) -> None:
-        """The group can train, after so long a time for its parts."""
+        """The group can train. join_s: building it took so long; sync_s: agreeing on one state."""
         self.world_size = world_size
         self.spent.entered(time.monotonic(), generation, join_s=join_s, sync_s=sync_s)
 
     def commit(self, samples: int, committed: int = 0) -> None:
-        """It was committed, with this many samples of the whole group: so many steps are."""
+        """A step was committed. samples: those of the whole group. committed: the number of
+        committed steps, this one included."""
         now = time.monotonic()
         self.spent.commit(now, self.step_s, committed)
         compiled, self._compiled = self._compiled, self._compilations.count
@@ -103,73 +101,74 @@ class StepsClock:
             pace.put_down(committed, self.step_s, self.world_size)
 
     def sets_up(self) -> None:
-        """A new group is set up for training: all wait there for one that hangs."""
+        """The set-up of a new group begins. It counts as time under way, because all members wait
+        there for one that hangs."""
         self._sets_up_since = time.monotonic()
 
     def is_set_up(self) -> None:
-        """Now a script may do as it likes until it begins a step."""
+        """The set-up has ended. Until it begins a step, the script may take its time."""
         self._sets_up_since = None
 
     def waits(self) -> None:
-        """For the others to come to a call of the script."""
+        """The script begins to wait for the others to come to a call."""
         self._waits_since = time.monotonic()
 
     def is_met(self) -> None:
-        """They have come, or the group is lost."""
+        """The others have come to the call, or the group is lost."""
         since, self._waits_since = self._waits_since, None
         if since is not None:
             self.spent.called(time.monotonic() - since)
 
     def called(self, began: float) -> None:
-        """The script has made a call together with the others."""
+        """A call that all members make together has ended."""
         self.spent.called(time.monotonic() - began)
 
     def saved(self, began: float) -> None:
-        """A save has held it up; inside of a call it is no time of that."""
+        """A save has held up the script. Inside of a call, its time does not count for the call."""
         elapsed_s = time.monotonic() - began
         self.spent.saved(elapsed_s)
         if self.in_call:
             self.spent.called(-elapsed_s)
 
     def alive(self) -> None:
-        """A beat of the reporting thread: of a process that was stopped there is none."""
+        """The reporting thread beats. Missing beats show that the process was stopped."""
         now, before = time.monotonic(), self._alive_at
         if before is not None and now - before > _STANDSTILL_S:
             self._stood = before, now
         self._alive_at = now
 
     def waiting_s(self) -> float:
-        """How long it has waited for them; 0 if it does not."""
+        """How long the script has waited for the others to come to a call. 0: it does not wait."""
         return self._lasts_s(self._waits_since)
 
     def interrupt(self) -> None:
-        """The group was lost or changes: the time until the next commit is no usual step."""
+        """The group was lost or is left: the time until the next commit is not that of a step."""
         self.spent.left(time.monotonic(), in_step=self._began is not None)
         self._began = self._sets_up_since = None
         self._last_commit = self.collectives_reduced = None
 
     def in_step_s(self) -> float:
-        """How long the step under way has lasted; 0 between steps."""
+        """How long the step under way has lasted. 0 between steps."""
         return self._lasts_s(self._began)
 
     def under_way_s(self) -> float:
-        """The same, and before the first step of a group how long setting it up has lasted."""
+        """As `in_step_s`, but during the set-up of a group, how long that has lasted."""
         since = self._sets_up_since
         return self._lasts_s(since) if since is not None else self.in_step_s()
 
     @property
     def first_step(self) -> bool:
-        """This process has committed no step in its present group."""
+        """Whether this process has committed no step in its present group."""
         return self._last_commit is None
 
     def _lasts_s(self, since: float | None) -> float:
-        """The time since then in which the process was not stopped, as by a paused container: that
-        is no hang."""
+        """The time since then, without the time in which the process was stopped, as in a paused
+        container: that is no hang."""
         if since is None:
             return 0.0
         now, alive_at, (began, ended) = time.monotonic(), self._alive_at, self._stood
         lasts_s = now - since - max(0.0, ended - max(began, since))
-        if alive_at is not None and now - alive_at > _STANDSTILL_S:  # and has not beaten yet
+        if alive_at is not None and now - alive_at > _STANDSTILL_S:  # no beat yet since the stop
             lasts_s -= now - max(alive_at, since)
         return max(lasts_s, 0.0)
 
@@ -184,13 +183,13 @@ class StepsClock:
 
 
 _FEWEST_STEPS, _MOST_STEPS = 8, 1 << 20
-_INTERVAL_S = 0.5  # at least, between two reports of this kind
-_INTERVAL_PER_RANK_S = 0.005  # so that a coordinator hears 200 of them a second at most
+_INTERVAL_S = 0.5  # at least, between two instants at which sums are put down
+_INTERVAL_PER_RANK_S = 0.005  # so that a coordinator receives at most 200 sums a second
 
 
 def window_steps(step_s: float, world_size: int) -> int:
-    """After how many steps sums are put down: a power of two, so that ranks which find different
-    numbers have half of their instants in common. step_s: how long steps usually take; 0: not
+    """The number of steps after which sums are put down: a power of two, so that ranks that compute
+    different numbers still have common instants. step_s: the usual duration of a step. 0: not
     known."""
     wanted_s = max(_INTERVAL_S, world_size * _INTERVAL_PER_RANK_S)
     steps = _FEWEST_STEPS
@@ -200,32 +199,31 @@ def window_steps(step_s: float, world_size: int) -> int:
 
 
 class Pace:
-    """What each part of a step takes on this rank, as sums that all ranks take at the same steps.
+    """Sums of the parts of steps on this rank, for a comparison of ranks (core/stragglers.py).
 
-    Sums since the process began; only their differences within one group mean anything.
-
-    A comparison of ranks needs sums over the same steps, so they are put down after every so many
-    committed steps, for the reporting thread to send.
+    The sums count from the start of the process; only their differences within one group have a
+    meaning. A comparison needs sums over the same steps on all ranks, so they are put down after
+    fixed numbers of committed steps, for the reporting thread to send.
     """
 
     def __init__(self, spent: TimeSpent) -> None:
         self.arrival = Arrival()
         self.mask = _FEWEST_STEPS - 1
-        """Sums are put down where the number of committed steps has none of these bits."""
+        """Sums are put down when the number of committed steps has none of these bits."""
         self.wait_s = self.transfer_s = self.after_s = self.between_s = 0.0
         self.reduced_at = 0.0
         self.arrivals = 0
-        """Backward passes of which it is known when the last local gradient was ready."""
+        """Backward passes for which the arrival of the last local gradient is known."""
         self.reductions = 0
         self.on_window: Callable[[], None] = _nothing
-        """Called by the script's thread when there is more to send."""
+        """Called on the script's thread when new sums are put down."""
         self._spent = spent
         self._core_wait = CoreWait()
         self._missed = 0
         self._newest: tuple[Any, ...] | None = None  # in the order of _PACE
 
     def reduced(self, began: float, now: float) -> None:
-        """A backward pass that averages gradients has lasted from `began` to `now`."""
+        """A backward pass that averages gradients lasted from `began` to `now`."""
         at = self.arrival.at
         self.arrival.reduced()
         if at > began:
@@ -235,7 +233,7 @@ class Pace:
         self.reduced_at = now
 
     def put_down(self, committed: int, step_s: float, world_size: int) -> None:
-        """A step was committed after which sums are wanted."""
+        """Put down the sums after the last committed step."""
         spent = self._spent
         self.mask = window_steps(step_s, world_size) - 1
         aside_s = spent.calls_s + spent.saves_s
@@ -259,7 +257,7 @@ class Pace:
         self.on_window()
 
     def to_pb(self) -> pb.Pace | None:
-        """What was put down last; None before."""
+        """The sums that were put down last. None: none were."""
         newest = self._newest
         return None if newest is None else pb.Pace(**dict(zip(_PACE, newest, strict=True)))
 
@@ -268,43 +266,43 @@ _PACE = (
     *("generation", "committed", "steps", "total_s", "data_s", "transfer_s", "wait_s", "after_s"),
     *("between_s", "no_core_s", "arrivals", "reductions"),
 )
-"""Fields of the message."""
+"""The fields of the message, in the order of `Pace._newest`."""
 
 
 def _nothing() -> None:
-    """Nobody sends it."""
+    """The `on_window` of a clock without a reporter."""
 
 
 _MOST_LOOKS = 8
-"""A model whose last gradient is another one in each step is not looked at for ever."""
+"""The most attempts to learn which gradient comes last: in some models it is another one in each
+step."""
 
 
 class Arrival:
-    """When the last local gradient of a step is ready: what tells a slow rank from those that wait.
+    """Notices when the last local gradient of a step is ready, in distributed models.
 
-    Watches the parameters of the distributed models.
-
-    DDP's all-reduce makes the backward pass equally long everywhere. A hook on the parameter whose
-    gradient comes last costs about a microsecond a step; which one that is, one step with a hook on
-    each parameter tells. Where a step has several backward passes, as of several models, each of
-    them has a last gradient, and waits for the others.
+    DDP's all-reduce makes the backward pass equally long on all ranks, so only this tells a slow
+    rank from those that wait for it. A hook on the parameter whose gradient comes last costs about
+    a microsecond a step. To learn which parameter that is, one step has a hook on each parameter.
+    Where a step has several backward passes, as with several models, each of them has a last
+    gradient and waits for the other ranks.
     """
 
     def __init__(self) -> None:
         self.at = 0.0
-        """When a watched gradient was ready last, in monotonic seconds; 0: never."""
+        """When a watched gradient was last ready, in monotonic seconds. 0: never."""
         self.learning = False
         """Every parameter has a hook, up to the next commit."""
         self._parameters: list[torch.Tensor] = []
         self._hooks: dict[int, Any] = {}
-        """By the identity of the parameter."""
+        """The hooks, by the id() of the parameter."""
         self._newest: torch.Tensor | None = None
         self._last: dict[int, torch.Tensor] = {}
-        """Of each backward pass, by its identity."""
+        """The parameter with the last gradient of each backward pass, by its id()."""
         self._looks = 0
 
     def watch(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Of these the next step tells which gradient comes last, unless it is known."""
+        """Learn in the next step which gradient of these comes last, unless that is known."""
         known = self._parameters
         if len(known) != len(parameters) or any(
             a is not b for a, b in zip(known, parameters, strict=True)
@@ -313,7 +311,7 @@ class Arrival:
             self.look_again()
 
     def look_again(self) -> None:
-        """The gradient that came last comes no more: learn which one does now."""
+        """Learn again which gradient comes last: the one that did so no longer comes."""
         self._remove()
         self._newest, self._last = None, {}
         self.learning = self._looks < _MOST_LOOKS
@@ -331,8 +329,8 @@ class Arrival:
             self._last[id(self._newest)], self._newest = self._newest, None
 
     def learned(self) -> None:
-        """A step was committed: one hook for each backward pass is enough. It stays as it is: a
-        parameter that a script toggles may take no new one now."""
+        """A step was committed: keep one hook for each backward pass. The hook is not registered
+        again: a parameter whose requires_grad a script toggles may not accept one now."""
         self.learning = False
         self.reduced()
         kept = {key: hook for key, hook in self._hooks.items() if key in self._last}
@@ -350,9 +348,9 @@ class Arrival:
 
 
 class CoreWait:
-    """For how long the script's thread was ready to run and had no core: the kernel's own count.
+    """How long the main thread was ready to run and had no core, as the kernel counts it.
 
-    Of the main thread, from any thread; 0 where the kernel does not tell (schedstat).
+    Any thread may ask. It is 0 if the kernel does not provide the count (schedstat).
     """
 
     def __init__(self) -> None:
@@ -360,7 +358,7 @@ class CoreWait:
         self._tried = False
 
     def seconds(self) -> float:
-        """Since the thread began. Takes a microsecond."""
+        """The seconds since the thread began. The call takes a microsecond."""
         if not self._tried:
             self._tried = True
             path = "/proc/self/schedstat"  # of the main thread
@@ -375,53 +373,54 @@ class CoreWait:
 
 
 class CurrentPlace:
-    """Set by the script's thread, without a call: some ten times a step. Read by others."""
+    """The place of the script's thread. That thread sets it some ten times a step, without a call.
+    Other threads read it."""
 
     def __init__(self) -> None:
         self.now = (Place.STARTING, time.monotonic())
-        """Where it is, and since when."""
+        """The place, and since when the thread is there, in monotonic seconds."""
 
     def look(self) -> tuple[Place, float]:
-        """Where it is, and for how many seconds."""
+        """The place, and for how many seconds the thread has been there."""
         place, since = self.now
         return place, time.monotonic() - since
 
 
 MOST_STRETCHES = 1000
-"""That are remembered: of steps of 0.1 s, those of the last minutes."""
+"""The maximum number of stretches kept: with steps of 0.1 s, those of the last minutes."""
 _Stretch = tuple[int, int, int, float, float, float, float, float, float, float]
-"""In the order of the message, with the instants of its begin and end on the clock of
-time.monotonic."""
+"""The fields of the message in order, but with begin and end as instants of time.monotonic."""
 _PARTS_OF_STRETCH = ("data_s", "calls_s", "saves_s", "join_s", "sync_s")
 
 
 class TimeSpent:
-    """All of the time since the first group, up to the newest commit or entry into a group.
+    """The time since the first group by kind, up to the newest commit or entry into a group.
 
-    The script's thread adds to it, others read it. What was lost with a group is told together
-    with the group that follows, since that is when its cause is known.
+    The fields are those of core.accounting.TimeSpent. The script's thread adds to them, other
+    threads read them. Time that was lost with a group is added when the next group is entered,
+    since its cause is known only then.
     """
 
     def __init__(self) -> None:
         self.generation = 0
-        """The group that was entered last; 0: there was none."""
+        """The group that was entered last. 0: there was none."""
         self.out_since: float | None = None
-        """When it was left, or the first of several in which no step was committed; None: since
-        then one was."""
+        """When the group was left, in monotonic seconds. Later groups without a committed step do
+        not change it; the next commit sets it to None."""
         self.committed = 0
         self.steps = 0
         self.steps_s = self.data_s = self.calls_s = self.saves_s = self.own_s = 0.0
         self.first_steps_s = self.given_up_s = self.regroup_s = self.join_s = self.sync_s = 0.0
-        self._at = 0.0  # up to which all is counted
+        self._at = 0.0  # all time up to here is counted
         self._in_group = False
         self._first = True
-        self._given_up_s = self._left_s = 0.0  # not told before the next group
+        self._given_up_s = self._left_s = 0.0  # added when the next group is entered
         self._data_s = self._calls_s = self._saves_s = 0.0  # since `_at`
         self._fetched_at = 0.0
         self._stretches: deque[_Stretch] = deque(maxlen=MOST_STRETCHES)
 
     def entered(self, now: float, generation: int, *, join_s: float, sync_s: float) -> None:
-        """The group can train."""
+        """The group can train. join_s, sync_s: see `StepsClock.entered`."""
         if self.generation:
             kind = timeline_pb2.Stretch.WHAT_REGROUP
             steps = (kind, generation, self.committed, self._at, now, 0.0, 0.0, 0.0)
@@ -436,20 +435,20 @@ class TimeSpent:
         self._begin()
 
     def fetched(self, began: float, now: float) -> None:
-        """Samples have come from the loader."""
+        """Samples have come from the loader, after a wait since `began`."""
         self._data_s += now - began
         self._fetched_at = now
 
     def called(self, seconds: float) -> None:
-        """The script was in a call that it makes together with the others."""
+        """The script was in a call that all members make together."""
         self._calls_s += seconds
 
     def saved(self, seconds: float) -> None:
-        """Training was held up to save."""
+        """A save held up training."""
         self._saves_s += seconds
 
     def commit(self, now: float, usual_s: float, committed: int) -> None:
-        """A step was committed. usual_s: how long steps last; 0 while unknown."""
+        """A step was committed. usual_s: the usual duration of a step. 0 while unknown."""
         elapsed_s, beside_s = now - self._at, self._calls_s + self._saves_s
         self._stretches.append(
             (
@@ -474,7 +473,7 @@ class TimeSpent:
         self._begin()
 
     def settle(self, now: float) -> None:
-        """No step may follow: what there was since the last one is told all the same."""
+        """Count the time since the last step too: perhaps no step follows."""
         if self._in_group:
             self.steps_s += now - self._at
             self.calls_s += self._calls_s
@@ -483,7 +482,7 @@ class TimeSpent:
             self._begin()
 
     def left(self, now: float, *, in_step: bool) -> None:
-        """The group is lost, or left at a boundary. in_step: a step was begun."""
+        """The group is lost, or left at a boundary. in_step: a step had begun."""
         if self._in_group:
             if self.out_since is None:
                 self.out_since = now
@@ -499,7 +498,7 @@ class TimeSpent:
             self._begin()
 
     def newest(self, most: int) -> list[timeline_pb2.Stretch]:
-        """The newest stretches of it, oldest first; asked for on another thread."""
+        """The newest stretches, oldest first. Called on another thread."""
         ahead_s = time.time() - time.monotonic()
         return [
             timeline_pb2.Stretch(
@@ -514,7 +513,7 @@ class TimeSpent:
         ]
 
     def to_pb(self) -> pb.TimeSpent:
-        """As it is now."""
+        """The sums so far."""
         fields = pb.TimeSpent.DESCRIPTOR.fields
         return pb.TimeSpent(**{field.name: getattr(self, field.name) for field in fields})
 

@@ -1,4 +1,4 @@
-"""Carries out what the worker's participation asks for, with groups, tensors and storage."""
+"""Carries out the actions of the worker's Participation, with groups, tensors and storage."""
 
 from __future__ import annotations
 
@@ -42,24 +42,25 @@ from elastic.worker.state.undo import Undo
 from elastic.worker.steps_clock import StepsClock
 
 _ELSEWHERE_S = 0.5
-"""A member that has waited for so long where others do not come says where it is."""
+"""After so many seconds in a block, or in a comparison of replicas, a member tells those that wait
+for it in a call where it is."""
 
-_DEEPEST_CAUSE = 20  # errors that were raised one for the other
-_WATCHED_PASSES = 64  # what a script does in its backward passes shows in its first steps
+_DEEPEST_CAUSE = 20  # the most errors in a chain of causes that are looked at
+_WATCHED_PASSES = 64  # the first steps show what a script does in its backward passes
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
 
 Watched = tuple[int, list[tuple[DistributedModel, Signs]]]
-"""Collectives before a backward pass, and the gradients that there were."""
+"""The number of collectives, and the gradients of models, before a backward pass."""
 
 
 class JobStopping(SystemExit):
-    """Raised at a step boundary when the job is to be left; unwinds the script."""
+    """Raised at a step boundary to leave the job. It unwinds the script."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptCall:
-    """Something that every worker calls at the same place of the script."""
+    """A function that every worker calls at the same place of the script."""
 
     what: str
     where: str
@@ -71,13 +72,13 @@ class Outcome:
     """How this member came to its state in the present group."""
 
     source: str = ""
-    """"initial" or the checkpoint, if nobody held the state."""
+    """"initial" or the checkpoint's name, if no member held the state."""
     bytes_received: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Held:
-    """A state that waits until the script has come to its loop."""
+    """A state that is held back until the script has come to the state's loop."""
 
     skeleton: Any
     tensors: Mapping[str, torch.Tensor]
@@ -85,7 +86,7 @@ class _Held:
 
 
 class Training:
-    """A worker's training, from its first loop over the steps to the end of the script."""
+    """A worker's training: the driver of its Participation, which Session and Step call."""
 
     def __init__(self, control: Control) -> None:
         self.control = control
@@ -125,12 +126,12 @@ class Training:
         self._bequeathed: list[Passes] | None = None
         self._compares_since: float | None = None
         self.loss_in_block: Exception | None = None
-        """What told in this block that the group is lost."""
+        """The error in this block that showed that the group is lost."""
         self._reduce_means: Callable[[], bool] = lambda: False
         self._watched: Group | None = None
-        """The group that the script must not use by itself outside of blocks, and how many
-        collectives that had begun when it was left to the script."""
+        """The group whose collectives the script must not call outside of blocks."""
         self._collectives_left = _UNKNOWN
+        """How many collectives that group had begun when elastic returned to the script."""
         self._performed: ScriptCall | None = None  # since the last commit
         self._carry_out = self._carriers()
         control.bequeath = self._bequeath
@@ -142,17 +143,16 @@ class Training:
 
     @property
     def group(self) -> Group | None:
-        """The group that everything is set up for."""
+        """The group that everything is set up for. None between two groups."""
         return self._membership.group if self.part.seat is not None else None
 
     # ---- the loop over the steps
 
     def begin_loop(self, data: DataLoader, epochs: int) -> None:
-        """The script begins a loop over `session.steps`."""
         self._require_trained_together()
         self.require_left_well()
         known = self._loaders.get(data)
-        if known is None:  # numbered as they come, also where each epoch has a new one
+        if known is None:  # numbered in order of use, even if each epoch has a new loader
             known = self._loaders[data] = self._loaders_seen
             self._loaders_seen += 1
         self._data, self._epochs = data, epochs
@@ -161,7 +161,7 @@ class Training:
         self._drive(self.part.begin_loop(known, data))
 
     def next_plan(self) -> tuple[BatchPlanner, BatchPlan] | None:
-        """Come to the next step; None after the last one."""
+        """Come to the next step, and return its planner and plan. None after the last one."""
         if not self.part.passes_boundary():
             self._drive(self.part.boundary())
             if self.part.skips:
@@ -178,8 +178,8 @@ class Training:
         return planner, plan
 
     def current_plan(self, planner: BatchPlanner) -> tuple[BatchPlanner, BatchPlan] | None:
-        """The step's samples once more, if the group has changed since it was planned; the loop may
-        have called `session.run`."""
+        """The step's new plan if the group has changed since it was handed out, else None. The
+        group can change when the script calls `session.run` before the block."""
         if self._planner is planner or self._planner is None:
             return None
         plan = self._planner.next_plan()
@@ -187,7 +187,6 @@ class Training:
         return self._planner, plan
 
     def end_loop(self) -> None:
-        """The loop has no step left."""
         meet = ScriptCall(what="ends its loop over session.steps", where="", function=lambda: None)
         self._drive(self.part.end_loop(meet))
         self._close_planner()
@@ -195,9 +194,12 @@ class Training:
     # ---- a step's block
 
     def begin_block(self, reduce_means: Callable[[], bool]) -> None:
-        """The script enters `with step:`. reduce_means: called before an optimizer steps, since
-        what is reduced later makes every step copy what the optimizer has changed; returns whether
-        there was anything to reduce."""
+        """The script enters `with step:`.
+
+        reduce_means: sums values given to `step.mean`, and returns whether there were any. It is
+        called before an optimizer steps: if a collective came later, each step would have to copy
+        what the optimizer has changed, for the undo.
+        """
         self._require_no_collectives()
         self._collectives_left = _UNKNOWN
         self.in_block = True
@@ -210,7 +212,6 @@ class Training:
         self.clock.begin()
 
     def leave_block(self) -> None:
-        """It has left it, whichever way."""
         self.in_block = False
         self.place.now = Place.BETWEEN, time.monotonic()
         self.optimizers.block_ended()
@@ -218,14 +219,15 @@ class Training:
         self._call_together(False)
 
     def before_backward(self) -> None:
-        """The block's first backward pass comes."""
         if self.control.recovers:
             self._undo.before_backward()
 
     def begin_backward(self, *, averages: bool, again: bool) -> Watched | None:
-        """The script's backward pass begins. averages: that of the last micro-batch. again: the
-        block has had such a one before. Returns what `require_averaged` needs, if it is to be
-        called."""
+        """The script's backward pass begins.
+
+        averages: it is that of the last micro-batch. again: the block has had such a pass before.
+        Returns the argument for `require_averaged`, or None if that need not be called.
+        """
         self.in_backward = True
         if not averages:
             return None
@@ -238,34 +240,33 @@ class Training:
         return (self._joining().collectives(), before) if before else None
 
     def require_averaged(self, watched: Watched) -> None:
-        """Raise StepMisused if the backward pass has brought a distributed model gradients, and
-        averaged none."""
+        """Raise StepMisused if the backward pass gave a distributed model gradients, but averaged
+        none."""
         begun, before = watched
         if self._joining().collectives() == begun:
             for model, gradients in before:
                 model.require_same_gradients(gradients)
 
     def reduce_gradients(self, reduce: bool) -> None:
-        """Whether the next backward all-reduces."""
         for model in self.models:
             model.reduce_gradients(reduce)
 
     @property
     def world_size(self) -> int:
-        """Of the present group."""
         seat = self.part.seat
         return seat.generation.world_size if seat is not None else 1
 
     def at_epoch_end(self) -> bool:
-        """The last committed step was its epoch's last."""
+        """Whether the last committed step was its epoch's last."""
         data = self._data
         return data is not None and data.ends_epoch(self.state.position, self.world_size)
 
     def wait_for_reduction(self) -> None:
-        """Return when the reductions begun so far are known to be complete; raises GroupLost.
+        """Return when the reductions begun so far are known to be complete. Raises GroupLost.
 
-        gloo's backward returns only then. NCCL's is queued: an aborted one would not raise before
-        the optimizer has used its gradients. It costs nothing where nothing is queued.
+        With gloo the backward pass itself returns only then, and this costs nothing. With NCCL
+        reductions are queued on the device: without this wait, one that was aborted would raise
+        only after the optimizer has used its gradients.
         """
         group = self._joining()
         group.settle()
@@ -274,12 +275,12 @@ class Training:
             self._undo.reduced(seen)
 
     def all_reduce(self, values: torch.Tensor) -> dist.Work | None:
-        """Begin to sum `values` over the members, in place."""
+        """Begin to sum `values` over the members, in place. Returns the work to wait for."""
         work: dist.Work | None = dist.all_reduce(values, async_op=True)
         return work
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
-        """The block has ended well."""
+        """The block has ended without an error: commit its step."""
         for model in self.models:
             model.require_reduced()
         recovers = self.control.recovers
@@ -303,7 +304,7 @@ class Training:
         self.control.reports.committed()
 
     def give_up_block(self, error: Exception) -> bool:
-        """The group was lost in the block. Returns whether its step counts all the same."""
+        """The group was lost in the block: join the next one. Returns whether the step counts."""
         for scaled in self.scaled:
             scaled.restore()
         counts: bool = self._drive(self.part.give_up_block(_as_loss(error)))
@@ -314,7 +315,7 @@ class Training:
         return counts
 
     def is_loss(self, error: BaseException) -> bool:
-        """Does the error say that the group is lost, and may another follow?"""
+        """Whether the error shows that the group is lost, and another group can follow."""
         self._stand_aside()
         return (
             isinstance(error, Exception)
@@ -323,10 +324,11 @@ class Training:
         )
 
     def loss_behind(self, error: BaseException, outside: BaseException | None) -> Exception | None:
-        """What tells that the group is lost: an error that has left the script, or the one that it
-        was raised for, as `raise MetricError(...) from error` does.
+        """The error that shows that the group is lost: `error`, which has left the script, or one
+        in its chain of causes, as with `raise MetricError(...) from error`. None: there is none.
 
-        outside: what was being handled already as the script was entered, which is of old.
+        outside: an exception that was already being handled when the script's block or function
+        began. The chain is not searched beyond it.
         """
         behind: BaseException | None = error if isinstance(error, Exception) else None
         for _ in range(_DEEPEST_CAUSE):
@@ -338,20 +340,19 @@ class Training:
         return None
 
     def note_failure(self, error: Exception) -> None:
-        """A forward or backward pass has raised. The script may catch it, to skip a batch that
-        fails, but a lost group stays lost."""
+        """A forward or backward pass raised `error`. If it shows that the group is lost, remember
+        it: the script may catch it to skip a batch, but the group stays lost."""
         if self.in_block and self.is_loss(error):
             self.loss_in_block = error
 
     # ---- calls outside of steps
 
     def call(self, call: ScriptCall) -> Any:
-        """Make a call together with the other workers."""
         return self._drive(self.part.run(call))
 
     def held_result(self, *keys: str) -> Any:
-        """What a call of `session.run` between two loops had returned to the others, under the
-        first of these that they have."""
+        """The result that a call of `session.run` between two loops returned to the others, under
+        the first of `keys` that the held state has. Raises ConfigurationError if it has none."""
         held = self._held
         assert held is not None, "no state waits"
         results = unflatten(held.skeleton, held.tensors)["session.results"]
@@ -365,7 +366,7 @@ class Training:
         return results[key]
 
     def warm_up(self, function: Callable[[], Any]) -> None:
-        """Call `function` and undo what it changes. What it compiles counts as preparation."""
+        """Call `function` and undo what it changes. Its compilation counts as part of start-up."""
         COMPILATIONS.watch()
         self._undo.begin()
         function()
@@ -374,9 +375,11 @@ class Training:
     # ---- the end
 
     def finish(self, where: str = "") -> None:
-        """The script has ended: wait until every member's has, and the result is saved.
+        """The script has ended: wait until every member's has ended and the result is saved.
 
-        where: file and line of its sys.exit(), if that has ended it.
+        where: file and line of its sys.exit(), if that has ended it. Raises ConfigurationError if
+        the script has not trained or has too few loops for the state, StepMisused if it left its
+        loop with a step that does not count.
         """
         self.require_left_well()
         if self._data is None:
@@ -398,7 +401,6 @@ class Training:
     # ---- driving the protocol
 
     def _carriers(self) -> dict[type, Callable[[Any], Any]]:
-        """What carries out each kind of action."""
         return {
             act.Join: self._join,
             act.Declare: self._declare,
@@ -431,7 +433,7 @@ class Training:
         }
 
     def _drive(self, protocol: Steps) -> Any:
-        """Carry out what the protocol asks for, until it returns."""
+        """Carry out the actions that the protocol yields, until it returns. Returns its result."""
         resume: Callable[[Any], act.Action] = protocol.send
         value: Any = None
         acted = False
@@ -443,7 +445,7 @@ class Training:
                     action = resume(value)
                 except StopIteration as end:
                     return end.value
-                if not acted:  # else they may be those of actions
+                if not acted:  # later, the collectives may be those of actions
                     acted = True
                     self._require_no_collectives()
                 try:
@@ -459,28 +461,29 @@ class Training:
                 self._collectives_left = group.collectives() if group is not None else 0
 
     def _bequeath(self) -> None:
-        """The script's thread does not come out of a group that was aborted: this one, of the
-        membership's, gives the state to the next group before the process ends."""
+        """Give the state to the next group before the process ends: the script's thread does not
+        return from a group that was aborted. Runs on a thread of its own."""
         if self.in_block and not self._driving and self._bequeathed is None:
             self._bequeathed = [model.leave_behind() for model in self.models]
             self._drive(self.part.bequeath())
 
     def _stand_aside(self) -> None:
-        """The script's thread came out of it after all, but the state is no longer its own."""
+        """Block the script's thread for ever if it returns after `_bequeath` has begun: the state
+        is no longer its own."""
         if self._bequeathed is not None and threading.current_thread() is threading.main_thread():
             threading.Event().wait()
 
     # ---- into a group
 
     def _join(self, join: act.Join) -> act.Seat:
-        """The state is read while the group forms: that takes milliseconds."""
-        if join.held and not self._reads.has_digests():  # else of an attempt before this one
+        """Join a group. Meanwhile, read the state for its digests, which takes milliseconds."""
+        if join.held and not self._reads.has_digests():  # an earlier attempt may have left them
             void = self.in_block and join.at_begin and self._bequeathed is None
             self._reads.begin(
                 self.state,
                 self._undo,
                 at_begin=join.at_begin,
-                keeps=void and not self.control.backend.queues,  # a device copies in no time
+                keeps=void and not self.control.backend.queues,  # copies on a device are fast
             )
         self.place.now = Place.JOINING, time.monotonic()
         group = self.control.join()
@@ -503,7 +506,7 @@ class Training:
         )
 
     def _tell_difference(self, difference: act.TellDifference) -> None:
-        """Name what differs, as an event of the member whose state is about to be replaced."""
+        """Report the names of what differs, as an event of the member whose state is replaced."""
         group = self._joining()
         if group.rank == difference.right:
             for rank in difference.ranks:
@@ -585,14 +588,14 @@ class Training:
 
     def _set_up(self, _: act.SetUp) -> None:
         if self._bequeathed is not None:
-            return  # nothing is to be trained here any more
+            return  # this process will not train any more
         self.clock.sets_up()
         self._close_planner()
         caches = self.state.buffers.caches_of_group()
         for model in self.models:
             model.wrap(self.control.backend, caches)
         if self.control.recovers and not self.control.backend.queues:
-            # On a device gradients are only queued when the hook is called.
+            # On a device, gradients are only queued when the hook is called.
             parameters = [p for model in self.models for p in model.passes.parameters]
             self.clock.pace.arrival.watch(parameters)
         group, data = self._joining(), self._data
@@ -671,8 +674,8 @@ class Training:
             )
 
     def _require_shares_that_fit(self, group: Group) -> None:
-        """A save follows, to which each member adds a part: if they do not fit, nobody could read
-        the checkpoint."""
+        """Raise StepMisused if members would save different tensors in the save that follows. Each
+        saves a part, and a checkpoint of parts that do not fit could not be read."""
         shapes = self.state.saved_shapes()
         digest = digest_of([], documents.encode({"shapes": shapes}))
         odd = membership.differing_parameters(group, digest, lambda: shapes)
@@ -720,8 +723,9 @@ class Training:
             self.clock.is_met()
 
     def _perform_call(self, perform: act.Perform) -> Any:
-        """A call of the script's may change what is tracked for a while, as one that evaluates with
-        averaged weights does: where the group is lost in it, that is undone."""
+        """Make the call. It may change tracked objects for a while, as an evaluation with averaged
+        weights does. If the group is lost meanwhile, such changes are undone; StateTorn if they
+        cannot be."""
         self._reads.wait()  # the call may change what is being read
         call: ScriptCall = perform.call
         if not call.where or not self.control.recovers or self._bequeathed is not None:
@@ -767,7 +771,7 @@ class Training:
             model.passes.together = together
 
     def _answer_calls(self) -> None:
-        """On the reporting thread: members that wait for this one in a call learn where it is."""
+        """On the reporting thread: tell members that wait for this one in a call where it is."""
         group, since = self._membership.group, self._compares_since
         where = ""
         if self.in_block and self.clock.in_step_s() >= _ELSEWHERE_S:
@@ -798,7 +802,7 @@ class Training:
                 )
 
     def require_left_well(self) -> None:
-        """Raise StepMisused if the script has left its loop with a step that does not count."""
+        """Raise StepMisused if the script left its loop with a step that does not count."""
         if self.part.owes_step:
             raise StepMisused(
                 f"the loop over session.steps() was left after a block of step "
@@ -809,8 +813,8 @@ class Training:
             )
 
     def _require_no_collectives(self) -> None:
-        """Raise StepMisused if the script has called collectives outside of a block. Nothing goes
-        wrong until the group changes, but then they meet others of members that join."""
+        """Raise StepMisused if the script called collectives outside of a block. They work until
+        the group changes, but then they meet other collectives of members that join."""
         group = self._watched
         if group is None or self._collectives_left in (_UNKNOWN, group.collectives()):
             return
@@ -844,7 +848,7 @@ class Training:
                 model.require_same_layers()
 
     def _tell_cost(self, names: list[str], size_bytes: int, copy_s: float) -> None:
-        """Once a job is enough: rank 0 does it, which has been there for longest."""
+        """Report what each step copies, once a job: only rank 0, the oldest member, does so."""
         if self._joining().rank != 0:
             return
         self.control.reports.notice(
@@ -873,8 +877,8 @@ class Training:
 
 
 class _Reads:
-    """What is read of the state on a thread of its own while a group forms: its digests at both
-    marks, then the copies for the retry of a block that does not count."""
+    """Reads the state on a thread of its own while a group forms: its digests at both marks, then
+    the copies for the retry of a block that does not count."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
@@ -884,7 +888,8 @@ class _Reads:
         self._error: Exception | None = None
 
     def begin(self, state: JobState, undo: Undo, *, at_begin: bool, keeps: bool) -> None:
-        """Begin to read. Nothing may change the state before `wait` has returned."""
+        """Begin to read. Nothing may change the state before `wait` has returned. keeps: copy the
+        state for a retry, too."""
         self.wait()
         self._digested.clear()
 
@@ -903,18 +908,19 @@ class _Reads:
         self._thread.start()
 
     def has_digests(self) -> bool:
-        """Those that were begun have not been asked for yet."""
+        """Whether digests were begun that `digests` has not returned yet."""
         return self._digests is not None or not self._digested.is_set()
 
     def digests(self) -> tuple[int, int]:
-        """(at the commit mark, at the begin mark), 0 for what this member does not have."""
+        """Wait for (the digest at the commit mark, the one at the begin mark). 0: this member does
+        not have that state. Raises an error of the reading thread."""
         self._digested.wait()
         digests, self._digests = self._digests, None
         self._raise()
         return digests or (0, 0)
 
     def wait(self) -> None:
-        """Return when all is read."""
+        """Return when all is read. Raises an error of the reading thread."""
         if self._thread is not None:
             self._thread.join()
             self._thread = None
@@ -947,14 +953,14 @@ def _as_loss(error: Exception) -> GroupLost:
 
 
 def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
-    """The ranks that differ; and in what, on one of these."""
+    """The ranks that differ, in words. On one of these ranks, also the names of what differs."""
     names = odd.get(group.rank) or []
     which = f" ({', '.join(names[:3])})" if names else ""
     return f"rank {', '.join(map(str, odd))}{which}"
 
 
 def _place_of_main_thread() -> str:
-    """File and line of the script's innermost frame."""
+    """The file and line of the script's innermost frame."""
     packages = ("/elastic/worker/", "/site-packages/", "/lib/python")
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:

@@ -1,7 +1,8 @@
 """A process that tries torch on this node for `elastic doctor`: `python -m elastic.worker.trial`.
 
-It writes one JSON line of what torch finds here, then reads one JSON line that names the peers to
-all-reduce, and writes one of how that went. End of file instead: it ends.
+It writes one JSON line about the torch and the devices of this node. Then it reads one JSON line
+that says how to meet other nodes for an all-reduce, and writes one JSON line with the result. At
+the end of its input it ends instead.
 """
 
 from __future__ import annotations
@@ -15,12 +16,11 @@ from collections.abc import Callable
 from typing import Any
 
 _BYTES = (4, 2**20, 16 * 2**20)
-"""Of tensors: for the latency, to warm up, and for the bandwidth."""
+"""Sizes of tensors: for the latency, for the warm-up (or a slow network), and for the bandwidth."""
 _TRIED_S = 1.0
 
 
 def main() -> None:
-    """Speak on standard input and output."""
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
     print(json.dumps(_attempted(_torch)))
     line = sys.stdin.readline()
@@ -28,18 +28,18 @@ def main() -> None:
         meeting = json.loads(line)
         print(json.dumps(_attempted(lambda: _all_reduce(**meeting))))
     sys.stdout.flush()
-    os._exit(0)  # whatever threads a backend has left
+    os._exit(0)  # not stopped by threads that a backend has left
 
 
 def _attempted(work: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     try:
         return work()
-    except Exception as error:  # noqa: BLE001 - it is what was asked for
+    except Exception as error:  # noqa: BLE001 - the error is the finding
         return {"error": f"{type(error).__name__}: {error}".splitlines()[0][:500]}
 
 
 def _torch() -> dict[str, Any]:
-    import torch  # noqa: PLC0415 - that it cannot be imported is a finding
+    import torch  # noqa: PLC0415 - a failed import is a finding
 
     count = torch.cuda.device_count() if torch.version.cuda else 0
     found: dict[str, Any] = {
@@ -61,11 +61,11 @@ def _torch() -> dict[str, Any]:
 
 
 def _nccl(count: int) -> dict[str, str]:
-    """Its version, and whether the GPUs of this node can add up."""
+    """NCCL's version, and the error of an all-reduce over the GPUs of this node; "" if none."""
     import torch  # noqa: PLC0415
     from torch.cuda import nccl  # noqa: PLC0415
 
-    library: Any = nccl  # without types
+    library: Any = nccl  # has no types
     version = ".".join(map(str, library.version()[:3]))
     try:
         tensors = [torch.ones(1024, device=f"cuda:{n}") for n in range(count)]
@@ -80,12 +80,13 @@ def _nccl(count: int) -> dict[str, str]:
 def _all_reduce(
     rank: int, world: int, host: str, port: int, interface: str | None, timeout_s: float
 ) -> dict[str, Any]:
-    """Sums over one process on each node; rank 0 keeps the store, at `port`."""
+    """Measure all-reduces over one process on each node. Rank 0 hosts the store, at `port`. Returns
+    the bandwidth in bytes per second and the latency in seconds."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
     from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
 
-    if interface is not None:  # else gloo looks for the host's own name
+    if interface is not None:  # else gloo uses the address of the host's own name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = datetime.timedelta(seconds=timeout_s)
     store = TCPStore(host, port, world, is_master=rank == 0, timeout=limit, wait_for_workers=False)
@@ -102,13 +103,13 @@ def _all_reduce(
 
     small, some, large = _BYTES
     latency = min(seconds_of(small) for _ in range(10))
-    size = large if seconds_of(some) < _TRIED_S / 32 else some  # rank 0's word counts
+    size = large if seconds_of(some) < _TRIED_S / 32 else some  # rank 0's choice counts
     chosen = torch.tensor([float(size)])
     dist.broadcast(chosen, src=0)
     size = int(chosen)
     took = min(seconds_of(size) for _ in range(3))
     carried = 2 * (world - 1) / world * size
-    # Nobody closes the connections that another one still reads from.
+    # Wait, so that no process closes connections that another one still reads from.
     dist.barrier()
     return {"bytes_per_s": carried / took, "latency_s": latency}
 

@@ -1,1 +1,1 @@
-"""The agent as a pure machine: which worker processes run on this node, and in which slots."""
+"""The agent as a pure machine: it decides which workers run on its node, and in which slots."""

@@ -1,4 +1,4 @@
-"""What an agent wants done, in the imperative."""
+"""The effects of the agent's machine: what the daemon should do, in the imperative."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic.core.membership import Failure, Generation, WorkerId, WorkerStatus
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SpawnWorker:
-    """Fork a worker process; it runs the script until it waits for a slot."""
+    """Fork a worker process, which runs the script until it waits for a slot."""
 
     worker: WorkerId
 
@@ -25,23 +25,23 @@ class AssignSlot:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForwardGeneration:
-    """Tell a worker of the generation."""
+    """Tell a worker about the generation."""
 
     worker: WorkerId
     generation: Generation
 
 
 class How(enum.Enum):
-    """How firmly a process is ended."""
+    """How a process is ended."""
 
     KILL = 1
-    DUMP_AND_KILL = 2  # its stacks go to its log first
-    TERMINATE = 3  # SIGTERM to a script that was written for torchrun
+    DUMP_AND_KILL = 2  # writes its stacks to its log first
+    TERMINATE = 3  # SIGTERM to a script written for torchrun
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndWorker:
-    """End the worker's process and whatever it has started."""
+    """End the worker's process and all processes that it has started."""
 
     worker: WorkerId
     how: How = How.KILL
@@ -49,14 +49,14 @@ class EndWorker:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DismissWorker:
-    """Let a worker whose script has ended exit."""
+    """Let a worker exit whose script has ended."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReportNode:
-    """Send the whole view to the coordinator."""
+    """Send the node's whole view of its workers to the coordinator."""
 
     workers: tuple[WorkerStatus, ...]
 
@@ -70,7 +70,7 @@ class ReportFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskToStop:
-    """Ask the coordinator to have the job saved and left."""
+    """Ask the coordinator to save and stop the job."""
 
     exit_code: int
     reason: str
@@ -78,29 +78,29 @@ class AskToStop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AskToLeave:
-    """Ask the coordinator to have this node's workers leave the group; the job goes on."""
+    """Ask the coordinator to let this node's workers leave the group; the job goes on."""
 
     reason: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TellLeaveTimedOut:
-    """Tell the coordinator, and the reader: this node was to leave at a step boundary, and is
-    ended now without one."""
+    """Tell the coordinator and the user that this node reached no step boundary at which to leave,
+    and ends its workers now."""
 
     waited_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
-    """Send TimerFired at this instant; replaces the one before. None: no timer."""
+    """Send TimerFired at this instant. It replaces the previous timer; None: no timer."""
 
     at: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExitAgent:
-    """No process is left: end."""
+    """End the agent: no process is left, or the last ones do not end in time."""
 
     exit_code: int
 

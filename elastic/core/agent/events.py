@@ -1,4 +1,4 @@
-"""What an agent is told, in the past tense."""
+"""The events that the agent's machine handles, in the past tense."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """The zygote is ready to fork, and has these workers already: those of an earlier agent."""
+    """The zygote is ready to fork. `workers`: workers of an earlier agent that still run."""
 
     workers: tuple[tuple[WorkerId, int], ...] = ()
     """Names and process ids."""
@@ -25,21 +25,21 @@ class WorkerSpawned:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerNotSpawned:
-    """The worker's process could not be made: the machine is short of something."""
+    """The worker's process could not be forked: the machine lacks some resource."""
 
     worker: WorkerId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReported:
-    """The worker's own status; its first one says that the script called elastic.init()."""
+    """The worker has reported its status. Its first report means that elastic.init() was called."""
 
     status: WorkerStatus
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerCompiled:
-    """The worker's script runs torch.compile, with `committed` steps; None: it does no longer."""
+    """The worker's script runs torch.compile after `committed` steps; None: it no longer does."""
 
     worker: WorkerId
     committed: int | None
@@ -55,7 +55,7 @@ class WorkerRecovered:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerReportedFailure:
-    """The script raised; the process is about to end."""
+    """The script has raised an exception; the process is about to end."""
 
     failure: Failure
 
@@ -68,14 +68,14 @@ class WorkerExited:
     exit_code: int
     signal: int = 0
     unseen: bool = False
-    """The kernel says that it has ended; how is known to its parent, which has not said it."""
+    """The kernel says that the process has ended. Only its parent knows how, and does not say."""
     out_of_memory: bool = False
-    """The kernel has just killed a process of the node's for want of memory."""
+    """The kernel has just killed a process of the node because memory was short."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFrozen:
-    """The process is alive but has been silent for `silent_s` seconds."""
+    """The worker's process is alive but has been silent for `silent_s` seconds."""
 
     worker: WorkerId
     silent_s: float
@@ -83,66 +83,67 @@ class WorkerFrozen:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationAnnounced:
-    """The coordinator decided."""
+    """The coordinator has announced a generation, or another form of it."""
 
     generation: Generation
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceRequested:
-    """The coordinator wants this worker ended and another one in its place."""
+    """The coordinator wants this worker to be ended and replaced."""
 
     worker: WorkerId
     kind: FailureKind
     message: str
     place: str = ""
-    """FILE:LINE of the script at which it hangs."""
+    """FILE:LINE of the script at which the worker hangs; empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DismissRequested:
-    """The job is complete: workers may end."""
+    """The job is complete: workers may exit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobEnded:
-    """Nothing is left to do here; end with this exit code."""
+    """The job has ended: the agent should exit with this code."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DrainRequested:
-    """An operator wants this node left, or no longer: the coordinator sees to it, in its time."""
+    """An operator wants the job to leave this node, or has called that off. The coordinator lets
+    the workers leave; the agent ends them after `leave_timeout_s`."""
 
     called_off: bool = False
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Drained:
-    """No worker of this node is in the group any more, and none will be."""
+    """No worker of this node is in the group any more, and none will join it again."""
 
     exit_code: int = 0
-    """The exit code of an agent that has not asked for it."""
+    """The exit code of an agent that did not ask to leave."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Strayed:
-    """What is known here of the group is of another beginning of the job, which the store has
-    lost, and the job goes on without."""
+    """The group of this node belongs to an incarnation that the store has lost: the job has begun
+    again without it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CutOff:
-    """Neither the coordinator nor the store has been heard of for so long that the others may have
-    given this node up for dead and gone on without its group."""
+    """Neither the coordinator nor the store has answered for so long that the others may have taken
+    this node for dead and gone on without its group."""
 
     silent_s: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LeaveRequested:
-    """First signal: leave at a step boundary after saving."""
+    """The agent got its first signal: leave at a step boundary, after saving if the job stops."""
 
     exit_code: int
     reason: str
@@ -150,14 +151,14 @@ class LeaveRequested:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRequested:
-    """Second signal: stop at once."""
+    """The agent got its second signal: stop at once."""
 
     exit_code: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimerFired:
-    """The instant asked for by SetTimer has come."""
+    """The instant given by SetTimer has come."""
 
 
 Event = (

@@ -1,4 +1,4 @@
-"""One node's processes: slots, spares, restarts and the way out."""
+"""The agent's state machine: manages the worker processes of one node until the agent ends."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from elastic.core.membership import (
 from elastic.core.restarts import Backoff
 from elastic.errors import ExitCode
 
-_ADOPTION_S = 2.0  # in which a worker that has called elastic.init() reports to a new agent
-# After a loss a new worker builds its model and reads its data, on the cores on which the survivors
-# are about to go on. They go first, for so long until they are told of their next group, and for so
-# long in all.
+_ADOPTION_S = 2.0  # a worker that has called elastic.init() reports to a new agent within this
+# A worker that starts after a loss builds its model and reads its data on the cores that the
+# survivors need to go on. So it waits: this long for the announcement of the survivors' next group,
+# and this long in all if there is one, both counted from the loss.
 _ANNOUNCEMENT_S = 0.1
 _SURVIVORS_FIRST_S = 0.25
-_GONE_WITHIN_S = 15.0  # of the order to kill them: GPUs take their time, disks that hang do not end
+_GONE_WITHIN_S = 15.0  # after the kill: GPUs need time, and a process on a hung disk never ends
 
 
 class AgentPhase(enum.Enum):
@@ -43,39 +43,39 @@ class AgentPhase(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AgentSettings:
-    """What the machine needs of the node's settings."""
+    """The part of the node's settings that the machine needs."""
 
     node: NodeId
     slots: int
     start: str = ""
-    """Differs from start to start of the node's agent, so that no worker's name comes again."""
+    """Differs at each start of the node's agent, so that no worker's name is used twice."""
     spares: int = 1
     backoff: Backoff = field(default_factory=Backoff)
     start_timeout_s: float = 600.0
-    """A worker that has a slot must ask for a group within this."""
+    """How long a worker with a slot may take to ask for a group."""
     first_step_s: float = 600.0
-    """It gets this much longer if its script runs torch.compile meanwhile. 0: no limit."""
+    """How much longer the worker gets if its script runs torch.compile meanwhile. 0: no limit."""
     exit_grace_s: float = 5.0
-    """Workers that were dismissed get this long to end by themselves."""
+    """How long dismissed workers get to exit by themselves."""
     classic: bool = False
-    """The script was written for torchrun: it runs from its start in a group, and cannot change
-    that. Workers that have run when the group changes are ended."""
+    """The script was written for torchrun: it runs in one group from its start, and cannot change
+    it. When the group changes, workers that have run are ended."""
     end_grace_s: float = 30.0
-    """A classic script that is asked to end gets this long."""
+    """How long a classic script gets to end after SIGTERM."""
     leave_timeout_s: float | None = None
-    """Asked to leave, only this node does, and ends after this long at the latest. None: the job
-    is this node's, and is saved and stopped."""
+    """When the agent is asked to leave, its workers leave the job and are ended after this time at
+    the latest. None: the whole job belongs to this node, and is saved and stopped."""
 
 
 @dataclass(slots=True)
 class _Loss:
-    """A worker that trained has ended, and others of this node train on."""
+    """The loss of a worker that trained, while others of this node train on."""
 
     at: float
     generation: int
-    """The newest one that was known then."""
+    """The newest generation that was known then."""
     until: float
-    """No worker starts before."""
+    """No worker gets a slot or is forked before this instant."""
 
 
 class Agent:
@@ -98,7 +98,7 @@ class Agent:
         self._leave_by: float | None = None
         self._drained_by: float | None = None
         self._reported: tuple[WorkerStatus, ...] | None = ()
-        self._runs_out = False  # asked to leave: nobody starts here any more
+        self._runs_out = False  # asked to leave, with a classic script: start no worker any more
         self._loss: _Loss | None = None
         self.phase = AgentPhase.WARMING
 
@@ -109,11 +109,11 @@ class Agent:
 
     @property
     def before(self) -> Generation | None:
-        """The one before, if its group trains until the newest takes effect."""
+        """The previous generation, if its group trains until the newest takes effect."""
         return self._before
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
-        """Take one event; return what is to be done, in order. `now`: monotonic seconds."""
+        """Take one event; return the effects to carry out, in order. now: monotonic seconds."""
         before = self._reported
         effects = self._apply(event, now)
         effects += self._tend(now)
@@ -198,11 +198,11 @@ class Agent:
             process.adopted, slot = False, event.status.slot
             process.deadline = now + self._settings.start_timeout_s
         elif slot is None and event.status.slot is not None:
-            slot = event.status.slot  # of an earlier agent: it has been silent for long
+            slot = event.status.slot  # from an earlier agent: it was silent for longer than allowed
             if any(p.status.slot == slot for p in self._processes.values()):
                 message = f"reported too late to keep its slot {slot}"
                 return self._replace(event.status.worker, FailureKind.LEFT_OUT, message)
-        own = process.status  # of its pid and its compiling it does not tell here
+        own = process.status  # pid and compiling are not part of its report
         process.status = replace(event.status, slot=slot, pid=own.pid, compiling=own.compiling)
         if process.status.phase not in (WorkerPhase.SPARE, WorkerPhase.PREPARING):
             process.deadline = None
@@ -212,7 +212,7 @@ class Agent:
             self._most_committed = event.status.committed
             self._fruitless = 0
         if process.status.phase is WorkerPhase.SPARE and slot is not None:
-            # Its connection broke before it heard of its slot, or it reported just before.
+            # Its connection broke before it learned of its slot, or it reported just before that.
             assign = fx.AssignSlot(worker=process.status.worker, slot=slot)
             return [assign, *self._catch_up(process)]
         return self._catch_up(process)
@@ -278,7 +278,7 @@ class Agent:
     def _job_ended(self, event: ev.JobEnded, now: float) -> list[fx.Effect]:
         self._exit_code = event.exit_code
         if event.exit_code == ExitCode.TERMINATED and self._drained_by is not None:
-            self._exit_code = ExitCode.DRAINED  # it was the last of the nodes that leave
+            self._exit_code = ExitCode.DRAINED  # this was the last node that left
         if event.exit_code == 0:
             return self._dismiss_all(now)
         if self.phase is not AgentPhase.ENDING:
@@ -325,7 +325,7 @@ class Agent:
         message = "was in a group that the store had lost, and without which the job began anew"
         ended = self._replace_all(message)
         for process in self._processes.values():
-            process.retired = True  # no failure of theirs, nor of their node
+            process.retired = True  # neither the worker nor its node has failed
         return ended
 
     def _cut_off(self, event: ev.CutOff) -> list[fx.Effect]:
@@ -346,10 +346,10 @@ class Agent:
         self._exit_code = event.exit_code
         return self._end_all(now)
 
-    # ---- what follows from the whole view
+    # ---- decisions from the whole view
 
     def _tend(self, now: float) -> list[fx.Effect]:
-        """Level-triggered: whatever happened, bring the node to where it should be."""
+        """Bring the node to where it should be, whatever happened (level-triggered)."""
         late: list[fx.Effect] = []
         ends_by = self._ends_by()
         if ends_by and now >= min(ends_by):
@@ -385,7 +385,8 @@ class Agent:
         return effects
 
     def _spawn_missing(self, now: float) -> list[fx.Effect]:
-        """Spares only for scripts known to wait for a slot: any other would just train."""
+        """Fork the missing workers. Spares only for scripts that are known to wait for a slot: any
+        other script would just train."""
         if self._dismissed or self._runs_out or now < self._spawn_not_before:
             return []
         effects: list[fx.Effect] = []
@@ -409,7 +410,7 @@ class Agent:
             waiting = process.idle or process.ending is not None
             if waiting:
                 continue
-            if process.adopted:  # it has not come to elastic.init() yet, so it has no slot
+            if process.adopted:  # it has not called elastic.init() yet, so it has no slot
                 process.adopted = False
                 process.deadline = now + self._settings.start_timeout_s
                 continue
@@ -451,7 +452,7 @@ class Agent:
         return min(instants) if instants else None
 
     def _ends_by(self) -> list[float]:
-        """When this node's workers are ended, wherever they are."""
+        """The instants at which this node's workers are ended, even in the middle of a step."""
         return [by for by in (self._leave_by, self._drained_by) if by is not None]
 
     def _waited_to_leave_s(self, now: float) -> float:
@@ -459,7 +460,7 @@ class Agent:
         assert timeout_s is not None, "nothing ends by itself where the job is this node's"
         return now - (min(self._ends_by()) - timeout_s)
 
-    # ---- parts
+    # ---- internals
 
     def _replace(
         self, worker: WorkerId, kind: FailureKind, message: str, place: str = ""
@@ -482,7 +483,7 @@ class Agent:
         self._spawn_not_before = max(self._spawn_not_before, now + delay_s)
 
     def _retire_spent(self, now: float) -> list[fx.Effect]:
-        """End workers that ran in a group that is gone and have not ended when asked."""
+        """Ask classic workers to end if their group is gone; kill those that do not in time."""
         newest = self._generation
         if not self._settings.classic or newest is None:
             return []
@@ -499,8 +500,8 @@ class Agent:
         return effects
 
     def _let_go_of_finished(self) -> list[fx.Effect]:
-        """A script that ends well when it is asked to is no failure, and no more needed than the
-        others: but the store of their group, which it may have, until these have ended too."""
+        """Dismiss the retired workers when the scripts of all of them have ended. Before that the
+        others may need the store of their group, which a finished one may host."""
         retired = [p for p in self._processes.values() if p.retired]
         if any(p.status.phase is not WorkerPhase.FINISHED for p in retired):
             return []
@@ -510,7 +511,7 @@ class Agent:
         return [fx.DismissWorker(worker=p.status.worker) for p in news]
 
     def _retire(self, processes: Iterable[Process], now: float) -> list[fx.Effect]:
-        """Ask classic scripts to end."""
+        """Ask these workers to end if they run a classic script."""
         asked = [p for p in processes if not p.retired and p.ending is None]
         if not self._settings.classic:
             return []
@@ -520,14 +521,15 @@ class Agent:
         return [fx.EndWorker(worker=p.status.worker, how=fx.How.TERMINATE) for p in asked]
 
     def _is_fruitless(self, process: Process, exited: ev.WorkerExited) -> bool:
-        """What classic scripts achieve is not known: the job's budget alone bounds them."""
+        """True if the next start should be delayed. A classic worker that ran counts as fruitful,
+        because its progress is unknown: only the job's budget bounds its restarts."""
         if self._settings.classic:
             return not process.runs
         by_itself = exited.signal == 0 and not exited.unseen
         return process.status.phase is not WorkerPhase.SPARE or by_itself
 
     def _catch_up(self, process: Process) -> list[fx.Effect]:
-        """A worker that can hear of generations now learns of the newest one."""
+        """Tell a worker about the newest generation if it may take part and may not know it."""
         newest = self._generation
         if newest is None or not process.hears_generations:
             return []
@@ -554,7 +556,8 @@ class Agent:
         return self._dismissals(now)
 
     def _dismissals(self, now: float) -> list[fx.Effect]:
-        """Finished scripts end by themselves; workers that never took part have nothing to end."""
+        """Dismiss workers whose scripts have ended, and end the others at once; ask classic scripts
+        that still run to end, within `end_grace_s`."""
         asked: list[fx.Effect] = []
         if self._settings.classic and any(p.runs for p in self._processes.values()):
             asked = self._retire([p for p in self._processes.values() if p.runs], now)
@@ -568,7 +571,6 @@ class Agent:
         ]
 
     def _survivors(self) -> list[WorkerId]:
-        """Workers that have trained here and are not being ended."""
         found = self._processes.items()
         return [name for name, process in found if process.trained and process.ending is None]
 
@@ -576,8 +578,8 @@ class Agent:
         return any(p.adopted for p in self._processes.values())
 
     def _view(self) -> tuple[WorkerStatus, ...] | None:
-        """None while it is not known what the workers that were found do: to report them as
-        starting would have them left out of the group they train in."""
+        """The report for the coordinator. None while it is unknown what adopted workers do: if they
+        were reported as starting, the group in which they train would leave them out."""
         return None if self._adopting() else tuple([p.status for p in self._processes.values()])
 
 
@@ -586,56 +588,54 @@ _RUNNING = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
 @dataclass(slots=True)
 class Process:
-    """A worker, from the request to fork it until it is gone."""
+    """A worker process, from the request to fork it until it is gone."""
 
     status: WorkerStatus
     deadline: float | None = None
-    """When it must have asked for a group."""
+    """Until when the worker must ask for a group, or report if it is adopted."""
     adopted: bool = False
-    """Found alive, left by an earlier agent, and not heard of since: it may have a slot."""
+    """An earlier agent left the worker, and it has not reported to this one: it may have a slot."""
     ending: Failure | None = None
-    """Why it was told to end, if it was."""
+    """Why this agent ends the worker, if it does."""
     reported: Failure | None = None
     """What the script raised, if it did."""
     group: int = 0
-    """The newest generation that it is or was a member of."""
+    """The newest generation of which the worker is or was a member."""
     compiled: bool = False
-    """Its script was seen to run torch.compile, so it gets more time."""
+    """The script was seen to run torch.compile, so the worker got more time."""
     retired: bool = False
-    """It was asked to end as its whole group does: that is no failure of its own."""
+    """The worker was asked to end together with its group: its end is no failure."""
     let_go: bool = False
-    """Retired and finished, it was told that nobody needs it any more."""
+    """The worker is retired and finished, and was told that nobody needs it any more."""
     kill_at: float | None = None
-    """Retired, it is killed if it still runs by then."""
+    """When the retired worker is killed if it still runs."""
 
     @property
     def idle(self) -> bool:
-        """A spare that can take a slot now."""
         return self.status.phase is WorkerPhase.SPARE and self.status.slot is None
 
     @property
     def runs(self) -> bool:
-        """Its script is under way in a group."""
         return self.status.phase in _RUNNING
 
     @property
     def trained(self) -> bool:
-        """Its script is or was in a group, and is not done."""
+        """The script is or was in a group, and has not ended."""
         return self.status.generation > 0 and self.status.phase is not WorkerPhase.FINISHED
 
     @property
     def hears_generations(self) -> bool:
-        """It has a slot, and so may become a member."""
+        """The worker has a slot, so it may become a member."""
         return self.status.phase not in (WorkerPhase.STARTING, WorkerPhase.SPARE)
 
     def ended_well(self, exited: ev.WorkerExited) -> bool:
-        """Its script was done."""
         clean = exited.unseen or (exited.exit_code == 0 and exited.signal == 0)
         return clean and self.status.phase is WorkerPhase.FINISHED
 
 
 def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
-    """What ended the process: our own decision, what the script raised, or what the kernel says."""
+    """Why the process ended: this agent's decision, else what the script raised, else what the
+    kernel says."""
     if process.ending is not None:
         return process.ending
     if process.reported is not None and exited.signal == 0:

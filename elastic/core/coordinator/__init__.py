@@ -1,1 +1,1 @@
-"""The coordinator as a pure machine: who trains together, and when the job has ended."""
+"""The coordinator as a pure machine that decides who trains together and when the job has ended."""

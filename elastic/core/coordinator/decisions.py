@@ -1,4 +1,4 @@
-"""What can be decided about the group, as data."""
+"""The possible decisions about the group, as data."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class WaitReason(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Wait:
-    """Change nothing; look again at `until` (None: at the next report)."""
+    """Change nothing. Decide again at `until`; None: at the next event."""
 
     reason: WaitReason
     until: float | None = None
@@ -32,33 +32,33 @@ class Wait:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Form:
-    """Form a generation of `members` (in no order); empty: dissolve the group and wait."""
+    """Form a generation of `members`, in any order. No members: dissolve the group and wait."""
 
     members: tuple[Member, ...]
     reason: ChangeReason
     planned: bool = False
     left_out: frozenset[WorkerId] = field(default_factory=frozenset)
-    """Alive members that did not arrive: to be replaced by their agents."""
+    """Members that are alive but did not arrive: their agents replace them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Complete:
-    """Every member that is left has ended its script."""
+    """End the job: scripts have ended, and the remaining workers have nothing left to do."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GiveUp:
-    """The group keeps breaking although nobody dies: `detail` is what a member reported."""
+    """End the job: the group keeps breaking although no member dies. `detail`: what one reports."""
 
     detail: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class End:
-    """End the job, which stops, now."""
+    """End the job, which is stopping, now."""
 
     in_time: bool
-    """No worker is left that holds an unsaved state."""
+    """No worker with unsaved state is left. For a torchrun script: all its workers have ended."""
 
 
 Decision = Wait | Form | Complete | GiveUp

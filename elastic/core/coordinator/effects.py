@@ -1,4 +1,4 @@
-"""What the coordinator wants done, in the imperative."""
+"""The effects of the coordinator's machine: what the daemon should do, in the imperative."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from elastic.core.restarts import Verdict
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PersistGeneration:
-    """Write the generation to the store, guarded; answer with GenerationPersisted or Refused."""
+    """Write the generation to the store, guarded by the election key. Answer with
+    GenerationPersisted or PersistRefused."""
 
     generation: Generation
     may_train: tuple[Generation, ...] = ()
-    """Earlier ones whose groups may train still: to be written with it."""
+    """Earlier generations whose groups may still train. They are written together with it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnnounceGeneration:
-    """Tell every agent."""
+    """Tell every agent about the generation."""
 
     generation: Generation
 
@@ -40,24 +41,24 @@ class SettleGeneration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplaceWorker:
-    """Have the node's agent end this worker and start another."""
+    """Tell the node's agent to end this worker and start another."""
 
     node: NodeId
     worker: WorkerId
     kind: FailureKind
     message: str
     place: str = ""
-    """FILE:LINE of the script at which it hangs, if that is known."""
+    """FILE:LINE of the script at which the worker hangs; empty if unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DismissWorkers:
-    """The job is complete: every worker may end."""
+    """Tell every agent that the job is complete and its workers may exit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CommitCheckpoint:
-    """Every part is on storage: write the manifest."""
+    """Write the manifest of the checkpoint: all of its parts are on storage."""
 
     generation: int
     step: int
@@ -65,9 +66,9 @@ class CommitCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AbandonCheckpoint:
-    """The checkpoint of `step` will never be whole.
+    """Tell the members that the checkpoint of `step` will never be complete.
 
-    reason: failed, or member_lost: nothing is wrong with storage.
+    reason: "failed", or "member_lost", where nothing is wrong with storage.
     """
 
     generation: int
@@ -78,33 +79,33 @@ class AbandonCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeGroup:
-    """Ask the members in contact for their progress at this moment."""
+    """Ask the members in contact for their current progress."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeDrained:
-    """No worker of the leaving node is in the group any more."""
+    """Tell the leaving node that none of its workers is in the group any more."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepDown:
-    """Another coordinator decides now."""
+    """Give up the leadership: another coordinator decides now."""
 
     message: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SetTimer:
-    """Send TimerFired at this instant; replaces the one before. None: no timer."""
+    """Send TimerFired at this instant. It replaces the previous timer; None: no timer."""
 
     at: float | None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepWasSlow:
-    """For the record: a step has lasted suspiciously long, and is committed after all."""
+    """Record that a step took suspiciously long and was committed after all."""
 
     step: int
     lasted_s: float
@@ -113,8 +114,8 @@ class StepWasSlow:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainHang:
-    """Look where the members are, before they are told anything else, and say who keeps the others
-    waiting; answer with HangExplained. Nothing waits for that."""
+    """Ask the members where they are, before they are told anything else, and find out which of
+    them keeps the others waiting. Answer with HangExplained; nothing waits for the answer."""
 
     generation: Generation
     """The group that stands still."""
@@ -124,8 +125,8 @@ class ExplainHang:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainSlowStep:
-    """For the record: a step lasts longer than usual. Look where the members are, and say who has
-    not come to what the others wait for."""
+    """Record why a step takes longer than usual: ask the members where they are, and find those
+    that have not reached what the others wait for."""
 
     generation: Generation
     step: int
@@ -135,19 +136,19 @@ class ExplainSlowStep:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lost:
-    """For the record: members that the last generation lost, noticed at `at`."""
+    """Record which members the last generation lost. `at`: when the loss was noticed."""
 
     workers: tuple[WorkerId, ...]
     reason: ChangeReason
     at: float
     standing_since: float | None = None
-    """Since when no step can have been committed, if that is long before `at`."""
+    """Since when the group has stood still; None unless that is longer than a usual step."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RefuseNewcomers:
-    """For the record: newcomers fail in the same way again and again; the group trains on, and
-    lets none in for `retry_s` seconds."""
+    """Record that newcomers keep failing in the same way. The group trains on and admits none for
+    `retry_s` seconds."""
 
     node: NodeId
     failure: Failure
@@ -156,7 +157,7 @@ class RefuseNewcomers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EndJob:
-    """Nothing is left to do: tell the agents and end with this exit code."""
+    """End the job: tell the agents, and exit with this code."""
 
     exit_code: int
     verdict: Verdict | None = None

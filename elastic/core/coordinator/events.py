@@ -1,4 +1,4 @@
-"""What the coordinator is told, in the past tense."""
+"""The events that the coordinator's machine handles, in the past tense."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic.core.membership import Failure, NodeId, WorkerId, WorkerStatus
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReported:
-    """A node's whole view of its workers; replaces the one before."""
+    """A node has sent its whole view of its workers, which replaces the previous one."""
 
     node: NodeId
     slots: int
@@ -19,36 +19,36 @@ class NodeReported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodesReported:
-    """Several nodes did, before anything else happened."""
+    """Several nodes have sent their views. One decision follows from all of them."""
 
     reports: tuple[NodeReported, ...]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeReconnected:
-    """The node's agent has opened another stream before the end of the one before was noticed:
-    what was said on that may never have arrived."""
+    """The node's agent has opened another stream before the coordinator noticed that the previous
+    one had ended. Messages sent on the previous stream may never have arrived."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
-    """The node's stream has ended; its processes may live on."""
+    """The node's stream has ended; its processes may still run."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGone:
-    """Nothing of the node runs any more, for certain."""
+    """No process of the node runs any more; this is certain."""
 
     node: NodeId
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLeaving:
-    """The node is to take no part any more: its workers leave at a step boundary."""
+    """The node should no longer take part: its workers leave at a step boundary."""
 
     node: NodeId
     reason: str
@@ -63,7 +63,7 @@ class NodeWelcomed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFailed:
-    """A worker ended otherwise than by finishing."""
+    """A worker ended without finishing its script."""
 
     node: NodeId
     failure: Failure
@@ -71,13 +71,13 @@ class WorkerFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ClassicScriptReported:
-    """The agents run a script that was written for torchrun: its workers restart all together."""
+    """The agents run a script written for torchrun: all of its workers restart together."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgressReported:
-    """Steps committed, their usual duration, and that of the one under way, as rank 0 says; or,
-    asked for, any member."""
+    """Rank 0, or any member that was asked (`probed`), has reported the steps committed, their
+    usual duration, and for how long the step under way has lasted."""
 
     generation: int
     committed: int
@@ -88,11 +88,11 @@ class ProgressReported:
     """The step under way is the first of its group."""
     worker: WorkerId = ""
     waiting_s: float = 0.0
-    """How long it has waited for others to come to a call of the script."""
+    """How long the worker has waited for others to come to the same `session.run`."""
     collectives: int = 0
-    """Inside a call of the script: those of its group so far."""
+    """Inside `session.run`: how many collectives of its group the worker has begun so far."""
     quiet_s: float = 0.0
-    """How long it has begun no other."""
+    """For how long the worker has begun no further collective."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,7 +108,7 @@ class ShardReported:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointCommitted:
-    """The checkpoint of `step` that the group of `generation` has saved can be loaded."""
+    """The checkpoint of `step`, saved by the group of `generation`, can be loaded."""
 
     generation: int
     step: int
@@ -126,14 +126,14 @@ class SaveReportedFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GenerationPersisted:
-    """The store holds the generation: it exists."""
+    """The store holds the generation, so it exists."""
 
     number: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PersistRefused:
-    """The store did not take the generation: this coordinator leads no more."""
+    """The store refused the generation: this coordinator is no longer the leader."""
 
     number: int
     detail: str
@@ -141,7 +141,7 @@ class PersistRefused:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StopRequested:
-    """The job is to leave at a step boundary after saving."""
+    """The job should save and leave at a step boundary."""
 
     exit_code: int
     reason: str
@@ -149,16 +149,16 @@ class StopRequested:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HangExplained:
-    """The members of a group that stands still have told where they are."""
+    """The members of a group that stands still have reported where they are."""
 
     generation: int
-    """The group's."""
+    """The generation of that group."""
     verdict: Diagnosis
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StragglerFound:
-    """A member holds up the others in every step, and operators want it replaced."""
+    """A member slows down the others in every step, and operators want such members replaced."""
 
     worker: WorkerId
     message: str
@@ -166,7 +166,7 @@ class StragglerFound:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimerFired:
-    """The instant asked for by SetTimer has come."""
+    """The instant given by SetTimer has come."""
 
 
 Event = (

@@ -1,9 +1,9 @@
-"""One decision: given everything known now, should the group change, and into what?
+"""Decides from everything that is known now whether the group should change, and into what.
 
-Level-triggered: the whole view goes in at every change and the decision is taken anew, so a
-report that was missed costs nothing. No effects and no memory; the machine owns both. Below it
-stands what the decision becomes: who gets which rank, at which step boundary the group is left for
-a planned change, and since when the conditions hold that the decision is patient with.
+Level-triggered: every change leads to another decision from the whole view, so a missed report
+costs nothing. The decision has no effects and no memory; the machine owns both. The lower part of
+the module serves to carry it out: the ranks of the members, the step boundary of a planned change,
+and the clocks of the conditions with which the decision is patient.
 """
 
 from __future__ import annotations
@@ -41,7 +41,6 @@ _COMING = (WorkerPhase.STARTING, WorkerPhase.PREPARING)
 
 
 def decide(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
-    """What should happen to the group now."""
     if policy.restart_all:
         return decide_whole(view, policy, now)
     if view.current is None or not view.current.members:
@@ -50,10 +49,10 @@ def decide(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 
 
 def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
-    """Without a group: start when everybody who can come is ready, or patience has run out.
+    """Decide without a group: start when all workers that can come are ready, or after a timeout.
 
-    Members that were in the middle of `session.run` finish that first, among themselves, even if
-    they are too few to train: a newcomer cannot take part in it.
+    Members that were in the middle of `session.run` finish that call first, among themselves, even
+    if they are too few to train: a newcomer cannot take part in it.
     """
     if view.adopted_at is not None:
         until = view.adopted_at + return_patience_s(policy)
@@ -93,26 +92,29 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 
 
 def _takes_part(w: ObservedWorker, staying: list[ObservedWorker]) -> bool:
-    """It is ready and stays, or it hands over the state that only it has."""
+    """True if the worker is ready, and stays or hands over state that no other one has."""
     s = w.status
     hands_over = s.has_state and not has_heir(s, [other.status for other in staying])
     return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
 
 
 def _at_one_place(workers: list[ObservedWorker]) -> list[ObservedWorker]:
-    """Without those that lack the state, if one that has it is in the middle of `session.run`: a
-    script that has not come to that call cannot take part in it."""
+    """Drop the workers without the state if a holder is in the middle of `session.run`: a script
+    that has not come to that call cannot take part in it."""
     return [w for w in workers if w.status.has_state] if any(map(_repeats, workers)) else workers
 
 
 def _repeats(w: ObservedWorker) -> bool:
-    """It is inside a call of `session.run`, with the state that belongs to it."""
+    """True if the worker is inside `session.run`, with the state that belongs to the call."""
     return w.status.has_state and w.status.in_run
 
 
 def _nothing_left_to_do(finished: list[ObservedWorker], others: list[ObservedWorker]) -> bool:
-    """Members have taken the job to its end. The others would repeat more than its last step, which
-    the job may have lost with them; or they hold a state that it has gone back from since."""
+    """True if finished members have brought the job to its end and no other worker is near it.
+
+    A worker is near it if it trains, or lacks at most the last step, which it may have lost with
+    its group. The others would repeat more, or hold a state from which the job has gone back since.
+    """
     ends = [w.status for w in finished if w.status.has_state]
     if not ends:
         return False
@@ -131,37 +133,38 @@ def _nothing_left_to_do(finished: list[ObservedWorker], others: list[ObservedWor
 def _await_return(
     view: GroupView, policy: FormationPolicy, now: float, returning: list[ObservedWorker]
 ) -> Decision:
-    """Members of a dissolved group hold the state: nobody trains without them while they may come.
+    """Wait for members that come out of a dissolved group: they hold the state.
 
-    Without any generation known, by a new leader, they are training: a second group must not.
-    A worker that comes back has not heard of the end of its group meanwhile.
+    A new leader that knows no generation waits without limit: these workers train, and no second
+    group may train beside them. The time of a worker that comes back into contact starts then,
+    because it could not learn before that its group is dissolved.
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
     leaving = view.leaving
     if leaving is not None and not leaving.worker_ids <= view.workers.keys():
-        # The others may wait for it at a call, where no connection tells them of a death.
+        # The others may wait for the missing one at a call, where no connection shows its death.
         return Form(members=(), reason=ChangeReason.MEMBER_LOST)
     since = max(view.formed_at, *(w.in_contact_since for w in returning))
     until = _busy_until(view, policy, since)
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    if view.current.leave_after is not None:  # one of them may hold up the rest
+    if view.current.leave_after is not None:  # one of them may keep the others from the boundary
         return Form(members=(), reason=ChangeReason.STALLED)
     names = frozenset(w.status.worker for w in returning)
     return Form(members=(), reason=ChangeReason.JOIN_TIMED_OUT, left_out=names)
 
 
 def _busy_until(view: GroupView, policy: FormationPolicy, since: float) -> float:
-    """How long members may take to come to a step boundary: those that are in a slow step, and
-    those that wait for them in it, longer."""
+    """Until when members may take to reach a step boundary. A slow step gives more time to the
+    members that are in it, and to those that wait for them in it."""
     if view.slow:
         return since + max(policy.busy_timeout_s, policy.first_step_s)
     return max(since, view.slow_at) + policy.busy_timeout_s
 
 
 def _seniority(worker: ObservedWorker) -> tuple[bool, int, NodeId, int]:
-    """Holders of the latest state first: they must not be left out for want of room."""
+    """Sort key: holders of the latest state first, so that a full group does not leave them out."""
     s = worker.status
     return (not s.has_state, -s.committed, worker.node, s.slot or 0)
 
@@ -173,9 +176,12 @@ def _members(workers: list[ObservedWorker]) -> tuple[Member, ...]:
 def furthest_ahead(
     others: Iterable[ObservedWorker], members: Iterable[ObservedWorker], view: GroupView
 ) -> ObservedWorker | None:
-    """The one of `others` with more steps than any of the members has, unless a group went on
-    without it: one that trained later than the members did. None: there is no such one, or no
-    member is known to have the state."""
+    """The worker of `others` that has the most steps, if these are more than any member has.
+
+    A worker does not count if a group went on without it: it must be in the newest generation that
+    trained, or have trained in no earlier generation than the members. None if there is no such
+    worker, or no member is known to have the state.
+    """
     holders = [w.status for w in members if w.status.has_state]
     held = [s.committed for s in holders]
     trained_in = max((s.trained_in for s in holders), default=0)
@@ -190,12 +196,12 @@ def furthest_ahead(
 
 
 def most_steps(workers: Iterable[ObservedWorker]) -> int:
-    """Committed steps of the furthest of those that hold a state."""
+    """The most committed steps of any worker that holds a state; 0 if none does."""
     return max((w.status.committed for w in workers if w.status.has_state), default=0)
 
 
 def _outgoing(view: GroupView, current: Generation) -> list[ObservedWorker]:
-    """Workers that a planned change drops, not in place yet, that may hold what no other does."""
+    """Workers that a planned change under way drops, and that may hold steps that no other has."""
     if view.leaving is None:
         return []
     dropped = sorted(view.leaving.worker_ids - current.worker_ids)
@@ -210,7 +216,7 @@ def _outgoing(view: GroupView, current: Generation) -> list[ObservedWorker]:
 
 
 def _agreed_on(view: GroupView, current: Generation) -> int:
-    """Committed steps that a member in contact has from the present group; -1 if none has yet."""
+    """The most committed steps of a member in contact that trains in `current`; -1 if none does."""
     members = [view.workers[m.worker] for m in current.members if m.worker in view.workers]
     return max(
         (
@@ -226,7 +232,7 @@ def _agreed_on(view: GroupView, current: Generation) -> int:
 
 
 class _Formed:
-    """The decision while a group exists, split by question; built anew each time."""
+    """The decision while a group exists, with a method for each question. It is built each time."""
 
     def __init__(self, view: GroupView, policy: FormationPolicy, now: float) -> None:
         if view.current is None:
@@ -258,7 +264,7 @@ class _Formed:
         members = self._current.worker_ids
         outside = [w for name, w in view.workers.items() if name not in members]
         self._done = self._finished + [w for w in outside if w.status.phase is WorkerPhase.FINISHED]
-        """Finished workers, and those that came back to a group that knows nothing of the work."""
+        """Finished workers: members, and others whose work the group may know nothing of."""
         self._newcomers = [
             w
             for w in outside
@@ -272,19 +278,19 @@ class _Formed:
             and w.silent_since is None
             and _takes_part(w, self._newcomers)
         ]
-        """Workers that leave, with the state that no newcomer has."""
+        """Ready workers on leaving nodes that hold the state, which no newcomer has."""
         self._returned = [
             w
             for w in outside
             if w.status.phase in _IN_GROUP and w.status.has_state and w.silent_since is None
         ]
-        """Holders that were left out while out of contact, and have not heard of it yet."""
+        """Holders that were left out while out of contact, and do not know that yet."""
         self._coming_out = [
             w
             for w in outside
             if w.status.phase in _IN_GROUP and not w.status.has_state and w.silent_since is None
         ]
-        """Were on their way into an earlier group, and may have got the state there."""
+        """Workers that were joining an earlier group, and may have received the state there."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
 
     def _held_back_until(self, w: ObservedWorker) -> float:
@@ -316,8 +322,8 @@ class _Formed:
         return self._admit()
 
     def _state_has_come(self) -> bool:
-        """The new group has no state, and a holder of it has come back while the group was
-        being written. Once members were told they may have begun: then they do not go back."""
+        """True if the new group has no state and a holder came back while it was being written.
+        Once members know of the group they may have begun, and do not go back."""
         if not self._view.untold or self._current.leave_after is not None:
             return False
         if self._finished or any(w.status.has_state for w in self._active):
@@ -331,8 +337,8 @@ class _Formed:
         )
 
     def _has_lost_who_leaves(self) -> bool:
-        """A member that a planned change drops is gone before that: the others may wait for it at
-        a call of the script, where no connection tells them of a death."""
+        """True if a member that a planned change drops was lost before the change. The others may
+        wait for it at a call of the script, where no connection shows its death."""
         leaving = self._view.leaving
         return (
             leaving is not None
@@ -340,7 +346,7 @@ class _Formed:
             and (
                 bool(self._broke_before)
                 or not any(
-                    self._has_started_to_join(w)  # newcomers do so at once
+                    self._has_started_to_join(w)  # newcomers start at once
                     for w in self._active
                     if w.status.worker in leaving.worker_ids
                 )
@@ -348,23 +354,23 @@ class _Formed:
         )
 
     def _is_stranded(self) -> bool:
-        """Holders of the state wait here for a member that needs no group any more."""
+        """True if holders of the state join and wait for a member whose script has ended."""
         return any(w.status.generation != self._current.number for w in self._finished) and any(
             w.status.has_state and self._has_started_to_join(w) for w in self._active
         )
 
     def _roll_call_until(self) -> float:
-        """A new leader leaves no worker out before all have had the time to find it."""
+        """Until when a new leader leaves no worker out, because all need time to find it."""
         gone = [w for w in self._outgoing if w.silent_since is not None]
         since = [w.silent_since or 0.0 for w in self._silent + gone if w.expected]
         return min(since) + self._policy.roll_call_s if since else self._now
 
     def _state_is_away_until(self) -> float:
-        """While only members out of contact hold the state, nobody begins again without them.
+        """Until when nobody begins again without the state, because it may be out of contact.
 
-        Once there is a state, one that was on its way in may have got it since its last report. A
-        group that went on may lose all its holders: then the others wait for those left behind. If
-        no worker is left here, the group is dissolved, and `_gather` waits.
+        Once a group has trained, a worker that was joining may have received the state since its
+        last report. A group that went on may lose all of its holders: then the others wait for
+        those left behind. If no worker is left here, the group is dissolved, and `_gather` waits.
         """
         here = self._active + self._newcomers + self._outgoing
         if any(w.status.has_state and w.silent_since is None for w in here):
@@ -389,8 +395,8 @@ class _Formed:
     def _await_silent(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
 
-        If all are, it is the coordinator that is cut off, or newly elected; unless those that have
-        finished are in contact.
+        If all members are out of contact, the coordinator is cut off or newly elected, unless
+        finished members are in contact.
         """
         answered = any(w.silent_since is None for w in self._finished)
         if len(self._silent) == len(self._active) and not answered:
@@ -403,21 +409,21 @@ class _Formed:
         return self._keep_asking(until)
 
     def _keep_asking(self, until: float) -> Decision:
-        """Members in contact are asked meanwhile whether their group still works."""
+        """Wait; meanwhile the members in contact are asked whether their group still works."""
         probe_at = self._now + self._policy.probe_interval_s
         return Wait(reason=WaitReason.OUT_OF_CONTACT, until=min(until, probe_at))
 
     def _form(self, workers: list[ObservedWorker], reason: ChangeReason) -> Form | Complete:
-        """An unplanned change, now; or nobody trains, while too few are left. Where members have
-        come to the end, and those that it would take along have not got near it, the job is done.
+        """Change the group at once. Dissolve it if too few workers are left; complete the job if
+        members have finished it and none of these workers is near the end.
 
-        Members out of contact cannot be told, nor those that a new agent has not heard of. Those
-        that leave take part once more: only they may have got to the end of the last step.
+        Workers out of contact cannot be told, nor can those that a new agent has not heard from.
+        Members that a planned change drops take part once more: only they may have the last step.
 
-        Newcomers are not asked: they join at a step boundary, which members that are in the
-        middle of `session.run` have not reached. Members without the state are in the middle of
-        nothing, and one of the newcomers may hold the state: it was cut off and has come back. Or
-        it may have the last step, which none of the members completed that are left.
+        Newcomers do not take part: they join at a step boundary, which members in the middle of
+        `session.run` have not reached. There are two exceptions. If no member has the state, none
+        is in the middle of anything, and a newcomer that was cut off and has come back may have the
+        state. And a newcomer may have the last step, which no remaining member has completed.
         """
         workers = [w for w in workers + self._outgoing if w.silent_since is None]
         workers = self._with_last_step([w for w in workers if is_in_sight(w)])
@@ -435,21 +441,21 @@ class _Formed:
         return Form(members=_members(workers[: self._policy.max_workers]), reason=reason)
 
     def _claim(self, w: ObservedWorker, reason: ChangeReason) -> tuple[bool, bool]:
-        """Holders of a state first. Then members, which may have come to hold one since they were
-        last heard; unless one of them holds up the rest."""
+        """Sort key: holders of a state first, then members, which may have received one since their
+        last report. Members come last if one of them holds up the others."""
         is_member = w.status.worker in self._current.worker_ids
         held_up = reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
         return not w.status.has_state, is_member == held_up
 
     def _with_last_step(self, workers: list[ObservedWorker]) -> list[ObservedWorker]:
-        """Add one outside of the group that is ahead of all of them: ready to join, or back in
-        contact and still in the group that went on without it."""
+        """Add a worker outside of the group that is ahead of all of these, if there is one: ready
+        to join, or back in contact and not yet out of the group that went on without it."""
         returned = [w for w in self._returned if is_in_sight(w)]
         first = furthest_ahead(self._newcomers + returned, workers, self._view)
         return [*workers[: self._policy.max_workers - 1], first] if first is not None else workers
 
     def _mend(self) -> Decision:
-        """A broken collective and nobody known to be dead: the same members again, soon."""
+        """A collective broke and no member is known to be dead: form the same group again soon."""
         if self._view.fruitless_breaks >= self._policy.max_fruitless_breaks:
             return GiveUp(detail=self._broken[0].status.detail)
         since = self._now if self._view.broken_since is None else self._view.broken_since
@@ -459,16 +465,16 @@ class _Formed:
         return self._form(self._active, ChangeReason.GROUP_BROKEN)
 
     def _assemble(self) -> Decision:
-        """Members are on their way in; those that never come are left out.
+        """Members are joining: wait for them, and leave out those that do not come in time.
 
-        A member that does not even acknowledge the announcement is frozen or cut off. One that
-        does may be evaluating between two steps, which is its right for much longer. Before a
-        planned change takes effect its members train on, so only the first arrival starts that
-        clock. A worker that comes back has not heard of anything meanwhile.
+        A member that does not even acknowledge the announcement is frozen or cut off. One that does
+        may be evaluating between two steps, which it may do for much longer. Before a planned
+        change takes effect its members train on, so only the first arrival starts that clock. The
+        time of a worker that comes back into contact starts then: it could not learn of anything.
         """
         unaware = [w for w in self._active if w.status.acknowledged < self._current.number]
         if any(map(self._has_arrived, self._active)):
-            unaware = []  # it takes all of them to come to one state: only their reports are late
+            unaware = []  # none trains before all have joined: only the reports of these are late
         deaf = [w for w in unaware if self._now >= self._deaf_from(w)]
         if deaf:
             return self._leave_out(deaf)
@@ -479,7 +485,7 @@ class _Formed:
         late = [w for w in self._active if not self._has_started_to_join(w)]
         busy_until = self._busy_until(since)
         if self._now >= busy_until and self._current.leave_after is not None:
-            return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the rest
+            return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the others
         if self._now >= busy_until:
             return self._leave_out(late)
         until = busy_until if deaf_until is None else min(deaf_until, busy_until)
@@ -489,10 +495,12 @@ class _Formed:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
     def _busy_until(self, since: float) -> float:
-        """A member that stalled a step is not evaluating: it gets no more time than a deaf one.
+        """Until when members may take to start to join.
 
-        Nor does anyone while the job stops and others can save as much: they must do so within the
-        grace. Where no other has as much, the grace is there to wait, but for what saving takes.
+        A member that stalled a step is not evaluating: it gets no more time than one that does not
+        acknowledge. Nor does any member while the job stops and the others can save as many steps:
+        they must do so within the grace. If they cannot, they wait for the grace to end, less the
+        time that the save needs.
         """
         coming = [w for w in self._active if not self._has_arrived(w)]
         since = max([since, *(w.in_contact_since for w in coming)])
@@ -518,7 +526,7 @@ class _Formed:
         return w.status.phase in _IN_GROUP and w.status.generation == self._current.number
 
     def _admit(self) -> Decision:
-        """The group runs: newcomers join by a planned change, several at once if they can."""
+        """The group trains: plan a change for nodes that leave, or for newcomers together."""
         if any(w.leaving for w in self._active):
             return self._see_off()
         room = self._policy.max_workers - len(self._active)
@@ -540,15 +548,15 @@ class _Formed:
         return Form(members=_members(workers), reason=ChangeReason.MEMBER_JOINED, planned=True)
 
     def _shrink(self) -> Decision:
-        """A leader allows fewer members than the one before: the last ranks wait from then on."""
+        """Drop the last ranks: this leader allows fewer members than the previous one did."""
         members = _members(self._active[: self._policy.max_workers])
         return Form(members=members, reason=ChangeReason.MEMBER_LEAVING, planned=True)
 
     def _see_off(self) -> Decision:
         """Members leave with their nodes, at a step boundary; newcomers take their places.
 
-        While only those that leave hold the state, one of them stays for newcomers to get it, if
-        need be one more than there may be members, and no newcomer is held back.
+        While only members that leave hold the state, one of them stays to hand it to newcomers,
+        even if there is one member too many then, and no newcomer is held back.
         """
         staying = [w for w in self._active if not w.leaving]
         hands_over = not any(w.status.has_state for w in staying)
@@ -572,8 +580,8 @@ def assign_ranks(
     previous: the last group's workers by rank.
     holders: workers that have the job's state; one of them gets rank 0 if there is any.
 
-    Survivors whose old rank still exists keep it; the others and the newcomers fill the gaps,
-    survivors first, each in a fixed order, so that equal input gives equal ranks.
+    Survivors whose old rank still exists keep it. The others fill the gaps: holders first, then
+    survivors, then newcomers, in a fixed order, so that equal input gives equal ranks.
     """
     members = {m.worker: m for m in present}
     size = len(members)
@@ -593,7 +601,7 @@ def assign_ranks(
 
 
 def _put_holder_first(ranks: list[Member], holders: frozenset[WorkerId]) -> None:
-    """Rank 0 hosts the store and reports for the group: not a task for a newcomer."""
+    """Swap a holder into rank 0, which hosts the store and reports for the group."""
     if not ranks or ranks[0].worker in holders:
         return
     for rank, member in enumerate(ranks):
@@ -605,18 +613,18 @@ def _put_holder_first(ranks: list[Member], holders: frozenset[WorkerId]) -> None
 def settle(
     planned: Generation, leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]
 ) -> Generation | None:
-    """The settled form of `planned`; None while a member of `leaving` has not heard of it, or
-    there is nothing new to say.
+    """The settled form of `planned`; None while a member of `leaving` has not acknowledged it, or
+    if there is nothing new to say.
 
     A member's script counts a step as committed and then looks for news; its link notes the news
-    and then reads that count for the acknowledgement. So one that acknowledges n steps can have
-    looked in vain after step n, and waits after step n + 1. Once all have acknowledged, nobody is
-    past the furthest of these boundaries, and all can be brought to it.
+    and then reads that count for the acknowledgement. So the script of a member that acknowledges n
+    steps may have found no news after step n, and then waits after step n + 1. Once all have
+    acknowledged, nobody is past the furthest of these boundaries, and all can be brought to it.
 
-    Unless one has left before it, because it has waited too long or the group broke. Then the
-    others are to leave at once: they can complete no further step, and where scripts meet for a
-    call no connection tells them that one will not come. Where others go on without members that
-    may be the only ones that have completed the last step, an unplanned change follows.
+    If a member has left before that boundary, because it has waited too long or the group broke,
+    the settled form tells the others to leave at once: they can complete no further step, and where
+    scripts meet for a call no connection shows that one will not come. But if the change drops
+    members that may be the only ones with the last step, an unplanned change follows.
     """
     first = planned.leave_after
     if first is None or any(m.worker not in workers for m in leaving.members):
@@ -639,8 +647,8 @@ def settle(
 def broke_before(
     planned: Generation, leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]
 ) -> list[ObservedWorker]:
-    """Members that lost the group before the boundary at which it is left, if others are to go on
-    without some: these may have completed a step that no other has."""
+    """Members that lost the group before the boundary at which a planned change leaves it. Empty
+    unless the change drops members, which may have completed a step that no other has."""
     if not planned.members or leaving.worker_ids <= planned.worker_ids:
         return []
     members = [workers[m.worker] for m in leaving.members if m.worker in workers]
@@ -654,7 +662,7 @@ def broke_before(
 
 
 def in_place(planned: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
-    """All its members have agreed on what they go on from: the group before is of no use."""
+    """True if all members have agreed on a state in `planned`: the old group is of no use."""
     return not planned.provisional and all(
         m.worker in workers
         and workers[m.worker].status.generation == planned.number
@@ -664,13 +672,13 @@ def in_place(planned: Generation, workers: Mapping[WorkerId, ObservedWorker]) ->
 
 
 def is_left(leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
-    """No member trains any more in the group that a planned change ends."""
+    """True if no member trains any more in the group that a planned change ends."""
     return not any(_trains_in(w.status, leaving) for w in workers.values())
 
 
 def counts_steps(reported: int, current: Generation | None, *, leaving: bool) -> bool:
-    """Is the generation `reported` the one that makes progress? While members have yet to leave
-    the group before a planned change, that one is."""
+    """True if steps of the generation `reported` count. leaving: no member has left the group
+    before a planned change yet, so the steps of that group count too."""
     if current is None:
         return False
     return reported == current.number or (current.leave_after is not None and leaving)
@@ -682,15 +690,16 @@ def _trains_in(s: WorkerStatus, generation: Generation) -> bool:
 
 @dataclass(slots=True)
 class Clocks:
-    """Instants at which conditions of the view began to hold; None where one does not."""
+    """When conditions of the view began to hold; None for a condition that does not hold."""
 
     enough: float | None = None
     broken: float | None = None
     newcomers: float | None = None
     assembling: float | None = None
     slow: float = -math.inf
-    """Until when the step under way was a slow one."""
+    """Until when `is_slow` was true the last time."""
     is_slow: bool = False
+    """A member compiles, or the group is in its first step."""
 
     def update(
         self,
@@ -705,8 +714,8 @@ class Clocks:
         """Start or stop each clock by what is known now.
 
         leaving: the group that trains until `current`, a planned change, is in place. A member that
-        has left it is not awaited, but without it the others can complete no further step.
-        first_step: the group is in its first.
+        has left it starts the clock `assembling`: the others can complete no further step.
+        first_step: the group is in its first step.
         """
         number = current.number if current else 0
         members = current.worker_ids if current else frozenset()

@@ -1,9 +1,10 @@
-"""The generations that are not long past; which of their groups may still train somewhere: no other
-may be formed beside these (P1); and which checkpoints of theirs are whole or can never be.
+"""The recent generations: which of their groups may still train, and which of their checkpoints are
+complete.
 
-A group needs all of its members for every step. So it trains no more once one of them is known to
-have gone on, ended or gone for good, whatever has become of the others. Until then the only group
-that may follow it is one that takes a member of it along.
+No other group may be formed beside one that may still train (P1). A group needs all of its members
+for every step. So it can train no more once one of them is known to have moved to another group,
+ended or gone for good, whatever the others do. Until then the next group must include one of its
+members.
 """
 
 from __future__ import annotations
@@ -30,42 +31,38 @@ _REMEMBERED = 16
 
 
 class PastGenerations:
-    """The generations up to the newest, which is the last."""
+    """The newest generations, oldest first, in their newest form."""
 
     def __init__(self) -> None:
         self._generations: dict[int, Generation] = {}
         self._failed = 0
 
     def remember(self, generation: Generation) -> None:
-        """It exists, perhaps in another form than before."""
         self._generations[generation.number] = generation
         for number in list(self._generations)[:-_REMEMBERED]:
             del self._generations[number]
 
     def get(self, number: int) -> Generation | None:
-        """One that is not long past."""
         return self._generations.get(number)
 
     def last_members(self) -> tuple[Member, ...]:
-        """The members of the last group."""
         return next((g.members for g in reversed(self._generations.values()) if g.members), ())
 
     def spent(self) -> frozenset[WorkerId]:
-        """The members of every one of them."""
         return frozenset(m.worker for g in self._generations.values() for m in g.members)
 
     def restart_count(self, decision: Form) -> int:
-        """The next generation's restart count: every group but the first is a restart."""
+        """The restart count of the next generation: every group except the first is a restart."""
         newest = max(self._generations, default=None)
         if newest is None:
             return 0
         return self._generations[newest].restart_count + bool(decision.members)
 
     def breaks_another(self, failure: Failure) -> bool:
-        """Where all workers restart together: False for what follows from an earlier failure.
+        """Record a failure where all workers restart together; False if an earlier one explains it.
 
-        The first failure in a group breaks it for the others, who may fail of that. Once the group
-        is dissolved, for whatever reason, its members are being ended.
+        The first failure in a group breaks it for the others, which may fail because of that. Once
+        the group is dissolved, for whatever reason, its members are being ended.
         """
         numbers = [n for n, g in self._generations.items() if failure.worker in g.worker_ids]
         if not numbers or failure.kind is FailureKind.LEFT_OUT:
@@ -78,7 +75,7 @@ class PastGenerations:
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """A generation, and its workers as they are asked for at each report of each node."""
+    """A generation, with its workers indexed for the checks at each report of each node."""
 
     generation: Generation
     workers: frozenset[WorkerId]
@@ -86,50 +83,47 @@ class _Group:
 
 
 class Lineage:
-    """The generations with members that are not known to have stopped."""
+    """The groups that may still train: none of their members is known to have stopped."""
 
     def __init__(self) -> None:
         self._groups: list[_Group] = []
 
     @property
     def may_train(self) -> tuple[Generation, ...]:
-        """Oldest first. Kept with each new generation, for coordinators to come."""
+        """Oldest first. Stored with each new generation, for later coordinators."""
         return tuple(g.generation for g in self._groups)
 
     def exists(self, generation: Generation) -> None:
-        """A generation was written to the store: from now on it can be joined."""
+        """The generation was written to the store: workers can join it from now on."""
         if generation.members:
             self._groups.append(_group(generation))
 
     def ended(self, workers: Collection[WorkerId]) -> None:
-        """These processes are gone for certain."""
         self._keep(lambda g: g.workers.isdisjoint(workers))
 
     def reported(self, node: NodeId, workers: Collection[WorkerId]) -> None:
-        """These are all the workers that run on the node."""
+        """The node runs these workers and no others."""
         self._keep(lambda g: g.of_node.get(node, frozenset()).issubset(workers))
 
     def node_gone(self, node: NodeId) -> None:
-        """Nothing of this node runs any more."""
         self._keep(lambda g: node not in g.of_node)
 
     def seen(self, workers: Mapping[WorkerId, ObservedWorker]) -> None:
-        """What the workers in contact report of themselves now."""
+        """Drop the groups that a worker in contact has left."""
         self._keep(lambda g: not _has_stopped(g, workers))
 
     def members(self) -> list[Member]:
-        """The members of all these groups."""
         return [m for g in self._groups for m in g.generation.members]
 
     def allows(self, members: Collection[WorkerId]) -> bool:
-        """May these form a group? No members at all always may."""
+        """True if these may form a group. A generation without members is always allowed."""
         return not members or not any(g.workers.isdisjoint(members) for g in self._groups)
 
     def missing(
         self, members: Collection[WorkerId], workers: Mapping[WorkerId, ObservedWorker]
     ) -> list[ObservedWorker]:
-        """Workers to take along so that `members` may form a group: a ready one of each group
-        that may train. None if there is no such one of any of them."""
+        """The workers to add so that `members` may form a group: a ready one of each group that may
+        train and has none among them. Empty if one of these groups has no ready worker."""
         found: list[ObservedWorker] = []
         for group in self._groups:
             if group.workers.isdisjoint((*members, *(w.status.worker for w in found))):
@@ -143,8 +137,8 @@ class Lineage:
     def in_the_way(
         self, members: Collection[WorkerId], workers: Mapping[WorkerId, ObservedWorker]
     ) -> frozenset[WorkerId]:
-        """Workers that join a group in the way of `members`, and hold no state: if such a worker
-        gets no further, only its end makes room."""
+        """Workers without state that are joining a group which forbids a group of `members`. If
+        such a worker does not get any further, `members` can form a group only after its end."""
         return frozenset(
             worker
             for g in self._groups
@@ -188,10 +182,10 @@ def _joins_without_state(w: ObservedWorker, generation: Generation) -> bool:
 
 
 def _is_past(status: WorkerStatus, generation: Generation) -> bool:
-    """It takes no further part in this generation's group."""
-    if status.phase is WorkerPhase.FINISHED:  # in whichever group it was
+    """True if the worker takes no further part in this generation's group."""
+    if status.phase is WorkerPhase.FINISHED:  # in any group
         return True
-    if status.generation < generation.number:  # it joins none but the newest it has heard of
+    if status.generation < generation.number:  # it joins only the newest that it has acknowledged
         return status.acknowledged > generation.number
     if status.generation > generation.number:
         return True
@@ -200,7 +194,7 @@ def _is_past(status: WorkerStatus, generation: Generation) -> bool:
 
 @dataclass(slots=True)
 class _Save:
-    """One checkpoint on its way; `writers` by shard index."""
+    """A checkpoint that is being written. `writers` are in the order of shard indices."""
 
     writers: tuple[WorkerId, ...]
     written: set[int] = field(default_factory=set)
@@ -211,28 +205,32 @@ class _Save:
 
 @dataclass(slots=True)
 class CheckpointTracker:
-    """Collects the members' reports; keyed by (step, generation), so a late report of an older
-    generation can never complete the save of a newer one."""
+    """Collects which parts of each checkpoint are written, and gives up saves that lost a writer.
+
+    Saves are keyed by (step, generation), so that a late report of an older generation can never
+    complete the save of a newer one.
+    """
 
     _saves: dict[tuple[int, int], _Save] = field(default_factory=dict)
     _whole: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     _given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     _told: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
-    """A save was given up since the last commit: another should follow soon."""
+    """A save lost a writer since the last complete one: another save should follow soon."""
     newest: tuple[Generation, int] | None = None
-    """The group that has saved the newest one that can be loaded, and its step; as far as known."""
+    """The newest checkpoint that can be loaded, as far as known: the group that saved it, and its
+    step."""
     told: bool = True
-    """Members are to hear of saves that wait for a lost member. While the job stops they would
-    leave without a checkpoint: there the next group saves the same step, or the lost member comes
-    back and completes this save."""
+    """Give up saves that wait for a lost member, and tell the members. False while the job stops:
+    the members would leave without a checkpoint, whereas the next group saves the same step, or the
+    lost member comes back and completes this save."""
 
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
-        """Record a part; True when the checkpoint is now whole."""
+        """Record a written part; True if it completes the checkpoint."""
         key = (step, generation.number)
         if count != generation.world_size or not 0 <= index < count:
             return False
-        if key in self._given_up or key in self._whole:  # a member has missed what became of it
+        if key in self._given_up or key in self._whole:  # this member has missed the outcome
             return False
         save = self._saves.setdefault(key, _Save(tuple(m.worker for m in generation.members)))
         save.written.add(index)
@@ -244,7 +242,6 @@ class CheckpointTracker:
         return True
 
     def committed(self, generation: Generation, step: int) -> None:
-        """It can be loaded."""
         if self.newest is None or (self.newest[0].number, self.newest[1]) < (
             generation.number,
             step,
@@ -252,24 +249,23 @@ class CheckpointTracker:
             self.newest = generation, step
 
     def is_beyond(self, holder: WorkerStatus) -> bool:
-        """The newest checkpoint is of a group that has gone on without the worker, and of no
-        earlier step than it holds."""
+        """True if a group that went on without the worker has saved the newest checkpoint, of the
+        step that the worker holds or a later one."""
         if self.newest is None:
             return False
         generation, step = self.newest
         return 0 < holder.trained_in < generation.number and holder.committed <= step
 
     def is_given_up(self, step: int, generation: int) -> bool:
-        """It was, and not long ago."""
         return (step, generation) in self._given_up
 
     def is_told(self, step: int, generation: int) -> bool:
-        """It was given up, and members were told: they wait for it no longer."""
+        """True if members know that the save was given up: they no longer wait for it."""
         return (step, generation) in self._told
 
     def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
-        """Give up the saves that wait for a worker that is gone; their (step, generation). Those
-        that nobody is to hear of are kept."""
+        """Give up the saves that wait for a part of a lost worker; return their (step, generation).
+        While `told` is False they are kept, and the result is empty."""
         waiting = [key for key, save in self._saves.items() if save.waits_for(worker)]
         self.abandoned = self.abandoned or bool(waiting)
         given_up = waiting if self.told else []
@@ -278,7 +274,7 @@ class CheckpointTracker:
         return given_up
 
     def abandon(self, workers: Iterable[WorkerId]) -> list[fx.Effect]:
-        """The same for several, as effects."""
+        """Give up the saves that wait for any of these lost workers; return the effects."""
         if not self._saves:
             return []
         lost = [(worker, key) for worker in sorted(workers) for key in self.lost(worker)]
@@ -294,7 +290,8 @@ class CheckpointTracker:
         ]
 
     def refused(self, step: int, generation: int) -> bool:
-        """Storage refused a part: at once again would not help. False if that was known."""
+        """Give up a save because storage has refused a part: to save again at once would not help.
+        False if the save was given up before."""
         if (step, generation) in self._given_up:
             return False
         self._forget((step, generation))

@@ -1,8 +1,7 @@
-"""What is known of an incident: its first cause, who noticed it, how it went on; followed in the
-coordinator's events.
+"""Follows the coordinator's events and records each incident: its cause, its signs, its outcome.
 
-An incident is a loss or a hang that changed the group, or a save that failed. Its number and what
-it has cost are those of the accounts (core/accounting.py).
+An incident is a loss or a hang that changed the group, or a save that failed. The accounts
+(core/accounting.py) number the incidents and know their cost.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from elastic.core.diagnosis import Diagnosis
 from elastic.core.membership import ChangeReason, Failure, FailureKind, Generation, NodeId, WorkerId
 
 MOST_SIGNS = 12
-MOST_PROCESSES = 4  # with all that they tell; of more, how many there were
+MOST_PROCESSES = 4  # recorded in full; others are only counted
 MOST_STACKS = 4  # ranks of one hang
-MOST_SAVES = 8  # that were given up for one incident
+MOST_SAVES = 8  # given up because of one incident
 LONGEST = 1000  # characters of a message or a verdict
 LONGEST_DETAIL = 300
 _LONGEST_TRACEBACK = 4000
@@ -35,55 +34,55 @@ class Sign(enum.Enum):
     """How something was noticed."""
 
     WORKER_ENDED = "worker_ended"
-    """Its agent saw the process end."""
+    """A worker's agent saw its process end."""
     GROUP_BROKEN = "group_broken"
     """A member's collective failed."""
     NODE_LOST = "node_lost"
-    """The stream of its agent broke."""
+    """The stream of a node's agent broke."""
     NODE_GONE = "node_gone"
-    """Its registration was lost, or another process has its name."""
+    """A node's registration was lost, or another process has its name."""
     NODE_ABSENT = "node_absent"
-    """Its agent has not come to a new leader."""
+    """A node's agent has not come to a new leader."""
     OVERDUE = "overdue"
-    """A step, a pause between steps or the way into a group lasted too long."""
+    """A step, a pause between steps or joining a group took too long."""
     LEAVE_TIMED_OUT = "leave_timed_out"
-    """A node was to leave at a step boundary, and its workers came to none."""
+    """The workers of a leaving node did not reach a step boundary in time."""
     SAVE_REFUSED = "save_refused"
     """A part of a checkpoint, or its manifest, could not be written."""
 
 
 class Cause(enum.Enum):
-    """What struck first, as far as is known."""
+    """What happened first, as far as is known."""
 
     WORKER_FAILED = "worker_failed"
     NODE_LOST = "node_lost"
     HANG = "hang"
     WORKER_LEFT_OUT = "worker_left_out"
-    """It answered no more, or came to no new group."""
+    """A worker did not answer any more, or did not come to a new group."""
     LEAVE_TIMED_OUT = "leave_timed_out"
     GROUP_BROKEN = "group_broken"
-    """Connections between members that all live."""
+    """Connections broke between members that are all alive."""
     SAVE_FAILED = "save_failed"
     UNKNOWN = "unknown"
 
 
 class Outcome(enum.Enum):
-    """How it went on."""
+    """The state of an incident, or how it ended."""
 
     UNDER_WAY = "under_way"
     WAITING = "waiting"
-    """Workers wait until there are enough of them."""
+    """There are not enough workers for a group yet."""
     RECOVERED = "recovered"
-    """A step was committed without what was lost."""
+    """The group that followed has committed a step."""
     STRUCK_AGAIN = "struck_again"
-    """The next incident came before that."""
+    """Another incident came before that."""
     TRAINS_ON = "trains_on"
-    """A save failed, which has held up nobody."""
+    """A save failed, which has not held up the training."""
     SAVED_SINCE = "saved_since"
-    """A save failed, and a later one is whole."""
+    """A save failed, and a later one is complete."""
     JOB_ENDED = "job_ended"
     UNKNOWN = "unknown"
-    """The leader changed before it was over."""
+    """The leader changed before the incident was over."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -93,7 +92,7 @@ class Noticed:
     sign: Sign
     at: float
     node: str = ""
-    """The node that tells it; for OVERDUE empty: the coordinator noticed by itself."""
+    """The node that is lost, or that the worker is on; empty for OVERDUE, which concerns all."""
     worker: WorkerId = ""
     rank: int | None = None
     detail: str = ""
@@ -101,18 +100,18 @@ class Noticed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Casualty:
-    """A process that ended."""
+    """A worker process that ended."""
 
     failure: Failure
     node: str
     rank: int | None
-    """Its rank in the group that it was lost from."""
+    """The worker's rank in the group that lost it."""
     at: float
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RankStacks:
-    """The main threads of one rank's processes, as lines."""
+    """The stacks of the main threads of one rank's processes, as text."""
 
     rank: int
     node: str
@@ -123,7 +122,7 @@ class RankStacks:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Standstill:
-    """The group stood still."""
+    """How a group stood still: at which step, for how long, and why."""
 
     generation: int
     step: int
@@ -144,45 +143,46 @@ class FailedSaves:
 
 @dataclass(slots=True)
 class Record:
-    """One incident."""
+    """Everything that is recorded of one incident."""
 
     number: int
     at: float
-    """The first sign."""
+    """When the first sign was noticed."""
     generation: int = 0
-    """The group that it struck."""
+    """The group in which it happened."""
     world_size: int = 0
     committed: int = 0
-    """Steps that were committed before."""
+    """The steps that were committed before it."""
     noticed: list[Noticed] = field(default_factory=list)
     casualties: list[Casualty] = field(default_factory=list)
     further: int = 0
-    """Processes that ended besides."""
+    """How many more processes ended."""
     hang: Standstill | None = None
     saves: FailedSaves | None = None
     saves_lost: list[int] = field(default_factory=list)
-    """Steps whose saves were under way, and were given up for it."""
+    """The steps whose saves were under way and were given up because of it."""
     outcome: Outcome = Outcome.UNDER_WAY
     ended_at: float | None = None
     followed_by: int = 0
     """The generation that trains after it."""
     world_size_after: int = 0
     recovery: Mapping[str, Any] = field(default_factory=dict)
-    """The fields of the event `recovered`; empty before."""
+    """The fields of the event `recovered`; empty before that event."""
     steps_again: int = 0
-    """Begun when the group was lost, and begun again."""
+    """How many steps were under way when the group was lost, and had to be begun again."""
     steps_lost: int = 0
-    """Committed, and lost since nobody who held them was left."""
+    """How many committed steps were lost because no worker that held them was left."""
     samples_per_step: float = 0.0
-    """0: not known."""
+    """0: unknown."""
     verdict: str = ""
-    """Why the job ended with it."""
+    """Why the job ended with this incident."""
     cost: Incident | None = None
     told: bool = False
+    """The record was in `Incidents.news`."""
 
     @property
     def cause(self) -> Cause:
-        """What struck first. A broken group is a consequence, unless nothing else is known."""
+        """What happened first. A broken group is a consequence if anything else is known."""
         if self.saves is not None:
             return Cause.SAVE_FAILED
         found: list[tuple[float, Cause]] = [
@@ -207,17 +207,16 @@ class Record:
 
     @property
     def is_open(self) -> bool:
-        """It is not over."""
         return self.outcome in (Outcome.UNDER_WAY, Outcome.WAITING)
 
     @property
     def workers(self) -> Sequence[WorkerId]:
-        """Workers that the accounts know to be lost with it."""
+        """The workers that were lost with it, as far as the accounts know."""
         return self.cost.workers if self.cost is not None else ()
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """The record as JSON values, all of bounded length. ahead_s: by how much Unix time is ahead
-        of the clock of the instants."""
+        """The record as JSON values, all of bounded length. ahead_s: Unix time minus the clock of
+        the instants."""
         cost, ended_at = self.cost, self.ended_at
         return {
             "number": self.number,
@@ -247,7 +246,7 @@ class Record:
         }
 
     def _samples_given_up(self) -> int | None:
-        """None: not known."""
+        """None: unknown."""
         steps = self.steps_again + self.steps_lost
         if steps and not self.samples_per_step:
             return None
@@ -255,7 +254,7 @@ class Record:
 
 
 def lost_time(cost: Incident) -> dict[str, Any]:
-    """What it has cost so far, as in the document of its record."""
+    """The slot-seconds that an incident has cost so far, as in the document of its record."""
     return {
         "lost_s": round(cost.lost_s, 3),
         "seconds": {kind.value: round(s, 3) for kind, s in cost.seconds.items() if s > 0.0},
@@ -263,12 +262,12 @@ def lost_time(cost: Incident) -> dict[str, Any]:
 
 
 def begin_of(text: str, most: int) -> str:
-    """The begin of `text`, at most so many characters; a mark shows what was cut off."""
+    """The begin of `text`, at most `most` characters. " ..." marks what was cut off."""
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
 def end_of(text: str, most: int) -> str:
-    """The same of its end, which says most of a traceback or a log."""
+    """The end of `text` in the same way: the end of a traceback or a log says most."""
     return text if len(text) <= most else f"... {text[4 - most :]}"
 
 
@@ -302,7 +301,7 @@ def _document_of_process(casualty: Casualty, since: float) -> dict[str, Any]:
 
 
 def open_record(document: Mapping[str, Any], ahead_s: float) -> Record:
-    """The way back from `to_document`, of one that is not over.
+    """Read a document of `Record.to_document`; for incidents that are not over.
 
     Raises ValueError, TypeError, LookupError or AttributeError.
     """
@@ -397,31 +396,29 @@ def _document_of_hang(hang: Standstill) -> dict[str, Any]:
     }
 
 
-_REMEMBERED = 32  # saves that were given up
+_REMEMBERED = 32  # saves that failed or were given up
 _MOST_NODES = 10_000
 
 
 class View(Protocol):
-    """What is to be known of the coordinator's machine."""
+    """What the records need of the coordinator's machine."""
 
     @property
-    def current(self) -> Generation | None:
-        """The newest generation."""
-        ...
+    def current(self) -> Generation | None: ...
 
     @property
-    def committed(self) -> int:
-        """Committed steps, as far as is known."""
-        ...
+    def committed(self) -> int: ...
 
 
 class Incidents:
-    """`observe` each event of the coordinator's machine after the accounts have; the other methods
-    tell what the machine does not hear. What has changed is in `changed`, what is to be told to
-    people in `news`; both are the caller's to clear.
+    """The records of a job's incidents.
 
-    open_incident: opens one in the accounts, from (instant, reason, nodes, workers). name_of: the
-    name of a node, which outlives its agent.
+    `observe` takes each event of the coordinator's machine after the accounts have. The other
+    methods take what the machine does not learn. `changed` collects the records that changed,
+    `news` those that users should be told about; the caller clears both.
+
+    open_incident: opens an incident in the accounts, from (instant, reason, nodes, workers).
+    name_of: returns the name of a node, which outlives its agent.
     """
 
     def __init__(
@@ -435,26 +432,27 @@ class Incidents:
         self._pending: deque[Noticed] = deque(maxlen=MOST_SIGNS)
         """Signs of what may become an incident."""
         self._ended_early: deque[Casualty] = deque(maxlen=MOST_PROCESSES)
-        """Workers that are not known yet to be lost with an incident."""
+        """Workers that ended, and do not belong to a known incident yet."""
         self._hang: Standstill | None = None
         self._group: Generation | None = None
         self._places: dict[WorkerId, tuple[str, int]] = {}
-        """(node, rank) of the members of the newest group that has any, then of the one before."""
+        """(node, rank) of the members of the newest group."""
         self._places_before: dict[WorkerId, tuple[str, int]] = {}
+        """The same of the group before."""
         self._came: dict[str, None] = {}
-        """Nodes that this leader has heard from."""
+        """Nodes that have reported to this leader."""
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._reporter: tuple[WorkerId, int, int] = ("", 0, 0)
         self._batch = 0.0
         self.changed: set[int] = set()
-        """Numbers of records that are not as they were."""
+        """The numbers of the records that have changed."""
         self.news: list[int] = []
-        """Incidents that are over, or may take long: each once."""
+        """The numbers of incidents that are over or may take long, each once."""
 
-    # ---- what happens
+    # ---- events
 
     def resume(self, record: Record) -> None:
-        """It goes on: the leader before has not seen its end."""
+        """Go on with an incident of which the previous leader has not seen the end."""
         self._records[record.number] = record
         self.changed.add(record.number)
 
@@ -466,8 +464,8 @@ class Incidents:
         incident: Incident | None,
         now: float,
     ) -> None:
-        """The machine, as it is now, has taken the event and answered with the effects. incident:
-        what the accounts know to be under way."""
+        """The machine has handled the event and returned the effects. incident: the one under way,
+        from the accounts."""
         self._hear(event, now)
         for effect in effects:
             if isinstance(effect, fx.ExplainHang):
@@ -488,18 +486,18 @@ class Incidents:
             self._take_group(machine.current)
 
     def progressed(self, worker: WorkerId, committed: int, samples: int) -> None:
-        """Rank 0 says how many samples it has committed in all, of the whole group."""
+        """Rank 0 reports how many steps and samples the whole group has committed in all."""
         known, steps, count = self._reporter
         if worker == known and committed > steps and samples > count:
             self._batch = (samples - count) / (committed - steps)
         self._reporter = (worker, committed, samples)
 
     def left_late(self, node: str, now: float) -> None:
-        """A node was to leave, and its workers are ended."""
+        """A node's time to leave is over, and its workers are ended."""
         self._notice(Noticed(sign=Sign.LEAVE_TIMED_OUT, at=now, node=node))
 
     def explained(self, generation: int, verdict: Diagnosis, stacks: Sequence[RankStacks]) -> None:
-        """The members of a group that stands still have told where they are."""
+        """The members of a group that stands still have reported where they are."""
         told = tuple(stacks[:MOST_STACKS])
         if self._hang is not None and self._hang.generation == generation:
             self._hang = replace(self._hang, verdict=verdict, stacks=told)
@@ -510,7 +508,7 @@ class Incidents:
                 return
 
     def recovered(self, recovery: Mapping[str, Any], now: float) -> None:
-        """A step is committed in the group that followed. recovery: the fields of `recovered`."""
+        """The group that followed has committed a step. recovery: the fields of `recovered`."""
         self._pending.clear()
         self._ended_early.clear()
         self._hang = None
@@ -520,15 +518,15 @@ class Incidents:
             record.outcome = Outcome.RECOVERED if last else Outcome.STRUCK_AGAIN
             record.ended_at, record.followed_by = now, int(recovery["generation"])
             record.recovery = recovery if last else {}
-            if len(still) == 1:  # a member may have noticed before any sign of it came here
+            if len(still) == 1:  # a member may have noticed it before any sign came here
                 record.at = min(record.at, now - recovery["total_s"])
             record.world_size_after = self._group.world_size if self._group is not None else 0
             record.steps_lost = max(0, record.committed - int(recovery["committed"]))
             self._tell(record)
 
     def reformed(self, generation: int, recomputed: int) -> None:
-        """A member has committed its first step in a group, and says how many steps it had begun
-        in the one before. Called after `recovered`."""
+        """A member has committed its first step in a group and reports how many steps it had to
+        begin again (`recomputed`). Called after `recovered`."""
         for record in reversed(self._records.values()):
             if record.followed_by == generation and record.outcome is Outcome.RECOVERED:
                 if recomputed > record.steps_again:
@@ -539,8 +537,8 @@ class Incidents:
     def save_failed(
         self, step: int, generation: int, message: str, now: float, worker: WorkerId = ""
     ) -> None:
-        """Storage has refused a checkpoint. Those that fail one after the other for the same reason
-        are one incident."""
+        """Storage has refused a checkpoint. Successive failures for the same reason are one
+        incident."""
         if (step, generation) in self._given_up:
             return
         self._given_up.append((step, generation))
@@ -564,42 +562,40 @@ class Incidents:
         self._tell(record)
 
     def saved(self) -> None:
-        """A checkpoint is whole: one that fails from now on is another incident."""
+        """A checkpoint is complete: a save that fails from now on is another incident."""
         for record in self._failing():
             record.outcome = Outcome.SAVED_SINCE
             self.changed.add(record.number)
 
     def ended(self, message: str) -> None:
-        """Why the job has, in words."""
         for record in self._records.values():
             if record.outcome is Outcome.JOB_ENDED:
                 record.verdict = begin_of(message, LONGEST)
                 self.changed.add(record.number)
 
-    # ---- what is known
+    # ---- queries
 
     def documents(self, ahead_s: float) -> dict[int, dict[str, Any]]:
-        """All of them by number, oldest first."""
+        """All records by number, oldest first."""
         return {number: r.to_document(ahead_s) for number, r in self._records.items()}
 
     def document(self, number: int, ahead_s: float) -> dict[str, Any] | None:
-        """One of them; None if there is none of the number."""
         record = self._records.get(number)
         return record.to_document(ahead_s) if record is not None else None
 
     @property
     def newest_open(self) -> Record | None:
-        """The newest that is not over."""
+        """The newest incident that is not over."""
         return next((r for r in reversed(self._records.values()) if r.is_open), None)
 
-    # ---- inside
+    # ---- internals
 
     def _failing(self) -> list[Record]:
-        """Saves since which none was whole."""
+        """Incidents of failed saves since which no save was complete."""
         return [r for r in self._records.values() if r.outcome is Outcome.TRAINS_ON]
 
     def _hear(self, event: ev.Event, now: float) -> None:
-        """Signs other than the end of a process."""
+        """Note the signs in an event, except for the end of a process."""
         if isinstance(event, ev.NodeReported):
             self._reported(event, now)
         elif isinstance(event, ev.NodesReported):
@@ -653,7 +649,7 @@ class Incidents:
             self._pending.append(noticed)
 
     def _record_of(self, incident: Incident, machine: View, now: float) -> Record:
-        """Its record, with what was noticed up to now."""
+        """The record of the incident, with all signs that were noticed up to now."""
         record = self._records.get(incident.number)
         if record is None:
             record = self._add(incident, machine.committed, now)
@@ -683,7 +679,7 @@ class Incidents:
             samples_per_step=self._batch,
             cost=incident,
         )
-        # What the newest has cost may have grown since it was told.
+        # The cost of the newest one may have grown since its record was stored.
         self.changed |= set(list(self._records)[-1:]) | {record.number}
         self._records[record.number] = record
         while len(self._records) > MOST_INCIDENTS:
@@ -691,7 +687,7 @@ class Incidents:
         return record
 
     def _ended(self, event: ev.WorkerFailed, record: Record | None, now: float) -> None:
-        """A process has: one that the accounts have counted as lost before belongs to that."""
+        """Add the process to the open incident, or to the one with which its worker was lost."""
         failure, node = event.failure, self._name_of(event.node)
         if record is None:
             late = [r for r in self._records.values() if failure.worker in r.workers]
@@ -738,8 +734,8 @@ class Incidents:
             self.changed.add(record.number)
 
     def _formed(self, generation: Generation) -> None:
-        """People are told at once that workers wait. A group of a script that was written for
-        torchrun is dissolved at every change, and the next one follows."""
+        """Tell users at once if too few workers are left. A generation without members alone does
+        not show that: at a change a torchrun script's group is dissolved before the next one."""
         if generation.members or generation.reason is not ChangeReason.BELOW_MINIMUM:
             return
         for record in self._records.values():
@@ -748,7 +744,6 @@ class Incidents:
                 self._tell(record)
 
     def _job_ended(self, now: float) -> None:
-        """After it no record changes: what each incident has cost is final."""
         self.changed |= set(self._records)
         for record in self._records.values():
             if record.is_open:
@@ -764,7 +759,7 @@ class Incidents:
             }
 
     def _place(self, worker: WorkerId) -> tuple[str, int | None]:
-        """(node, rank) of a member of the newest groups."""
+        """(node, rank) of a member of the two newest groups; ("", None) for any other worker."""
         return self._places.get(worker) or self._places_before.get(worker) or ("", None)
 
     def _tell(self, record: Record) -> None:
@@ -775,5 +770,5 @@ class Incidents:
 
 
 def _without_digits(message: str) -> str:
-    """Messages of the same error differ in the step."""
+    """The message without step numbers, in which messages of the same error differ."""
     return "".join(c for c in message if not c.isdigit())

@@ -1,4 +1,4 @@
-"""The coordinator's memory: takes an event, asks `decide`, returns effects."""
+"""The coordinator's state machine: takes an event, asks `decide`, and returns effects."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ _BEHIND = "holds an earlier state than the newest checkpoint, from which a fresh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CoordinatorSettings:
-    """What the machine needs of the job's settings."""
+    """The part of the job's settings that the machine needs."""
 
     incarnation: str
     formation: FormationPolicy = field(default_factory=FormationPolicy)
@@ -69,14 +69,13 @@ class CoordinatorSettings:
     max_restarts: int = 100
     restart_window_s: float = 3600.0
     planned_notice_s: float = 0.35
-    """A planned change takes effect at the first step expected to end later than this: longer
-    than a report of progress is old plus the way of the news."""
+    """A planned change takes effect at the first step that should end later than this. Longer than
+    the age of a report of progress plus the time for the news to reach the members."""
     stop_grace_s: float = 30.0
     saves: bool = True
     """The job keeps checkpoints."""
     agents_outlive: bool = False
-    """Agents may come that know of a group which a coordinator before has formed, and the store
-    has lost."""
+    """Agents may report a group that an earlier coordinator has formed and the store has lost."""
 
 
 class Coordinator:
@@ -91,9 +90,9 @@ class Coordinator:
         restarted_at: Sequence[float] = (),
         now: float = 0.0,
     ) -> None:
-        """`last`: the newest generation of the coordinators before, whose group may train on.
-        `may_train`: earlier ones of which that is true as well, oldest first. `restarted_at`:
-        restarts that count against the budget, oldest first."""
+        """last: the newest generation of earlier coordinators, whose group may still train.
+        may_train: earlier generations that may still train too, oldest first.
+        restarted_at: the instants of the restarts that count against the budget, oldest first."""
         self._settings = settings
         self._policy = settings.formation
         self._number = 0
@@ -130,9 +129,9 @@ class Coordinator:
             self._agents_return_until = now + return_patience_s(self._policy)
 
     def _adopt(self, last: Generation, may_train: tuple[Generation, ...], now: float) -> None:
-        """The members train, for all that is known, until they or their nodes say otherwise."""
+        """Assume that the members train until they or their nodes report otherwise."""
         self._number = last.number
-        for generation in may_train:  # their saves may be under way
+        for generation in may_train:  # these may be saving
             self._past.remember(generation)
         self._make_current(last)
         self._formed_at = self._adopted_at = now
@@ -152,7 +151,7 @@ class Coordinator:
         if last.purpose is Purpose.SAVE_AND_LEAVE:
             self._begin_stop(inherited(now + self._settings.stop_grace_s))
 
-    # ---- what others may read
+    # ---- for the daemon to read
 
     @property
     def current(self) -> Generation | None:
@@ -161,28 +160,27 @@ class Coordinator:
 
     @property
     def committed(self) -> int:
-        """Steps committed, as far as reported."""
         return self._progress.committed
 
     def last_commit_at(self, now: float) -> float:
-        """When the newest of them was, as far as reported."""
+        """When the newest step was committed, as far as reported; `now` if no step is known."""
         return self._progress.last_commit_at(now)
 
     @property
     def writes(self) -> bool:
-        """A generation is being written, and does not exist yet."""
+        """A generation is being written to the store and does not exist yet."""
         return self._persisting is not None
 
     def restarts_spent(self, now: float) -> int:
-        """Restarts counted against the budget at `now`."""
+        """How many restarts count against the budget at `now`."""
         return self._restarts.spent(now)
 
     def restarts(self) -> tuple[float, ...]:
-        """The instants of these restarts, oldest first."""
+        """When these restarts were, oldest first."""
         return self._restarts.instants()
 
     def can_replace_slow(self, worker: WorkerId) -> bool:
-        """The group is whole and trains, and would have enough members without this one."""
+        """True if the group trains, without a change under way, and can do with one less."""
         current = self._current
         if current is None or self.phase is not JobPhase.RUNNING or self._leaving is not None:
             return False
@@ -194,17 +192,15 @@ class Coordinator:
         return self._lineage.members()
 
     def nodes_out_of_contact(self) -> list[NodeId]:
-        """Nodes out of contact, whose workers may come back."""
         return self._nodes.silent()
 
     def generation(self, number: int) -> Generation | None:
-        """A generation that is not long past."""
         return self._past.get(number)
 
-    # ---- the way in
+    # ---- events
 
     def handle(self, event: ev.Event, now: float) -> list[fx.Effect]:
-        """Take one event; return what is to be done, in order. `now`: monotonic seconds."""
+        """Take one event; return the effects to carry out, in order. now: monotonic seconds."""
         if self.phase in TERMINAL or self._deposed:
             return []
         effects = self._apply(event, now)
@@ -296,7 +292,7 @@ class Coordinator:
 
     def _node_leaving(self, event: ev.NodeLeaving, now: float) -> list[fx.Effect]:
         self._nodes.left(event.node)
-        self._departures.forget(event.node)  # it may not have heard of it
+        self._departures.forget(event.node)  # tell the node again: it may not know
         if self._stop is None and self._nodes.all_leave():
             reason = f"every node leaves: {event.reason}"
             self._begin_stop(self._asked_to_stop(EXIT_LEFT, reason, now))
@@ -306,7 +302,7 @@ class Coordinator:
         workers, refused = self._nodes.workers(), list[fx.Effect]()
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
         if worker is not None and _is_killed_spare(worker, event.failure):
-            pass  # no fault of the script, and nobody waits for it
+            pass  # not the script's fault, and nobody waits for this worker
         elif (
             worker is not None
             and not event.failure.state_lost
@@ -316,7 +312,7 @@ class Coordinator:
         elif not self._policy.restart_all or self._past.breaks_another(event.failure):
             failure = event.failure
             if failure.state_lost and self._is_held_elsewhere(worker):
-                failure = replace(failure, retryable=True)  # the next group takes it along
+                failure = replace(failure, retryable=True)  # the next group includes that holder
             verdict = self._restarts.judge(
                 failure,
                 now=now,
@@ -407,7 +403,7 @@ class Coordinator:
         self._leaving = self._current if planned else None
         self._make_current(generation)
         self._formed_at, self._adopted_at = now, None
-        is_slow = self._progress.in_first_step  # some may be in it, and free only when it is over
+        is_slow = self._progress.in_first_step  # members in it are free only when it is over
         self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)
         self._progress.regroup()
         self._untold = self._is_overtaken(generation, now)
@@ -418,7 +414,7 @@ class Coordinator:
             self._begin_stop(self._asked_to_stop(event.exit_code, event.reason, now))
         return []
 
-    # ---- what follows from the whole view
+    # ---- decisions from the whole view
 
     def _consider(self, now: float) -> list[fx.Effect]:
         if self._persisting is not None:
@@ -436,7 +432,7 @@ class Coordinator:
         self._lineage.seen(workers)
         effects = self._settle_planned()
         self._note_arrival(workers)
-        if self._stop is None:  # else all go soon, and save before
+        if self._stop is None:  # else all nodes save and leave soon
             gone = self._departures.completed(self._nodes, self._current, self._leaving)
             effects += [fx.NodeDrained(node=node) for node in gone]
         decision = self._decide(now)
@@ -453,8 +449,8 @@ class Coordinator:
         return [*effects, *self._follow(decision, now)]
 
     def _behind_checkpoint(self, decision: Form, now: float) -> frozenset[WorkerId]:
-        """The holders of a state in the group to be formed, if a group that went on without all of
-        them has saved a later one and is lost: fresh workers begin from that checkpoint."""
+        """The holders of the state in the group to form, if a group that went on without them is
+        lost but has saved a checkpoint that is no older: fresh workers begin from it instead."""
         if self._stop is not None or self._policy.restart_all:
             return frozenset()
         known = self._deciding(now)
@@ -465,8 +461,8 @@ class Coordinator:
         return frozenset(s.worker for s in holders)
 
     def _with_room_for_others(self, decision: Form, now: float) -> Form:
-        """Groups that may train are followed by one with a member of theirs. If none was chosen
-        for want of room, it takes the place of a newcomer, or there would never be another."""
+        """Include a member of each group that may train. If the group is too full for one, it takes
+        the place of a newcomer: otherwise no group could ever be formed."""
         workers, members = self._deciding(now), decision.members
         missing = self._lineage.missing([m.worker for m in members], workers)
         replaceable = [m for m in members if not workers[m.worker].status.has_state]
@@ -477,12 +473,11 @@ class Coordinator:
         return replace(decision, members=(*stay, *(w.as_member() for w in missing)))
 
     def _note_arrival(self, workers: Mapping[WorkerId, ObservedWorker]) -> None:
-        """All members of the newest generation train in it."""
         current = self._current
         if current is None or not (self._leaving or self._newcomers.awaits(current)):
             return
         if not current.members and self._leaving and not is_left(self._leaving, workers):
-            return  # it ends, and nobody has come to that yet
+            return  # the group dissolves, and members still train in it
         if in_place(current, workers):
             if self._leaving is not None:
                 self._nodes.arrived(current)
@@ -490,8 +485,8 @@ class Coordinator:
             self._newcomers.arrived(current, workers)
 
     def _is_overtaken(self, newest: Generation, now: float) -> bool:
-        """While it was written, a holder of the state came back, and no member has the state:
-        another generation follows at once, and nobody begins in this one."""
+        """True if a holder of the state came back while this generation without the state was
+        written: then another one follows at once, and nobody is told about this one."""
         if self._stop is not None or self._policy.restart_all or not newest.members:
             return False
         decision = decide(replace(self._view(now), untold=True), self._policy, now)
@@ -502,7 +497,7 @@ class Coordinator:
         )
 
     def _group_can_do_without(self, worker: ObservedWorker) -> bool:
-        """It is new, and there are enough others that are not."""
+        """True if the worker is new, and there are enough others that are not."""
         if self._policy.restart_all or not self._newcomers.is_new(worker.status.worker):
             return False
         others = [
@@ -513,8 +508,8 @@ class Coordinator:
         return len(others) >= max(1, self._policy.min_workers)
 
     def _is_held_elsewhere(self, worker: ObservedWorker | None) -> bool:
-        """The worker's group has found the state lost, but a worker outside of that group has come
-        back with it."""
+        """True if a worker outside of this worker's group has come back with the state, which that
+        group has found to be lost."""
         group = self._past.get(worker.status.generation) if worker is not None else None
         group = group or self._current
         return any(
@@ -597,7 +592,7 @@ class Coordinator:
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
         previous = self._current
-        goes_on = decision.members and not decision.planned  # else they keep their place
+        goes_on = decision.members and not decision.planned  # else silent nodes keep their place
         left_behind = self._nodes.silent_left_behind(previous) if goes_on else ()
         abandoned, alive = self._checkpoints.abandon(left_behind), self._nodes.workers()
         lost = tuple(
@@ -639,7 +634,7 @@ class Coordinator:
         return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
 
     def _explain_hang(self, decision: Form, now: float) -> list[fx.Effect]:
-        """Before anyone hears of the change, which frees those that wait."""
+        """Ask where members are before they learn of the change, which frees those that wait."""
         group = self._leaving or self._current
         if group is None or not group.members:
             return []
@@ -647,7 +642,7 @@ class Coordinator:
         if decision.reason is not ChangeReason.STALLED and all(
             self._hang.of(w.status, now)[0] for w in late
         ):
-            return []  # why these do not come is known
+            return []  # it is known why these do not come
         since = self._progress.quiet_since(now)
         standing_s = now - since if since is not None else 0.0
         step = self._progress.committed
@@ -685,10 +680,10 @@ class Coordinator:
             )
         return effects
 
-    # ---- keeping the view
+    # ---- the view
 
     def _deciding(self, now: float) -> Mapping[WorkerId, ObservedWorker]:
-        """The workers that are not being ended; all of them where all restart together."""
+        """The workers that decisions count: not those being ended, unless all restart together."""
         workers = self._nodes.workers()
         others = self._replacements.others(workers, now)
         return workers if self._policy.restart_all else others
@@ -719,24 +714,25 @@ class Coordinator:
         )
 
     def _has_missed_the_news(self, event: ev.ShardReported | ev.SaveReportedFailed) -> bool:
-        """This member was out of contact, or had not begun to save, when others were told that the
-        save was given up: it waits."""
+        """True if the reporting member waits for a save that was given up, because it was out of
+        contact, or had not begun to save, when the others were told."""
         if not self._checkpoints.is_told(event.step, event.generation):
             return False
         generation = self._past.get(event.generation)
         return generation is not None and generation in (self._current, self._leaving)
 
     def _told_before(self) -> list[WorkerId]:
-        """Members that ended their scripts under the coordinator before heard from it what became
-        of their saves. Others may not have, and would wait for parts that are not written again."""
+        """After a change of leader: members whose scripts have ended. The previous coordinator told
+        them the outcome of their saves. It may not have told others, which would wait for parts
+        that are not written again."""
         if self._adopted_at is None:
             return []
         workers = self._nodes.workers().items()
         return [name for name, w in workers if w.status.phase is WorkerPhase.FINISHED]
 
     def _counts(self, worker: WorkerId) -> bool:
-        """Its steps are those of the present group. Others may have come back with more, which the
-        job has had to go back from."""
+        """True if the worker's steps are those of the present group. A worker outside of it may
+        have come back with more steps, from which the job had to go back."""
         groups = [g for g in (self._current, self._leaving) if g is not None and g.members]
         return not groups or any(worker in g.worker_ids for g in groups)
 
@@ -775,6 +771,6 @@ def _abandoned(
 
 
 def _is_killed_spare(worker: ObservedWorker, failure: Failure) -> bool:
-    """It waited for a slot, and somebody has ended it."""
+    """True if the worker waited for a slot and was ended by SIGKILL or SIGTERM."""
     idle = worker.status.phase is WorkerPhase.SPARE and worker.status.slot is None
     return idle and failure.kind is FailureKind.SIGNAL and failure.code in _KILLS

@@ -1,6 +1,7 @@
-"""What the nodes have reported of their workers, which of these are known to be gone or are being
-replaced, when a node that leaves the job is no longer needed, and whether workers that are new may
-join the group, after others like them have failed in it.
+"""What the coordinator knows of nodes and their workers: their reports, losses and replacements.
+
+It also decides when a leaving node is no longer needed, and whether newcomers may join the group
+after others like them have failed in it.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from elastic.core.membership import (
 )
 from elastic.core.restarts import Backoff
 
-_OUTAGE_S = 2.0  # in which an outage that concerns all nodes is noticed for each of them
+_OUTAGE_S = 2.0  # an outage of all nodes is noticed for each of them within this
 
 
 @dataclass(slots=True)
@@ -31,13 +32,13 @@ class _Node:
     slots: int = 0
     workers: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
     gone: set[WorkerId] = field(default_factory=set)
-    """Failed, and not yet missing from the node's view; a name may come back after a restart."""
+    """Failed workers that the node's view still has. A name may come back after a restart."""
     silent_since: float | None = None
     expected: bool = False
     in_contact_since: float = -math.inf
     left_behind: bool = False
     seen: dict[WorkerId, ObservedWorker] | None = None
-    """Its workers, until something changes."""
+    """Cache of `observed`; None after a change."""
 
     def observed(self, name: NodeId, *, leaving: bool) -> dict[WorkerId, ObservedWorker]:
         if self.seen is None:
@@ -57,17 +58,18 @@ class _Node:
 
 
 class Nodes:
-    """The nodes. Methods named in the past tense return the workers lost by them."""
+    """The nodes that have reported or are expected. Methods in the past tense take what has become
+    known; those that can lose workers return them."""
 
     def __init__(self) -> None:
         self._nodes: dict[NodeId, _Node] = {}
         self._leaving: frozenset[NodeId] = frozenset()
-        self._seen: Mapping[WorkerId, ObservedWorker] | None = None  # until something changes
-        self._slots: int | None = None  # as well
+        self._seen: Mapping[WorkerId, ObservedWorker] | None = None  # cache, None after a change
+        self._slots: int | None = None  # cache, None after a change
 
     @property
     def slots(self) -> int:
-        """Slots on all nodes that are to take part."""
+        """The slots of all nodes that are not leaving."""
         if self._slots is None:
             taking_part = self._nodes.keys() - self._leaving
             self._slots = sum(self._nodes[name].slots for name in taking_part)
@@ -75,22 +77,20 @@ class Nodes:
 
     @property
     def leaving(self) -> frozenset[NodeId]:
-        """Nodes that are to take no part any more."""
         return self._leaving
 
     @property
     def staying(self) -> list[NodeId]:
-        """The others, as far as they are in contact."""
+        """The nodes in contact that are not leaving."""
         contact = [n for n, v in self._nodes.items() if v.silent_since is None]
         return [n for n in contact if n not in self._leaving]
 
     def all_leave(self) -> bool:
-        """There are nodes, and none that stays is known, but those that were left behind."""
+        """True if all known nodes leave, not counting those left behind. False without any."""
         there = [name for name, node in self._nodes.items() if not node.left_behind]
         return bool(there) and self._leaving.issuperset(there)
 
     def workers(self) -> Mapping[WorkerId, ObservedWorker]:
-        """The workers that are alive, as far as reported."""
         if self._seen is None:
             seen: dict[WorkerId, ObservedWorker] = {}
             for name, node in self._nodes.items():
@@ -99,12 +99,11 @@ class Nodes:
         return self._seen
 
     def workers_of(self, name: NodeId) -> tuple[WorkerStatus, ...]:
-        """The workers of one node."""
         node = self._nodes.get(name)
         return tuple(node.workers.values()) if node is not None else ()
 
     def home_of(self, worker: WorkerId) -> NodeId:
-        """The node of a worker that is alive."""
+        """The node of a known worker. Raises StopIteration for an unknown one."""
         return next(n for n, view in self._nodes.items() if worker in view.workers)
 
     def is_needed(
@@ -113,8 +112,9 @@ class Nodes:
         groups: Iterable[Generation | None],
         trained: Iterable[Member] = (),
     ) -> bool:
-        """Its workers are members of these, or hold the state that others are to go on from; or may
-        have got it since they reported, as members of the group that has `trained` last."""
+        """True if workers of the node are members of these groups. If none of the groups has
+        members: whether they hold the state, or may have received it since their last report, as
+        members of the group that trained last (`trained`)."""
         existing = [g for g in groups if g is not None]
         if any(m.node == name for g in existing for m in g.members):
             return True
@@ -124,18 +124,18 @@ class Nodes:
         return dissolved and any(s.has_state for s in self.workers_of(name))
 
     def silent(self) -> list[NodeId]:
-        """The nodes that are out of contact."""
         return [n for n, v in self._nodes.items() if v.silent_since is not None]
 
     def is_silent(self, name: NodeId) -> bool:
-        """It is out of contact."""
+        """True also for an unknown node."""
         node = self._nodes.get(name)
         return node is None or node.silent_since is not None
 
-    # ---- what becomes known
+    # ---- events
 
     def presumed(self, generation: Generation, phase: WorkerPhase, now: float) -> None:
-        """What a new coordinator takes the members for until their nodes report."""
+        """Assume that the members of `generation` are alive in `phase` until their nodes report. A
+        new coordinator calls this."""
         known = self.workers()
         trains = phase is WorkerPhase.TRAINING
         for member in generation.members:
@@ -155,8 +155,8 @@ class Nodes:
             self._changed(member.node)
 
     def presumed_left_behind(self, generation: Generation, now: float) -> None:
-        """Members of an earlier generation that may train, on nodes that the newest one does
-        without: they may hold the state, and it is not known whether they live."""
+        """Like `presumed`, for an earlier generation that may train and nodes that are not known
+        from newer ones. Their workers may hold the state, and may not be alive."""
         strangers = [m for m in generation.members if m.node not in self._nodes]
         for member in strangers:
             node = self._nodes.setdefault(
@@ -176,10 +176,10 @@ class Nodes:
     def reported(
         self, name: NodeId, slots: int, workers: Iterable[WorkerStatus], now: float = 0.0
     ) -> frozenset[WorkerId]:
-        """A node's whole view, which replaces the one before."""
+        """Replace the previous view of the node; return the workers that it no longer has."""
         node = self._nodes.setdefault(name, _Node(silent_since=now, left_behind=True))
         self._changed(name)
-        if node.silent_since is not None:  # also one that nothing needed when it fell silent
+        if node.silent_since is not None:  # also a node that was forgotten when it fell silent
             self._came_back(now)
             node.in_contact_since = now
         seen = {s.worker: s for s in workers}
@@ -193,28 +193,27 @@ class Nodes:
         return before.difference(node.workers)
 
     def reconnected(self, name: NodeId, now: float) -> None:
-        """Its stream was replaced before the end of the last one was noticed: the node hears of
-        what has been decided meanwhile only from now on."""
+        """Another stream of the node has replaced one whose end was not noticed: only from now on
+        does the node learn what was decided meanwhile."""
         node = self._nodes.get(name)
         if node is not None and node.silent_since is None:
             node.in_contact_since = now
             self._changed(name)
 
     def fell_silent(self, name: NodeId, now: float) -> None:
-        """The node's stream has ended, maybe another one since; its workers may be well."""
+        """The node's stream has ended; its workers may still train."""
         self._changed(name)
         node = self._nodes.get(name)
         if node is not None:
             node.silent_since = now
 
     def lost(self, name: NodeId) -> frozenset[WorkerId]:
-        """The node, and all that ran there."""
         self._changed(name)
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
     def lost_outside(self, name: NodeId, now: float) -> frozenset[WorkerId]:
-        """A node that the group does without has fallen silent. One that has come back with a state
-        is kept in mind, as one that was left behind is: its agent may only be new."""
+        """A node that the group does not need has fallen silent. Treat it as left behind if it has
+        a holder of the state, because only its agent may be gone; otherwise forget it."""
         holds = any(
             s.has_state and s.phase is not WorkerPhase.FINISHED for s in self.workers_of(name)
         )
@@ -224,17 +223,17 @@ class Nodes:
         return self._leave_behind(name, None)
 
     def silent_left_behind(self, before: Generation | None = None) -> frozenset[WorkerId]:
-        """A group goes on without the nodes out of contact. Those that hold the state, or may have
-        got it in the group `before`, are kept in mind: if all who go on are lost, they are what is
-        left of it."""
+        """A group goes on without the nodes out of contact; return their workers. Remember nodes
+        that hold the state, or may have received it in the group `before`: if all members that go
+        on are lost, these nodes have the only copy."""
         return frozenset(
             worker for name in self.silent() for worker in self._leave_behind(name, before)
         )
 
     def arrived(self, generation: Generation) -> None:
-        """A planned change took effect: nodes that this coordinator has only presumed, of members
-        that had left by then, are left behind, too. They may still be out of contact, or have
-        ended before it was elected, which nobody will tell it."""
+        """A planned change took effect: treat the nodes without members as left behind if they have
+        not reported to this coordinator yet. They may be out of contact, or have ended before the
+        election, in which case no event will say so."""
         for name in self.silent():
             if self._nodes[name].expected and not generation.worker_ids.intersection(
                 self._nodes[name].workers
@@ -242,7 +241,7 @@ class Nodes:
                 self._leave_behind(name, None)
 
     def failed(self, name: NodeId, worker: WorkerId) -> frozenset[WorkerId]:
-        """A worker ended, which the node's next view may not know yet."""
+        """A worker has ended, although the node's next view may still have it."""
         self._changed(name)
         node = self._nodes.get(name)
         if node is None:
@@ -251,36 +250,35 @@ class Nodes:
         return frozenset((worker,)) if node.workers.pop(worker, None) else frozenset()
 
     def left(self, name: NodeId) -> None:
-        """The node is to take no part any more."""
         self._changed(name)
         self._leaving |= {name}
 
     def welcomed(self, name: NodeId) -> None:
-        """The node may take part."""
         self._changed(name)
         self._leaving -= {name}
 
-    # ---- inside
+    # ---- internals
 
     def _may_have_trained(
         self, name: NodeId, trained: Iterable[Member], groups: Iterable[Generation]
     ) -> bool:
-        """One of the node's workers was in that group, and has not acknowledged that it is gone."""
+        """True if one of the node's workers is in `trained` and may hold the state, because it has
+        not acknowledged the newest of `groups` yet."""
         newest = max(groups, key=lambda g: g.number, default=None)
         names = {m.worker for m in trained if m.node == name}
         here = [s for s in self.workers_of(name) if s.worker in names]
         return any(may_hold_state(s, newest) for s in here)
 
     def _came_back(self, now: float) -> None:
-        """If it is the first while all are out of contact since about the same time, then it was
-        the coordinator that was cut off: the others' time to come back begins now."""
+        """Restart the time in which the other nodes may come back, if the coordinator was cut off:
+        all nodes fell silent at about the same time, and this is the first one that is back."""
         since = [n.silent_since for n in self._nodes.values() if not n.left_behind]
         fell = [at for at in since if at is not None]
         if len(fell) < len(since) or max(fell, default=0.0) > min(fell, default=0.0) + _OUTAGE_S:
             return
         for name, node in self._nodes.items():
             if not (node.expected or node.left_behind):
-                node.silent_since = now  # the others', that is: this node's is reset next
+                node.silent_since = now  # the caller resets it for the node that came back
                 self._changed(name)
 
     def _leave_behind(self, name: NodeId, before: Generation | None) -> frozenset[WorkerId]:
@@ -309,27 +307,26 @@ _IN_GROUP = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
 
 class Departures:
-    """Tells of each leaving node once, and again when it is said again that it leaves."""
+    """Finds the leaving nodes that are no longer needed, each once; again after `forget`."""
 
     def __init__(self) -> None:
         self._told: set[NodeId] = set()
 
     @property
     def told(self) -> frozenset[NodeId]:
-        """Nodes that know by now, or soon, that they are not needed."""
         return frozenset(self._told)
 
     def forget(self, node: NodeId) -> None:
-        """The node may not have been told."""
         self._told.discard(node)
 
     def completed(
         self, nodes: Nodes, current: Generation | None, before: Generation | None = None
     ) -> list[NodeId]:
-        """Leaving nodes of which no worker is in the group, on its way out of the last one, or
-        holds the state while there is no group to go on from it, or none that is known to have it.
+        """The leaving nodes in contact that are no longer needed, as far as not told before.
 
-        before: the group that `current`, not in place yet, is to follow.
+        A node is needed while a worker of it is in the group or comes out of the last one, or holds
+        state that neither the group nor a staying worker is known to have.
+        before: the group that trains until `current` is in place.
         """
         if not nodes.leaving:
             self._told.clear()
@@ -352,9 +349,8 @@ class Departures:
 
 
 def _group_has_state(nodes: Nodes, group: Generation) -> bool:
-    """A member that is in contact has come to one state with the others: of those out of contact it
-    is not certain that they still live, and one that has not joined yet may be a step behind, or
-    stuck."""
+    """True if a member in contact has come to one state with the others. A member out of contact
+    may be dead, and one that has not joined yet may be a step behind, or stuck."""
     members = [w for name, w in nodes.workers().items() if name in group.worker_ids]
     return any(_has_joined(w.status, group) and w.silent_since is None for w in members)
 
@@ -380,10 +376,11 @@ def _is_needed(
 
 
 class Replacements:
-    """They are as good as gone for each decision, although reports of them still come.
+    """The workers that agents were told to end: no decision counts them, although they may still be
+    reported.
 
-    A request can be lost with the stream of an agent. A worker still there when the patience is
-    over counts again, and is asked for again if need be.
+    A request can be lost with the stream of an agent. A worker that is still there after
+    `patience_s` counts again, and its replacement can be requested again.
     """
 
     def __init__(self, patience_s: float) -> None:
@@ -395,11 +392,10 @@ class Replacements:
 
     @property
     def next_at(self) -> float | None:
-        """When the first of them counts again."""
         return min(self._until.values(), default=None)
 
     def ask(self, workers: Iterable[WorkerId], now: float) -> list[WorkerId]:
-        """End these workers; returns those that no request has named yet."""
+        """Note the request to end these workers; return those that are not being ended already."""
         news = sorted(set(workers) - self._until.keys())
         self._until.update(dict.fromkeys(news, now + self._patience_s))
         return news
@@ -407,7 +403,6 @@ class Replacements:
     def others(
         self, workers: Mapping[WorkerId, ObservedWorker], now: float
     ) -> Mapping[WorkerId, ObservedWorker]:
-        """The workers that are not being ended."""
         if not self._until:
             return workers
         self._until = {w: at for w, at in self._until.items() if w in workers and now < at}
@@ -415,58 +410,59 @@ class Replacements:
 
 
 _NAMED_BY_SIGNATURE = (FailureKind.EXCEPTION, FailureKind.EXIT_CODE, FailureKind.SIGNAL)
-"""Signatures of other kinds name instants and generations."""
+"""Kinds whose signatures are equal for the same fault. Others contain times and generations."""
 
-_MOST_KINDS = 1000  # of failures that are told apart: a message may differ every time
+_MOST_KINDS = 1000  # different failures that are remembered: a message may differ every time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewcomerPolicy:
-    """Patience with newcomers that fail."""
+    """How long newcomers are kept out of the group after failures."""
 
     backoff: Backoff = field(default_factory=lambda: Backoff(base_s=2.0, cap_s=300.0))
-    """Between two newcomers of one slot, by its failures in a row."""
+    """The delay between two newcomers of one slot, by its failures in a row."""
     same_failures: int = 3
-    """The same failure in so many groups, and none joined well between them: newcomers are
-    refused."""
+    """All newcomers are refused after the same failure in this many groups, if none has joined
+    successfully in between."""
     same_signals: int = 6
-    """The same for deaths by one signal: each may have a cause of its own."""
+    """The same for deaths by one signal, of which each may have its own cause."""
     refusal: Backoff = field(default_factory=lambda: Backoff(base_s=60.0, cap_s=3600.0))
-    """How long newcomers are refused, by the refusals in a row."""
+    """How long newcomers are refused, by the number of refusals in a row."""
 
 
 class Newcomers:
-    """A worker is new until a group has committed a step with it.
+    """Keeps newcomers out of the group after failures. A worker is new until a group has committed
+    a step with it.
 
     Each newcomer that fails while it joins costs the group two changes. The steps that the others
-    commit in between say nothing about newcomers, so their failures are counted apart: those of a
-    slot, which delay the next newcomer from there, and those that are the same in several groups,
-    from any slot: then no newcomer can join at present, and none is let in for long.
+    commit in between say nothing about newcomers, so their failures are counted separately: those
+    of each slot, which delay the next newcomer from there; and those that are the same in several
+    groups, from any slot, because then no newcomer can join at present, and none is admitted for a
+    long time.
     """
 
     def __init__(self, policy: NewcomerPolicy) -> None:
         self._policy = policy
         self._trained: set[WorkerId] = set()
         self._group: Generation | None = None
-        """The newest one in which all members have arrived."""
+        """The newest group in which all members have arrived."""
         self._began_at = 0
-        """Steps committed when it had."""
+        """The steps that were committed then."""
         self._failures: Counter[tuple[NodeId, int]] = Counter()
         self._not_before: dict[tuple[NodeId, int], float] = {}
         self._failed_in: dict[str, set[int]] = defaultdict(set)
-        """By failure: generations that a newcomer has lost to it since one last joined well."""
+        """By failure: generations in which a newcomer failed so since one joined successfully."""
         self._told: set[str] = set()
         self._refusals = 0
         self._refused_until = -math.inf
 
-    # ---- what is known
+    # ---- queries
 
     def is_new(self, worker: WorkerId) -> bool:
-        """No group has committed a step with it."""
         return worker not in self._trained
 
     def held_back(self, workers: Iterable[ObservedWorker]) -> dict[WorkerId, float]:
-        """Instants before which workers are not to be let into a group that trains."""
+        """The instants before which new workers may not join a group that trains."""
         if not self._not_before and self._refusals == 0:
             return {}
         until = {
@@ -477,24 +473,25 @@ class Newcomers:
         return {worker: at for worker, at in until.items() if at > -math.inf}
 
     def awaits(self, generation: Generation) -> bool:
-        """It is not known that all members have arrived."""
+        """True if members of the generation have yet to arrive, as far as is known."""
         return self._group is None or self._group.number != generation.number
 
-    # ---- what becomes known
+    # ---- events
 
     def presume_trained(self, generation: Generation) -> None:
-        """An earlier coordinator formed it: it trains, for all that is known."""
+        """Assume that the members have trained: an earlier coordinator formed the generation."""
         self._trained |= generation.worker_ids
 
     def arrived(self, generation: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> None:
-        """All members of `generation` train."""
+        """All members of `generation` train in it, or have finished."""
         self._group = generation
         counts = [workers[m.worker].status.committed for m in generation.members]
         self._began_at = max(counts, default=0)
         self._trained &= workers.keys()
 
     def committed(self, generation: int, committed: int) -> None:
-        """A member of `generation` has so many steps: did they commit one together?"""
+        """A member of `generation` has committed this many steps. Its members are not new any more
+        if that is a step more than when they began."""
         group = self._group
         if group is None or generation != group.number or committed <= self._began_at:
             return
@@ -509,8 +506,10 @@ class Newcomers:
     def failed(
         self, worker: ObservedWorker, generation: int, failure: Failure, now: float
     ) -> float:
-        """A worker that is new has ended badly, in the group of `generation` or (0) before it was
-        in any. Returns for how long no newcomer is let in from now on if that is news, else 0.
+        """A new worker has failed in the group of `generation`, or before it was in any (0).
+
+        Returns for how many seconds no newcomer is admitted from now on, if that should be told;
+        else 0.
         """
         slot = _slot(worker)
         self._failures[slot] += 1
@@ -538,12 +537,10 @@ class Newcomers:
         return delay_s if is_news else 0.0
 
     def node_gone(self, node: NodeId) -> None:
-        """Nothing of the node runs any more."""
         for slot in [slot for slot in self._failures if slot[0] == node]:
             del self._failures[slot], self._not_before[slot]
 
     def _accept(self) -> None:
-        """One has joined well: earlier failures no longer count."""
         self._refusals, self._refused_until = 0, -math.inf
         self._failed_in.clear()
         self._told.clear()

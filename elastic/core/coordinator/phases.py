@@ -1,4 +1,4 @@
-"""The phases of a job and which may follow which, as data."""
+"""The phases of a job, and the transitions between them, as data."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class JobPhase(enum.Enum):
 
 TERMINAL = (JobPhase.FINISHED, JobPhase.FAILED)
 
-# From each phase to those that may follow it; the diagram in docs/ARCHITECTURE.md is drawn from it.
+# The phases that may follow each phase. The diagram in docs/ARCHITECTURE.md is generated from this.
 TRANSITIONS: Mapping[JobPhase, frozenset[JobPhase]] = {
     JobPhase.GATHERING: frozenset(
         {JobPhase.FORMING, JobPhase.DRAINING, JobPhase.FINISHED, JobPhase.FAILED}

@@ -1,6 +1,4 @@
-"""How far the job is, how long a step usually takes, what shows that it gets no further, and who
-kept the others waiting in the last hang.
-"""
+"""Follows the job's progress: committed steps, the usual duration of a step, stalls, and hangs."""
 
 from __future__ import annotations
 
@@ -12,11 +10,11 @@ from elastic.core.diagnosis import Diagnosis, Odd
 from elastic.core.membership import WorkerId, WorkerStatus
 
 _STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
-_SLOW_FLOOR_S = 1.0  # shorter ones are the scheduler's noise
-_LAGS_FACTOR, _LAGS_FLOOR_S = 3.0, 1.0  # of a step of which it is asked where the members are
+_SLOW_FLOOR_S = 1.0  # shorter delays are the scheduler's noise
+_LAGS_FACTOR, _LAGS_FLOOR_S = 3.0, 1.0  # beyond these, members are asked where they are in a step
 _LAGS_EVERY_S = 30.0
 _ANSWER_HOLDS_S = 3.0
-_MOST_STEPS_AHEAD = 20  # more would only wait: steps this short cost little if news comes late
+_MOST_STEPS_AHEAD = 20  # more would only delay: steps this short cost little if news comes late
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,24 +25,25 @@ class StallPolicy:
     """0 turns the watch off."""
     factor: float = 10.0
     first_step_s: float = 600.0
-    """The floor for the first step of a group, and for one in which a member compiles. 0: these
-    are never stalled."""
+    """The floor for the first step of a group, and for a step in which a member compiles. 0: such
+    steps are never stalled."""
     pause_s: float = 600.0
-    """How long members wait for one that is between two steps, or in a call of the script. 0: for
-    ever."""
+    """How long members wait for one that is between two steps or in `session.run`. 0: for ever."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _InCall:
-    """What a member inside a call of the script has answered."""
+    """The answer of a member that is inside `session.run`."""
 
     at: float
     collectives: int
+    """How many collectives it has begun."""
     quiet_s: float
+    """For how long it has begun no other."""
 
 
 class ProgressWatch:
-    """Follows the reports of rank 0, and whether any member compiles."""
+    """Follows the reports of rank 0, the answers of members, and whether any member compiles."""
 
     def __init__(self, policy: StallPolicy) -> None:
         self._policy = policy
@@ -52,23 +51,24 @@ class ProgressWatch:
         self._in_step_s = 0.0
         self._observed_at = self._stuck_since = 0.0
         self._under_way = 0
-        """The step to which `_in_step_s` belongs: steps committed before it."""
+        """The step to which `_in_step_s` belongs, as the number of steps committed before it."""
         self._first_step = False
         self._compiles_in = -1
         """The last step in which a member was known to compile."""
         self._idle_since: float | None = None
-        """Rank 0 neither is in a step nor waits for others; it may be in a call of the script."""
+        """Since when rank 0 has neither been in a step nor waited for others. It may be in
+        `session.run`."""
         self._waiting_s = 0.0
         self._in_calls: dict[WorkerId, _InCall] = {}
         self._lag_told: tuple[int, float] | None = None
-        """The last step of which it was asked why it lasts, and when."""
+        """The last step for which `lags_s` returned a duration, and when."""
         self._advanced_at: float | None = None
         self._breaks_at_step: tuple[int, int] = (0, -1)
         self.committed = 0
         self.stuck = False
-        """The last member that was asked waits in its step for longer than usual."""
+        """The member that was asked last has been in its step for longer than usual."""
         self.awaited = False
-        """Members that were asked have waited for another one for longer than it may pause."""
+        """Members that were asked have waited for another one for longer than `pause_s`."""
 
     def observe(
         self,
@@ -80,16 +80,16 @@ class ProgressWatch:
         first_step: bool = False,
         waiting_s: float = 0.0,
     ) -> float:
-        """Take the report of rank 0 of the present group, whose count is right also if it is
-        lower than before: the job may have had to go back to a checkpoint.
+        """Take a report of rank 0 of the present group. Its count is right even if it is lower than
+        before: the job may have gone back to a checkpoint.
 
-        step_s: usual duration of a step. in_step_s: how long the step under way has lasted; 0
-        between steps, where a script may evaluate for as long as it likes. first_step: it is the
-        first one of the group. waiting_s: how long it has waited for others to come to a call.
+        step_s: the usual duration of a step. in_step_s: how long the step under way has lasted; 0
+        between steps, where a script may evaluate for as long as it likes. first_step: this is the
+        first step of the group. waiting_s: how long rank 0 has waited for others at a call.
 
-        Returns how long the step has lasted that was under way before, if that was suspiciously
-        long and it is over now; else 0. While an agent or its stream is away no reports come: other
-        steps that are over as well are taken for usual ones, and tell nothing of one among many.
+        Returns how long the step of the previous report has lasted, if that is suspiciously long
+        and the step is over now; else 0. No reports come while an agent or its stream is away: all
+        other steps since then count as usual ones, and among many a single slow one is not found.
         """
         if in_step_s > 0.0 or waiting_s > 0.0:
             self._idle_since = None
@@ -105,9 +105,8 @@ class ProgressWatch:
         return slow_s
 
     def lags_s(self, now: float) -> float:
-        """How long the step under way has lasted, if that is three usual steps, long before it
-        counts as stalled: each time once, and again only for another step after half a minute.
-        Else 0."""
+        """How long the step under way has lasted, if that is more than three usual steps and 1 s,
+        and it does not count as stalled; else 0. Not 0 once a step, and at most every 30 s."""
         lasts_s = self._in_step_s
         excused = self._first_step or self._under_way <= self._compiles_in or self._step_s <= 0.0
         if excused or lasts_s <= max(_LAGS_FLOOR_S, _LAGS_FACTOR * self._step_s) or self.stalled:
@@ -120,24 +119,22 @@ class ProgressWatch:
         return lasts_s
 
     def goes_on_from(self, committed: int) -> None:
-        """A new group has come to one state: the job may have had to go back for it."""
+        """A new group has agreed on a state: the job may have gone back for it."""
         self.committed = min(committed, self.committed)
 
     def advance(self, committed: int, now: float) -> None:
-        """Some member has committed this many steps; a count that is behind changes nothing."""
+        """Some member has committed this many steps. A lower count changes nothing."""
         if committed > self.committed or self._advanced_at is None:
             self.committed = max(committed, self.committed)
             self._advanced_at = now
 
     def compiles(self, committed: int) -> None:
-        """A member runs torch.compile with so many steps committed: the others wait in that step.
-
-        The step stays excused when that is over, for as long as it lasts.
-        """
+        """A member runs torch.compile in the step after `committed`, and the others wait in it. The
+        step stays excused after the compilation, until it ends."""
         self._compiles_in = max(committed, self._compiles_in)
 
     def asks(self, now: float) -> bool:
-        """Rank 0 does nothing that is known to need the others: do they wait for it?"""
+        """True if to ask the members if they wait for rank 0, which has been idle too long."""
         patience_s = self._policy.pause_s
         return (
             patience_s > 0.0
@@ -146,10 +143,10 @@ class ProgressWatch:
         )
 
     def answered(self, answer: ProgressReported, now: float) -> None:
-        """What a member of the present group says of itself when it is asked.
+        """Take the answer of a member of the present group: does it wait for others?
 
-        It waits in a step, or for others to come to a call, or in a collective of a call in which
-        others have not come as far.
+        It may wait in a step, or for others to come to a call, or in a collective of a call that
+        others have not reached.
         """
         self.probed(answer.committed, now, step_s=answer.step_s, in_step_s=answer.in_step_s)
         patience_s = self._policy.pause_s
@@ -168,15 +165,14 @@ class ProgressWatch:
             self.awaited = True
 
     def probed(self, committed: int, now: float, *, step_s: float, in_step_s: float) -> None:
-        """A member was asked, since another may be lost. One that waits for it waits inside a
-        step for longer than steps usually last, unless a member was known to compile in it."""
+        """Take the answer of a member that was asked because another one may be lost. If it waits
+        for that one, it is in a step for longer than usual, in which no member compiles."""
         self._note_usual(step_s)
         is_long = in_step_s > self._usual_patience_s()
         self.stuck = is_long and committed > self._compiles_in
         self._stuck_since = now - in_step_s
 
     def regroup(self) -> None:
-        """A new group has not begun a step."""
         self._in_step_s = self._waiting_s = 0.0
         self._idle_since = None
         self._in_calls.clear()
@@ -185,8 +181,8 @@ class ProgressWatch:
         self.stuck = False
 
     def quiet_since(self, now: float) -> float | None:
-        """Since when the group has been standing still, if that is longer than steps usually last:
-        since the begin of a step, or since a member waits for others."""
+        """Since when the group has stood still, if that is longer than a step usually lasts: since
+        a step began, or since a member waits for others. Else None."""
         begins = [self._stuck_since] if self.stuck else []
         if self.awaited and self._idle_since is not None:
             begins.append(self._idle_since)
@@ -197,7 +193,7 @@ class ProgressWatch:
 
     @property
     def under_way(self) -> int:
-        """The step that rank 0 was in, or came to next, when it last reported."""
+        """The step that rank 0 was in, or was about to begin, when it last reported."""
         return self._under_way
 
     @property
@@ -206,7 +202,7 @@ class ProgressWatch:
         return self._step_s
 
     def last_commit_at(self, now: float) -> float:
-        """When the newest step was committed, as far as is known; since then there was none."""
+        """When the newest step was committed, as far as is known; `now` if no step is known."""
         at = self._advanced_at if self._advanced_at is not None else now
         if self._in_step_s > 0.0 and self._under_way == self.committed:
             at = min(at, self._observed_at - self._in_step_s)
@@ -230,25 +226,21 @@ class ProgressWatch:
             self._step_s = step_s
 
     def count_break(self) -> None:
-        """The group broke although no member was lost."""
         self._breaks_at_step = (self.fruitless_breaks + 1, self.committed)
 
     @property
     def in_first_step(self) -> bool:
-        """The group has committed no step, and is in its first."""
         return self._first_step and self._in_step_s > 0.0
 
     @property
     def fruitless_breaks(self) -> int:
-        """How often in a row the group broke without a step committed since."""
+        """How often in a row the group broke without a step committed in between."""
         count, at_step = self._breaks_at_step
         return count if self.committed <= at_step else 0
 
     def step_after(self, notice_s: float, now: float) -> int:
-        """The first count of committed steps expected to be reached later than `notice_s` ahead.
-
-        An estimate: a wrong one costs a wait or a partly computed step, never correctness.
-        """
+        """The first count of committed steps that should be reached later than `notice_s` from now.
+        A wrong estimate costs a wait or a partly computed step, never correctness."""
         if self._step_s <= 0.0 or self._advanced_at is None:
             return self.committed + 1
         elapsed = min(now - self._advanced_at, 10 * self._step_s)
@@ -257,7 +249,7 @@ class ProgressWatch:
 
     @property
     def stalled(self) -> bool:
-        """The step under way lasts suspiciously long, or others wait for a member outside of it."""
+        """The step under way lasts too long, or members wait too long for one outside of it."""
         if self.awaited or 0.0 < self._policy.pause_s < self._waiting_s:
             return True
         if self._policy.floor_s <= 0.0:
@@ -269,7 +261,7 @@ class ProgressWatch:
 
 
 class Hang:
-    """The newest verdict, for the words with which its workers are replaced."""
+    """The newest verdict about a hang, which gives the messages for the workers to replace."""
 
     def __init__(self) -> None:
         self._odd: dict[WorkerId, Odd] = {}
@@ -278,14 +270,14 @@ class Hang:
         """The verdict in words; empty before the first."""
 
     def explained(self, generation: int, verdict: Diagnosis, now: float) -> None:
-        """The members of this generation have told where they are."""
         self._odd = {odd.worker: odd for odd in verdict.odd}
         self._generation, self._at = generation, now
         self.text = verdict.text
 
     def of(self, worker: WorkerStatus, now: float) -> tuple[str, str]:
-        """(in words, as "hung 20 s in train.py:47"; FILE:LINE of the script, where it waits for
-        nobody) of one that has not come out of the group that hung; empty where not known."""
+        """What a worker that is still in the hung group does: (in words, such as "hung 20 s in
+        train.py:47", and FILE:LINE of the script if it waits for no other worker). Empty strings if
+        unknown."""
         odd = self._odd.get(worker.worker)
         if odd is None or worker.generation != self._generation:
             return "", ""

@@ -1,4 +1,4 @@
-"""What every wanted slot of a job spends its time on: follows the coordinator's events."""
+"""Follows the coordinator's events and accounts for the time of every wanted slot of the job."""
 
 from __future__ import annotations
 
@@ -28,64 +28,60 @@ from elastic.core.membership import (
     WorkerStatus,
 )
 
-_BOOK_EVERY_S = 5.0  # what a worker has spent, while its group trains
-_MOST_STORED = 500  # slots of which a document has more than their number
-_MOST_GENERATIONS = 100  # of which it is remembered what they followed from
-_MOST_PERIODS = 5000  # that are over, of all slots
+_BOOK_EVERY_S = 5.0  # how often a worker's figures are booked while its group trains
+_MOST_STORED = 500  # slots: a document with more omits their workers and figures
+_MOST_GENERATIONS = 100  # generations whose incidents are remembered
+_MOST_PERIODS = 5000  # of all slots together, without those under way
 _IN_GROUP = (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
 _NOTHING = TimeSpent()
 
 
 class Decisions(Protocol):
-    """What is to be known of the coordinator's machine."""
+    """What the accounts need of the coordinator's machine."""
 
     phase: JobPhase
 
     @property
-    def current(self) -> Generation | None:
-        """The newest generation."""
-        ...
+    def current(self) -> Generation | None: ...
 
-    def last_commit_at(self, now: float) -> float:
-        """When the newest step was committed, as far as is known."""
-        ...
+    def last_commit_at(self, now: float) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """What a worker has spent its time on."""
+    """A worker's figures of what it has spent its time on."""
 
     worker: WorkerId
     generation: int
-    """The group that it is in."""
+    """The group that the worker is in."""
     committed: int
     spent: TimeSpent
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Accounts:
-    """The books at one moment, each second of each wanted slot under one kind."""
+    """A snapshot of the books, with each second of each wanted slot under one kind."""
 
     kinds: Mapping[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
     settled: Mapping[Kind, float] = field(default_factory=lambda: dict.fromkeys(Kind, 0.0))
-    """Without steps under way, which may yet be given up: these only grow."""
+    """The same without steps under way, which may still be given up: these figures only grow."""
     nodes: Mapping[str, Mapping[Kind, float]] = field(default_factory=dict)
-    """Lost time by the node that was its cause; "": no node was."""
+    """Lost time by the node that caused it; "" for time that no node caused."""
     incidents: Sequence[Mapping[str, Any]] = ()
-    """The newest, oldest first."""
+    """The newest incidents, oldest first."""
     wall_s: float = 0.0
     """Wall time times wanted slots."""
     wanted: int = 0
-    """Slots that are wanted now."""
+    """How many slots are wanted now."""
 
     @property
     def goodput(self) -> float | None:
-        """The share of the time that went into steps that count; None before there is any time."""
+        """The share of the time spent on steps that count; None before any time has passed."""
         total = sum(self.kinds.values())
         return self.kinds[Kind.PRODUCTIVE] / total if total > 0.0 else None
 
     def to_document(self) -> dict[str, Any]:
-        """The accounts as JSON values, for people's programs."""
+        """The accounts as JSON values, for programs of users."""
         goodput = self.goodput
         return {
             "wanted_slots": self.wanted,
@@ -106,13 +102,13 @@ class Accounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Period:
-    """A time in which a slot had one worker and one kind."""
+    """A time in which a slot had the same worker and its time the same kind."""
 
     node: str
     slot: int
     worker: WorkerId
     kind: Kind | None
-    """None: it trained."""
+    """None: the worker trained."""
     began: float
     ended: float
 
@@ -122,26 +118,28 @@ class _Slot:
     node: str
     number: int
     since: float
-    """The instant up to which its time is booked or open."""
+    """The instant up to which the slot's time is booked or open."""
     kind: Kind | None = Kind.START_UP
-    """What it spends its time on now; None: it trains, and its worker says later on what."""
+    """What the slot's time goes into now; None: the worker trains and reports the kinds later."""
     worker: WorkerId = ""
     wanted: bool = True
     open_s: float = 0.0
+    """Time of a training worker whose kind is not known yet."""
     ahead_s: float = 0.0
-    """Booked here while its worker counted it as the way into its next group."""
+    """Time that is booked here already, and that the worker will report as `regroup_s`."""
     tracked: bool = False
-    """Its worker counts what it spends."""
+    """The worker counts what it spends."""
     known: TimeSpent = _NOTHING
-    """What of it is booked."""
+    """The worker's figures that are booked."""
     report: Report | None = None
-    """The newest that is not booked."""
+    """The newest report that is not booked yet."""
     reported_in: int = 0
+    """The generation of the report that was booked last."""
     booked_at: float = 0.0
     cause: Incident | None = None
-    """Why it does not train."""
+    """The incident because of which the slot does not train."""
     period_at: float = field(init=False)
-    """Since when it is as it is."""
+    """When the present period of the slot began."""
 
     def __post_init__(self) -> None:
         self.period_at = self.since
@@ -157,7 +155,7 @@ class _Node:
     left: int = 0
     """Counts departures: the newest has the highest."""
     unheard: bool = False
-    """It has not reported to this leader: this is what the leader before knew."""
+    """The node has not reported to this leader: all of this is what the previous leader knew."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,15 +167,15 @@ class _Part:
 
 
 class SlotAccounts:
-    """`observe` every event of the coordinator's machine after it was handled, and hand on what
-    workers say that they have `spent`.
+    """The accounts of a job. `observe` takes every event after the machine has handled it; `spent`
+    takes the figures of the workers.
 
-    Wanted are as many slots as have been there at once, up to `most`: those of members, those of
-    nodes that take part, then those that the newest departures have left empty. The time of a
-    member is open until the member's own figures say what it was; they are never taken for more
-    than is open. So the kinds add up to wall time times wanted slots, whatever anybody reports.
+    As many slots are wanted as have been there at once, up to `most`: first those of members, then
+    those of other nodes that take part, then those that the newest departures have left empty. The
+    time of a member is open until its own figures tell the kinds; no more than is open is booked
+    from them. So the kinds add up to wall time times wanted slots, whatever is reported.
 
-    name_of: the name of a node, which outlives its agent.
+    name_of: returns the name of a node, which outlives its agent.
     """
 
     def __init__(self, most: int, *, name_of: Callable[[NodeId], str] = str) -> None:
@@ -192,11 +190,11 @@ class SlotAccounts:
         self._moves = 0
         self._group: Generation | None = None
         self._went_on = False
-        """There was another group since this leader began."""
+        """The generation has changed under this leader."""
         self._phase = JobPhase.GATHERING
         self._classic = False
         self._signs: dict[NodeId, float] = {}
-        """By the node that is out of contact; signs of other kinds under no name."""
+        """When the first sign of a loss came, by the node out of contact; "" for other signs."""
         self._under_way: Incident | None = None
         self._causes: dict[int, Incident] = {}
         self._committed = 0
@@ -208,12 +206,12 @@ class SlotAccounts:
         self._periods: deque[Period] = deque(maxlen=_MOST_PERIODS)
         self.ended = False
 
-    # ---- what happens
+    # ---- events
 
     def observe(
         self, event: ev.Event, effects: Iterable[fx.Effect], machine: Decisions, now: float
     ) -> None:
-        """The machine, as it is now, has taken the event and answered with the effects."""
+        """The machine has handled the event and returned the effects."""
         if self.ended:
             return
         self._hear(event, now)
@@ -235,7 +233,7 @@ class SlotAccounts:
             self.end(now)
 
     def spent(self, report: Report, now: float) -> None:
-        """A worker says so; the newest word of it counts."""
+        """A worker has reported its figures; the newest report counts."""
         slot = self._slot_of.get(report.worker)
         if slot is None or self.ended:
             return
@@ -248,7 +246,6 @@ class SlotAccounts:
             self._book(slot, now)
 
     def end(self, now: float) -> None:
-        """The job has ended: no time is counted any more."""
         if self.ended:
             return
         for slot in self._slots.values():
@@ -259,7 +256,7 @@ class SlotAccounts:
     def open_incident(
         self, at: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
     ) -> Incident:
-        """One that has not changed the group."""
+        """Open an incident that has not changed the group."""
         incident = self._books.open_incident(at, reason)
         incident.concerns(nodes, workers)
         return incident
@@ -274,8 +271,8 @@ class SlotAccounts:
         followed_by: int,
         under_way: bool,
     ) -> Incident:
-        """An incident whose end the leader before has not told. followed_by: a generation; 0: none
-        was decided on. under_way: it goes on."""
+        """Go on with an incident of which the previous leader did not record the end. followed_by:
+        the next generation; 0: none was decided. under_way: the incident is not over."""
         incident = self._books.resume_incident(number, at)
         incident.concerns(nodes, workers)
         if followed_by:
@@ -285,19 +282,19 @@ class SlotAccounts:
             self._under_way = incident
         return incident
 
-    # ---- what is known
+    # ---- queries
 
     @property
     def under_way(self) -> Incident | None:
-        """What has struck, until the group that follows trains."""
+        """The incident that is not over: the group that follows does not train yet."""
         return self._under_way
 
     def periods(self, now: float) -> list[Period]:
-        """The newest times of each slot, those that are under way last."""
+        """The newest periods of the slots; those under way come last, and end `now`."""
         return [*self._periods, *(_period(slot, now) for slot in self._slots.values())]
 
     def accounts(self, now: float, ahead_s: float = 0.0) -> Accounts:
-        """The books as they are; ahead_s: by how much Unix time is ahead of `now`'s clock."""
+        """A snapshot of the books. ahead_s: Unix time minus the clock of `now`."""
         for slot in self._slots.values():
             self._settle(slot, now)
         settled = dict(self._books.kinds)
@@ -312,8 +309,8 @@ class SlotAccounts:
         )
 
     def costs(self) -> Mapping[int, Incident]:
-        """The newest incidents by number, with what each has cost up to the last event; those of
-        leaders before too, which may go on to cost."""
+        """The newest incidents by number, with their costs up to the last event. Includes those of
+        previous leaders, whose costs may still grow."""
         return {incident.number: incident for incident in self._books.incidents}
 
     # ---- from leader to leader
@@ -333,15 +330,15 @@ class SlotAccounts:
         }
 
     def number_after(self, number: int) -> None:
-        """Incidents up to this one are known from elsewhere: the next one has a higher number."""
+        """Give the next incident a higher number: incidents up to `number` are known elsewhere."""
         self._books.number_after(number)
 
     def adopt(self, document: Mapping[str, Any], now: float, ahead_s: float) -> None:
-        """Go on from what a leader before has kept; the time since then is counted too. What is no
-        such document changes nothing."""
+        """Go on from a previous leader's document and count the time since. An invalid one changes
+        nothing."""
         try:
             self._read(document, now, ahead_s)
-        except Exception:  # noqa: BLE001 - in whatever way it is no such document
+        except Exception:  # noqa: BLE001 - a document may be invalid in any way
             return
 
     def _read(self, document: Mapping[str, Any], now: float, ahead_s: float) -> None:
@@ -373,7 +370,7 @@ class SlotAccounts:
     # ---- events and effects
 
     def _hear(self, event: ev.Event, now: float) -> None:
-        """What tells of a loss, before anything is booked for it."""
+        """Note the signs of a loss, before its time is booked."""
         if isinstance(event, ev.WorkerFailed):
             worker = event.failure.worker
             slot, group = self._slot_of.get(worker), self._group
@@ -394,7 +391,7 @@ class SlotAccounts:
             self._progressed(event)
 
     def _is_back(self, report: ev.NodeReported) -> None:
-        """The node has all of its members still: its silence was no sign of a loss."""
+        """Drop the sign of a node that is back with all of its members: it was no loss."""
         group, workers = self._group, (s.worker for s in report.workers)
         if report.node not in self._signs or group is None:
             return
@@ -411,7 +408,7 @@ class SlotAccounts:
     def _struck(
         self, now: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
     ) -> Incident:
-        """The incident of a loss; what strikes before the next group trains belongs to it."""
+        """The incident of a loss. Further losses before the next group trains belong to it."""
         workers = tuple(workers)
         incident = self._under_way
         if incident is None:
@@ -424,7 +421,7 @@ class SlotAccounts:
         return incident
 
     def _seat_of(self, worker: WorkerId) -> _Slot | None:
-        """Its slot, also when it is not there any more, if it was in the newest group."""
+        """The slot of a worker; that of a member of the newest group even if the worker is gone."""
         for member in self._group.members if self._group is not None else ():
             if member.worker == worker:
                 return self._slots.get((self._name_of(member.node), member.slot))
@@ -450,7 +447,7 @@ class SlotAccounts:
 
     def _formed(self, generation: Generation, now: float) -> None:
         if not generation.members:
-            return  # all wait: what struck is not over
+            return  # all workers wait: the incident is not over
         incident = self._under_way
         self._signs.clear()
         if incident is not None:
@@ -459,19 +456,19 @@ class SlotAccounts:
             incident = self._changed(generation, self._group, now)
             incident.generation = incident.generation or generation.number
         else:
-            return  # the first one
+            return  # the first group
         self._causes[generation.number] = incident
         while len(self._causes) > _MOST_GENERATIONS:
             del self._causes[min(self._causes)]
 
     def _changed(self, generation: Generation, before: Generation, now: float) -> Incident:
-        """The incident of a planned change, by workers that join, or else by those that leave."""
+        """The incident of a planned change: by the workers that join, or by those that leave."""
         joined = [m for m in generation.members if m.worker not in before.worker_ids]
         left = [m for m in before.members if m.worker not in generation.worker_ids]
         seats = [self._seat_of(m.worker) for m in joined]
         causes = {seat.cause.number: seat.cause for seat in seats if seat and seat.cause}
         if len(causes) == 1 and not left:
-            return next(iter(causes.values()))  # they come for those that were lost
+            return next(iter(causes.values()))  # these replace workers that were lost
         incident = self._books.open_incident(now, generation.reason.name.lower())
         who = left if generation.reason is ChangeReason.MEMBER_LEAVING else joined or left
         incident.concerns((self._name_of(m.node) for m in who), (m.worker for m in who))
@@ -480,7 +477,7 @@ class SlotAccounts:
     # ---- the slots
 
     def _see(self, event: ev.Event, now: float) -> Iterable[str]:
-        """Take over what a node reports; the names of those that have changed."""
+        """Take over what nodes report; return the names of the nodes that have changed."""
         if isinstance(event, ev.NodeReported):
             return [self._reported(event)]
         if isinstance(event, ev.NodesReported):
@@ -527,7 +524,6 @@ class SlotAccounts:
         return [name]
 
     def _update(self, name: str, now: float) -> None:
-        """Each slot of the node is what it is now."""
         node = self._nodes[name]
         if node.unheard and not self._went_on:
             return
@@ -585,7 +581,7 @@ class SlotAccounts:
         return Kind.BELOW_MINIMUM if waits else Kind.START_UP
 
     def _want(self, now: float) -> None:
-        """Choose the slots that count from now on."""
+        """Choose the slots that are wanted from now on."""
         nodes = self._nodes.values()
         there = sum(n.slots for n in nodes if n.present and n.id not in self._leaving)
         self._wanted = max(self._wanted, min(self._most, there))
@@ -623,7 +619,7 @@ class SlotAccounts:
     # ---- booking
 
     def _settle(self, slot: _Slot, now: float) -> None:
-        """Its time up to now is booked, or open."""
+        """Book the slot's time up to now, or count it as open."""
         elapsed_s, slot.since = max(0.0, now - slot.since), max(now, slot.since)
         if not slot.wanted or self.ended:
             return
@@ -639,12 +635,15 @@ class SlotAccounts:
             slot.ahead_s += elapsed_s
 
     def _blamed(self, slot: _Slot) -> str:
-        """The node to blame for time without training: its own, if that is not there."""
+        """The node that caused time without training: the slot's own node if that is absent."""
         return slot.node if slot.kind is Kind.SLOT_EMPTY else ""
 
     def _close(self, slot: _Slot, now: float) -> None:
-        """Its worker says nothing more. What it has not said: it noticed the loss, or hung; before
-        that it was in a step that was given up, and before that in others that count."""
+        """Book the open time of a worker that will not report any more.
+
+        Assume, from the end backwards: the time of the detection, or of the hang; a step that was
+        given up; and steps that count.
+        """
         self._book(slot, now)
         left_s, slot.open_s = slot.open_s, 0.0
         cause = slot.cause
@@ -657,7 +656,7 @@ class SlotAccounts:
         self._books.add(Kind.PRODUCTIVE, left_s)
 
     def _book(self, slot: _Slot, now: float) -> None:
-        """What its worker has said last, as far as it is open."""
+        """Book the worker's newest report, up to the time that is open."""
         report, slot.report = slot.report, None
         if report is None:
             return
@@ -688,7 +687,7 @@ class SlotAccounts:
         yield _Part(Kind.PRODUCTIVE, left_s - again_s)
 
     def _lost(self, slot: _Slot, spent: TimeSpent, generation: int) -> Iterator[_Part]:
-        """The parts from the loss of one group to the first step of the next."""
+        """The parts of the time from the loss of one group to the first step of the next."""
         cause = self._causes.get(generation)
         rest_s = max(0.0, spent.regroup_s - spent.join_s - spent.sync_s)
         if spent.regroup_s > 0.0:
@@ -713,7 +712,7 @@ class SlotAccounts:
     def _waited(
         self, slot: _Slot, spent: TimeSpent, report: Report, now: float
     ) -> tuple[float, str]:
-        """The wait for a rank whose steps take longer by themselves, and that rank's node."""
+        """The time spent waiting for the rank that is slowest by itself, and that rank's node."""
         if spent.steps <= 0 or spent.own_s <= 0.0:
             return 0.0, ""
         own_s = spent.own_s / spent.steps
@@ -726,7 +725,7 @@ class SlotAccounts:
         return max(0.0, slowest_s - own_s) * spent.steps, node
 
     def _share_again(self, steps: int, report: Report) -> float:
-        """The share of the last committed steps of a worker that were computed again."""
+        """The share of a worker's last `steps` committed steps that were computed again."""
         low, high = self._again
         if steps <= 0 or report.generation < self._again_since:
             return 0.0
@@ -746,7 +745,7 @@ def _period(slot: _Slot, now: float) -> Period:
 
 
 def _is_over(incident: Incident, workers: Iterable[WorkerStatus]) -> bool:
-    """The group that followed trains."""
+    """True if the group that followed the incident trains."""
     training = [s.generation for s in workers if s.phase is WorkerPhase.TRAINING]
     return 0 < incident.generation <= max(training, default=0)
 

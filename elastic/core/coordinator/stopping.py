@@ -1,6 +1,4 @@
-"""One decision while the job stops: which workers save, and when nobody is left to wait for. And
-the ends of a job, with their exit codes.
-"""
+"""Decides, while the job stops, which workers save; and how a job ends, with which exit code."""
 
 from __future__ import annotations
 
@@ -28,24 +26,23 @@ EXIT_LEFT = 143  # as after SIGTERM: the job is not done
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stop:
-    """The job is to be left."""
+    """A request to stop the job."""
 
     exit_code: int
     reason: str
     deadline: float
-    """Workers that have not saved by then are not waited for."""
+    """Nobody waits for workers that have not saved by then."""
     inherited: bool = False
-    """Begun by an earlier coordinator; who asked for it may ask again."""
+    """An earlier coordinator began it. Another request for a stop replaces it."""
 
 
 def inherited(deadline: float) -> Stop:
-    """The newest generation was formed to save and leave: there is no way back."""
+    """The stop that an earlier coordinator began with its last generation: it cannot be undone."""
     reason = "an earlier coordinator was asked to stop the job"
     return Stop(exit_code=EXIT_LEFT, reason=reason, deadline=deadline, inherited=True)
 
 
 def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float) -> Decision | End:
-    """What should happen to the group now that the job stops."""
     current = view.current
     if current is None and now < (until := min(view.agents_return_until, stop.deadline)):
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
@@ -77,11 +74,11 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
         return left if ahead is None else _with(left, ahead)
     ahead = furthest_ahead(busy, others, view)
     others += [ahead] if ahead is not None else []
-    # Members out of contact, as all are to a new leader, may have more than these.
+    # Members out of contact, as all are for a new leader, may have more steps than these.
     if others and in_contact and not any(w.status.has_state for w in members.values()):
         return _leave(current, active + others, is_whole=False)  # these have it to save
     # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
-    # can save. A worker left behind out of contact may hold the state when no member does.
+    # can save. A worker left behind and out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
     alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
     only_members = most_steps(members.values()) > most_steps(w for w in others if _is_holder(w))
@@ -94,21 +91,21 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if any(w.status.has_state for w in chosen):
         ahead = furthest_ahead(others + busy, chosen, view)
         return decision if ahead is None else _with(decision, ahead)
-    # Nobody here is known to hold the state. A group of members that a lost transfer has left with
-    # nothing whole would lose one after the other: each says first what it has.
+    # Nobody here is known to hold the state. After a lost transfer members may have only parts of
+    # it, and a group of these would lose them one by one: first each reports what it has.
     with_state = tuple(w.as_member() for w in others)
     return replace(decision, members=(*decision.members, *with_state) if with_state else ())
 
 
 def _is_to_be_left(current: Generation, view: GroupView) -> bool:
-    """It trains; or it saves since the time of an earlier coordinator, with which reports of saves
-    and the news that they were complete may be lost."""
+    """True if the group should be left: it trains, or has saved since before a change of leader,
+    which may have lost reports of saves and the news that they are complete."""
     return current.purpose is Purpose.TRAIN or view.adopted_at is not None
 
 
 def _is_away(active: list[ObservedWorker], view: GroupView) -> bool:
-    """Only members of earlier groups hold the state, as far as is known: out of contact, or back
-    and not yet out of their group."""
+    """True if only members of earlier groups hold the state, as far as is known. They are out of
+    contact, or back and not yet out of their group."""
     if any(w.status.has_state for w in active) or view.trained_in == 0:
         return False
     silent = worth_waiting_for(view.workers)
@@ -128,15 +125,15 @@ def _is_holder(w: ObservedWorker) -> bool:
 
 
 def _is_busy(w: ObservedWorker) -> bool:
-    """It was left behind with the state, and evaluates, or has a long step to end, before it comes
-    out of its group."""
+    """True if the worker was left behind with the state and is still in its group, where it
+    evaluates or has to end a long step."""
     in_group = w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
     return in_group and w.status.has_state and w.silent_since is None and is_in_sight(w)
 
 
 def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool) -> Form:
-    """Leave at a step boundary if the group trains. A group comes to none if it assembles or saves,
-    has lost a member, or has one whose script has ended."""
+    """Leave at a step boundary if the group trains. It reaches none if it assembles or saves, has
+    lost a member, or has one whose script has ended."""
     trains = (
         current.purpose is Purpose.TRAIN
         and is_whole
@@ -150,14 +147,14 @@ def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool)
 
 
 def _with(decision: Form, ahead: ObservedWorker) -> Form:
-    """Add one that was cut off, and has come back with more steps than the others have."""
+    """Add a worker that was cut off and has come back with more steps than the others have."""
     return replace(decision, members=(*decision.members, ahead.as_member()))
 
 
 def _gather_to_save(
     view: GroupView, policy: FormationPolicy, holders: list[ObservedWorker], now: float
 ) -> Decision | End:
-    """Nobody trains, but survivors hold in memory what is not saved; newcomers hold nothing."""
+    """Decide without a group: survivors may hold unsaved state in memory; newcomers have none."""
     current = view.current
     if current is not None and current.leave_after is not None and holders:
         return Form(members=(), reason=ChangeReason.STOPPING)  # now, not at the next boundary
@@ -175,13 +172,15 @@ def _gather_to_save(
     since = max((max(view.formed_at, w.in_contact_since) for w in in_first), default=-math.inf)
     if now < (until := since + policy.join_timeout_s):
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    return End(in_time=True)  # the others do not answer, or are stuck, with no step committed
+    return End(in_time=True)  # the others do not answer or are stuck, and have committed no step
 
 
 def _may_have_steps(w: ObservedWorker, current: Generation | None) -> bool:
-    """It has committed a step; one that trains may not have told of it yet. Not one that has
-    acknowledged that its group is dissolved: it counted its steps then, and was freed from the step
-    under way, so that it comes out soon unless it is stuck."""
+    """True if the worker has committed a step, or trains and may not have reported one yet.
+
+    Once it has acknowledged that its group is dissolved, its count is right: it counted its steps
+    then and was freed from the step under way, so it comes out soon unless it is stuck.
+    """
     s = w.status
     if s.committed > 0 or s.phase is not WorkerPhase.TRAINING:
         return s.committed > 0
@@ -191,7 +190,7 @@ def _may_have_steps(w: ObservedWorker, current: Generation | None) -> bool:
 def _patient_until(
     view: GroupView, policy: FormationPolicy, holders: list[ObservedWorker]
 ) -> float:
-    """Members of the last group are on their way out of it; agents may come back, or come to
+    """Until when members of the last group may come out of it, and agents may come back, or come to
     a new leader."""
     instants = [view.formed_at + policy.join_timeout_s] if holders else []
     since = [w.silent_since for w in holders if w.silent_since is not None]
@@ -203,21 +202,20 @@ def _patient_until(
 
 
 def end_complete(stop: Stop | None) -> fx.EndJob:
-    """Every script has ended, perhaps because the job was asked to stop."""
     if stop is None:
         return fx.EndJob(exit_code=0)
     return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
 
 
 def end_failed(verdict: Verdict, failure: Failure, hang: str = "") -> fx.EndJob:
-    """No restart follows this failure. hang: what is known of the last one, if it is of that."""
+    """The end after a failure that no restart follows. hang: the verdict about the last hang, used
+    if the worker failed because it hung."""
     exit_code = 78 if verdict is Verdict.NOT_RETRYABLE else 1
     message = hang if failure.place else ""
     return fx.EndJob(exit_code=exit_code, verdict=verdict, failure=failure, message=message)
 
 
 def end_given_up(decision: GiveUp) -> fx.EndJob:
-    """The group never holds."""
     message = (
         "the group breaks again and again although no member is lost and no step is "
         f"committed; a member reported: {decision.detail}"
@@ -226,7 +224,7 @@ def end_given_up(decision: GiveUp) -> fx.EndJob:
 
 
 def end_stopped(stop: Stop, *, in_time: bool, grace_s: float, restart_all: bool) -> fx.EndJob:
-    """The job ends as asked; or the workers were not done with it when the grace was over."""
+    """The end as requested, or after a grace in which the workers did not save and leave."""
     if in_time:
         return fx.EndJob(exit_code=stop.exit_code, message=stop.reason)
     missed = "end" if restart_all else "reach a step boundary and save"

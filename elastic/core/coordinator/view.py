@@ -1,4 +1,4 @@
-"""What the decision about the group depends on: the policy, the workers, what is known of them."""
+"""The input of the decision about the group: the policy, the workers, and what is known of them."""
 
 from __future__ import annotations
 
@@ -18,128 +18,135 @@ from elastic.core.membership import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FormationPolicy:
-    """Sizes of the group and the patience of each decision, in seconds."""
+    """The sizes of the group, and how long each decision waits, in seconds."""
 
     min_workers: int = 1
     max_workers: int = 1
     gather_timeout_s: float = 30.0
-    """Wait this long for the rest once `min_workers` are ready and no group exists."""
+    """Without a group: how long to wait for more workers once `min_workers` are ready."""
     join_timeout_s: float = 10.0
-    """A member that has not even acknowledged a generation by then is left out."""
+    """A member that has not acknowledged a new generation after this time is left out."""
     busy_timeout_s: float = 300.0
-    """The same for one that has, but whose script does not get to its next step boundary."""
+    """The same for a member that has acknowledged it, but whose script has not reached its next
+    step boundary."""
     first_step_s: float = 600.0
-    """The same while one compiles, or in the first step of a group. Infinite: no limit."""
+    """The same while a member compiles, or in the first step of a group. Infinite: no limit."""
     broken_grace_s: float = 0.25
-    """Wait this long for news of a death after a member reported a broken group."""
+    """How long to wait for news of a dead member after one has reported a broken group. Each
+    fruitless break doubles it."""
     agent_grace_s: float = 0.0
-    """A node whose stream has ended keeps its place this long while its group trains on: its agent
-    may come back. 0: it is lost at once."""
+    """How long a node whose stream has ended keeps its place while its group trains on: its agent
+    may come back. 0: the node is lost at once."""
     roll_call_s: float = 1.0
-    """A new coordinator waits this long for nodes that it has not heard of, even if their group
-    does not train. The store tells them of it at once, so nodes that come later are cut off."""
+    """How long a new coordinator waits for nodes that have not reported to it, even if their group
+    does not train. The store tells them at once, so nodes that take longer are cut off."""
     probe_interval_s: float = 0.2
-    """How often members are asked meanwhile whether the group still works."""
+    """How often members are asked, while nodes are out of contact, whether the group works."""
     join_debounce_s: float = 0.1
-    """Newcomers that arrive within this of each other join together."""
+    """Newcomers that arrive within this time of each other join together."""
     planned_interval_s: float = 0.5
-    """Least time between two planned changes."""
+    """The least time between two planned changes."""
     max_fruitless_breaks: int = 5
-    """A group that breaks this often with nobody dead and no step committed never will commit."""
+    """The job is given up when the group breaks this often in a row although no member dies, and no
+    step is committed in between."""
     restart_all: bool = False
     """The script was written for torchrun: any change of the group restarts all of its workers."""
     restart_debounce_s: float = 1.0
-    """Newcomers that arrive within this of each other cost the others one such restart."""
+    """Newcomers that arrive within this time of each other cost the others one such restart."""
     restart_gather_s: float = 5.0
-    """`gather_timeout_s` when the workers have run before: their nodes are there already."""
+    """Takes the place of `gather_timeout_s` after the first group: the nodes are there already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ObservedWorker:
-    """A worker and the node it was reported by."""
+    """A worker as the coordinator knows it: its newest report, its node, and the node's contact."""
 
     node: NodeId
     status: WorkerStatus
     silent_since: float | None = None
-    """Since when its node has been out of contact; None: it is in contact."""
+    """Since when the node has been out of contact; None: it is in contact."""
     in_contact_since: float = -math.inf
-    """Since when it can hear of generations again."""
+    """Since when the worker can learn of generations again."""
     expected: bool = False
-    """Not seen by this coordinator yet: it is what the one before knew, or decided."""
+    """The node has not reported to this coordinator yet: all of this is what the previous
+    coordinator knew or decided."""
     leaving: bool = False
-    """Its node is to take no part any more."""
+    """The node should no longer take part."""
     left_behind: bool = False
-    """Out of contact when a group was formed, which went on without it."""
+    """The node was out of contact when a group was formed that went on without it."""
 
     def as_member(self) -> Member:
-        """This worker as a member of a generation."""
         s = self.status
         return Member(worker=s.worker, node=self.node, slot=s.slot or 0, endpoint=s.endpoint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupView:
-    """Everything the decision depends on. Instants are seconds on the coordinator's clock."""
+    """Everything that the decision depends on. Instants are seconds on the coordinator's clock."""
 
     current: Generation | None
     workers: Mapping[WorkerId, ObservedWorker]
-    """Workers alive now."""
+    """The workers that are alive, as far as is known; not those being replaced, unless all are."""
     slots: int
-    """Slots on all connected nodes: how many workers to expect while gathering."""
+    """The slots of all nodes that take part: how many workers to expect while gathering."""
     leaving: Generation | None = None
     """The group that trains until `current`, a planned change, is in place."""
     formed_at: float = 0.0
     """When `current` was announced."""
     untold: bool = False
-    """Nobody has been told of `current`, which was written a moment ago."""
+    """`current` was just written, and nobody has been told about it."""
     assembling_since: float | None = None
-    """Since when members leave for `current`: announced, or the first arrival if planned."""
+    """Since when members move to `current`: its announcement; if planned, the first arrival."""
     enough_since: float | None = None
-    """Since when `min_workers` are ready and no group exists."""
+    """Since when `min_workers` have been ready without a group."""
     adopted_at: float | None = None
-    """Since when this coordinator leads in place of another; None: it was the first."""
+    """When this coordinator took over from another one; None: it has formed a group since, or there
+    was no earlier coordinator."""
     agents_return_until: float = -math.inf
-    """Until then agents may tell of a group that the store has lost."""
+    """Until when agents may still report a group that the store has lost."""
     broken_since: float | None = None
-    """Since when a member of `current` has reported it broken."""
+    """Since when a member has reported its group broken."""
     newcomers_since: float | None = None
-    """Since when a worker that is not in `current` is ready."""
+    """Since when a worker outside of `current` has been ready."""
     trained_in: int = 0
-    """The newest generation that a member is known to have trained in."""
+    """The newest generation in which a worker is known to have trained."""
     slow: bool = False
     """A member compiles, or the group's first step is under way."""
     slow_at: float = -math.inf
-    """When that was so last."""
+    """Until when `slow` was true the last time."""
     fruitless_breaks: int = 0
     stalled: bool = False
-    """The step under way lasts suspiciously long."""
+    """The step under way lasts suspiciously long, or members wait too long for another one."""
     stuck: bool = False
-    """Asked since a node fell silent, a member said that its step lasts longer than usual."""
+    """The member that was asked last says that its step lasts longer than usual."""
     held_back: Mapping[WorkerId, float] = field(default_factory=dict)
-    """Newcomers that are not to be let in before these instants, since others have failed."""
+    """Newcomers that may not join before these instants, because others have failed."""
     let_go: frozenset[NodeId] = frozenset()
     """Nodes that were told that they are not needed: their workers end."""
     save_by: float = math.inf
     """While the job stops: when its grace ends, if only members have the last step."""
     spent: frozenset[WorkerId] = frozenset()
-    """Members of earlier generations, as far back as remembered."""
+    """Members of all remembered generations. Empty unless all workers restart together."""
 
 
 def is_in_sight(w: ObservedWorker) -> bool:
-    """Its agent has heard from it. A new one that has found it running learns its slot only then,
-    and one that stays silent may never run again."""
+    """True if the worker's agent has heard from it. A new agent that has found the worker running
+    learns its slot only then; a worker that stays silent may never run again."""
     return w.status.slot is not None
 
 
 def return_patience_s(policy: FormationPolicy) -> float:
-    """How long a new coordinator waits for nodes that the one before was in contact with."""
+    """How long a new coordinator waits for nodes with which the previous one was in contact."""
     return max(policy.agent_grace_s, policy.join_timeout_s)
 
 
 def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
-    """It has the job's state, or may have got it since it reported: it could join the newest
-    generation, or an earlier one, since it has not acknowledged the newest. A worker whose script
-    has ended needs it no more."""
+    """True if the worker has the job's state, or may have received it since its last report.
+
+    It may have if it can join the newest generation as a member, or an earlier generation because
+    it has not acknowledged the newest. False for a worker whose script has ended: it no longer
+    needs the state.
+    """
     if s.has_state or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
         return s.phase is not WorkerPhase.FINISHED
     if s.phase is not WorkerPhase.READY or current is None:
@@ -148,8 +155,8 @@ def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
 
 
 def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
-    """One of the others has as much of the state: all are out of their last groups, so that what
-    they report is all they will ever have."""
+    """True if one of the others has the state with at least as many steps. Only READY workers
+    count: they have left their last groups, so they will never have more than they report."""
     return s.phase is WorkerPhase.READY and any(
         o.phase is WorkerPhase.READY
         and o.has_state
@@ -160,15 +167,16 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
 
 
 def worth_waiting_for(workers: Mapping[WorkerId, ObservedWorker]) -> list[ObservedWorker]:
-    """Workers out of contact. Those left behind do not count if a member of a group that went on is
-    here, and has all that they hold."""
+    """The workers out of contact. Those left behind are not among them if a worker in contact has
+    the state: as a member of the group that went on, it has all that they hold."""
     here = any(w.status.has_state and w.silent_since is None for w in workers.values())
     silent = [w for w in workers.values() if w.silent_since is not None]
     return [w for w in silent if not (w.left_behind and here)]
 
 
 def enough(workers: Mapping[WorkerId, ObservedWorker], policy: FormationPolicy) -> bool:
-    """Can a group be formed? Members that have finished are no reason to wait for others."""
+    """True if a group can be formed. Members that have finished count towards the minimum, so that
+    the others need not wait for replacements."""
     ready = finished = 0
     for w in workers.values():
         if w.status.phase is WorkerPhase.READY:

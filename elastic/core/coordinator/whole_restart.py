@@ -1,7 +1,7 @@
-"""The decision for scripts that cannot change their group: all workers are ended, others start.
+"""Decides about scripts that cannot change their group: all workers restart, as in torchrun.
 
-As torchrun restarts them. The group is dissolved first, by a generation without members; the agents
-end the workers that have run, and only when none of them is left do fresh ones form the next.
+A generation without members dissolves the group first. Then the agents end the workers that have
+run, and when none of these is left, fresh workers form the next group.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from elastic.core.membership import ChangeReason, Generation, WorkerId, WorkerPh
 
 
 def decide_whole(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
-    """What should happen to the group now."""
     if view.current is None or not view.current.members:
         return _gather(view, policy, now)
     return _watch(view, view.current, policy, now)
 
 
 def stop_whole(view: GroupView, deadline: float, now: float) -> Decision | End:
-    """What should happen now that the job stops: there is no state to save here.
+    """Decide what happens while the job stops: there is no state to save here.
 
-    deadline: workers that have not ended by then are not waited for.
+    deadline: nobody waits for workers that have not ended by then.
     """
     current = view.current
     if current is not None and current.members:
@@ -43,9 +42,9 @@ def stop_whole(view: GroupView, deadline: float, now: float) -> Decision | End:
 
 
 def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
-    """Start when everybody who can come is ready, or patience has run out."""
+    """Start when all workers that can come are ready, or after a timeout."""
     if _is_ending(view):
-        # Also the members of a group that a new leader knows nothing of: they are training.
+        # These may even train, in a group that a new leader does not know.
         return Wait(reason=WaitReason.ENDING_THE_LAST_GROUP)
     ready = _fresh(view)
     if len(ready) < max(1, policy.min_workers):
@@ -61,7 +60,7 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 
 
 def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: float) -> Decision:
-    """The group runs: nothing but its end, a loss or a change of nodes concerns it."""
+    """Decide while a group exists: only its end, a loss or a change of nodes matters."""
     present = [view.workers[m.worker] for m in current.members if m.worker in view.workers]
     if len(present) < current.world_size:
         return _dissolve(ChangeReason.MEMBER_LOST)
@@ -80,14 +79,14 @@ def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: f
     if any(w.leaving and not _finished(w) for w in present):
         return _dissolve(ChangeReason.MEMBER_LEAVING)
     if any(map(_finished, present)):
-        return Wait(reason=WaitReason.STEADY)  # the job is about to end: nobody is admitted
+        return Wait(reason=WaitReason.STEADY)  # the job is about to end: it admits nobody
     return _admit(view, current, policy, now)
 
 
 def _await_silent(
     silent: list[ObservedWorker], are_all: bool, policy: FormationPolicy, now: float
 ) -> Decision:
-    """Members out of contact run on; if all are, it is the coordinator that is cut off."""
+    """Members out of contact run on for a while. If all are, the coordinator is cut off: wait."""
     if are_all:
         return Wait(reason=WaitReason.OUT_OF_CONTACT)
     expected = any(w.expected for w in silent)
@@ -99,7 +98,7 @@ def _await_silent(
 
 
 def _admit(view: GroupView, current: Generation, policy: FormationPolicy, now: float) -> Decision:
-    """Newcomers cost everybody a restart: several at once if they can."""
+    """Collect newcomers, because each change costs all workers a restart."""
     if current.world_size >= policy.max_workers or not _fresh(view):
         return Wait(reason=WaitReason.STEADY)
     since = now if view.newcomers_since is None else view.newcomers_since
@@ -128,8 +127,8 @@ def _fresh(view: GroupView) -> list[ObservedWorker]:
 
 
 def _is_ending(view: GroupView) -> bool:
-    """A worker in contact has run and is not gone yet. A node out of contact is not waited for: its
-    scripts wait for the others, and whether they may be replaced is for the lineage to say."""
+    """True if a worker in contact has run and is not gone yet. Workers out of contact do not
+    count: their scripts wait for the others, and the lineage decides whether a group may follow."""
     return any(_has_run(w, view) for w in view.workers.values() if w.silent_since is None)
 
 

@@ -36,7 +36,7 @@ __all__ = [
     "init",
 ]
 
-# Imported at first use: the agent and the command line do without torch.
+# Imported at first use, because the agent and the command line must not import torch.
 _HOMES = {
     "DataLoader": "elastic.worker.data_loader",
     "LinearScaling": "elastic.core.learning_rate",

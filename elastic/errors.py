@@ -1,18 +1,19 @@
-"""The exceptions that users and operators see, in two families: mend something, or try again later.
+"""The errors and exit codes that users and operators see: fix something, or try again later.
 
 ElasticError
-├── ConfigurationError      fix the configuration, the script or the data; retrying cannot help
+├── ConfigurationError      fix the configuration, the script or the data; a retry cannot help
 │   ├── CheckpointMismatch  the checkpoint belongs to another model
-│   ├── ModelMismatch       the members of the group track different things
-│   ├── NodeRefused         this node differs from the others in what must be the same
-│   └── StepMisused         the script uses a step so that its gradient would be wrong
+│   ├── ModelMismatch       the members of the group track different tensors
+│   ├── NodeRefused         this node differs from the others in something that must be the same
+│   └── StepMisused         the script uses a step in a way that makes its gradient wrong
 ├── TransientError          the same call may succeed later
-│   └── CheckpointWriteError  the storage refused a write; the checkpoints before it are intact
-├── StateLost               nobody holds the job's state any more; ends the job
-├── Stranded                this worker cannot go on from the group's state; another replaces it
+│   └── CheckpointWriteError  the storage refused a write; earlier checkpoints are intact
+├── StateLost               no worker holds the job's state any more; ends the job
+├── Stranded                this worker cannot go on from the group's state; another one replaces it
 ├── CheckpointDamaged       a stored checkpoint does not match its digests
-├── NotInGroup              rank or world size asked for before the group has formed
-└── GroupLost               the process group broke; absorbed by `with step` and `session.run`
+├── NotInGroup              the script asked for rank or world size before the group formed
+└── GroupLost               the process group broke; `with step` and `session.run` absorb it
+    └── StateTorn           the same, in a call that changed the state and cannot be undone
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ import errno
 
 
 class ExitCode(enum.IntEnum):
-    """How `elastic` ends, after sysexits(3) where it has a fitting number; those from 80 on are
-    its own. docs/EVENTS.md says what a controller should do with each."""
+    """Exit codes of `elastic`: those of sysexits(3) where one fits; those from 80 on are its own.
+    docs/EVENTS.md says what a controller should do with each."""
 
     OK = 0
     SCRIPT_FAILED = 1
@@ -31,15 +32,15 @@ class ExitCode(enum.IntEnum):
     TEMPORARY = 75
     CONFIGURATION = 78
     DRAINED = 80
-    """A node: an operator has had it left, and keeps it out."""
+    """A node: an operator drained it, and keeps it out."""
     QUARANTINED = 81
-    """A node: it failed too often, and ends where it would wait (--on-quarantine exit)."""
+    """A node: it failed too often, and exits instead of waiting (--on-quarantine exit)."""
     STOPPED = 82
-    """An operator has ended the job before it was finished."""
+    """An operator stopped the job before it was finished."""
     REFUSED = 83
-    """A node: the coordinator does not let it take part as it is."""
+    """A node: the coordinator does not let it join as it is."""
     NOT_SAVED = 84
-    """The job was to be saved and left, and could not be saved."""
+    """The job should have been saved before it was left, but could not be saved."""
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -61,19 +62,19 @@ _MEANINGS = {
 
 
 def meaning_of(exit_code: int) -> str:
-    """In a few words, for people; docs/EVENTS.md has more."""
+    """Return the exit code's meaning in a few words, for people; docs/EVENTS.md says more."""
     known = exit_code in list(ExitCode)
     return _MEANINGS[ExitCode(exit_code)] if known else f"exit code {exit_code}"
 
 
 class ElasticError(Exception):
-    """Base of every error raised by `elastic`; `exit_code` is what the process ends with."""
+    """Base of every error that `elastic` raises. The process ends with `exit_code`."""
 
     exit_code = ExitCode.SCRIPT_FAILED
 
 
 class ConfigurationError(ElasticError):
-    """Something must be fixed first: names what was wrong, its value and what to do."""
+    """Something must be fixed first. The message says what is wrong, its value and what to do."""
 
     exit_code = ExitCode.CONFIGURATION
 
@@ -87,11 +88,11 @@ class ModelMismatch(ConfigurationError):
 
 
 class StepMisused(ConfigurationError):
-    """The script does not use a step as it must for its gradient to be right."""
+    """The script uses a step in a way that makes its gradient wrong."""
 
 
 class NodeRefused(ConfigurationError):
-    """The coordinator does not let this node take part beside the others."""
+    """The coordinator does not let this node join, because it does not fit the others."""
 
     exit_code = ExitCode.REFUSED
 
@@ -107,7 +108,7 @@ class CheckpointWriteError(TransientError):
 
 
 class CheckpointDamaged(ElasticError):
-    """A stored file is missing, truncated or does not match its digest; somebody must mend it."""
+    """A stored file is missing, truncated or does not match its digest. A person must repair it."""
 
     exit_code = ExitCode.CONFIGURATION
 
@@ -117,11 +118,11 @@ class NotInGroup(ElasticError):
 
 
 class StateLost(ElasticError):
-    """Nobody holds the job's state any more, and there is no checkpoint: the job ends."""
+    """No worker holds the job's state any more, and there is no checkpoint: the job ends."""
 
 
 class Stranded(ElasticError):
-    """This worker cannot go on from the group's state: a fresh one takes its place."""
+    """This worker cannot go on from the group's state. A fresh worker replaces it."""
 
 
 class GroupLost(ElasticError):
@@ -129,7 +130,7 @@ class GroupLost(ElasticError):
 
 
 class StateTorn(GroupLost):
-    """The same, in the middle of a call that had changed the state and cannot be undone."""
+    """The group was lost in a call that had changed the state, and the change cannot be undone."""
 
 
 _PASSING = {
@@ -140,14 +141,12 @@ _PASSING = {
 
 
 def may_pass(error: BaseException) -> bool:
-    """The system, or a storage, may grant later what it refuses now: no reason for a person to
-    change anything in the configuration."""
+    """True if a retry may succeed without any change to the configuration."""
     return isinstance(error, TimeoutError) or (
         isinstance(error, OSError) and error.errno in _PASSING
     )
 
 
 def refusal_of(message: str, error: BaseException) -> ElasticError:
-    """With this message: a TransientError if what is refused may be granted later, else a
-    ConfigurationError."""
+    """Return an error with this message: TransientError if `may_pass`, else ConfigurationError."""
     return TransientError(message) if may_pass(error) else ConfigurationError(message)

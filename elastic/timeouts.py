@@ -1,8 +1,8 @@
-"""How long is waited for what is awaited: `async with timeout(seconds):`.
+"""Limits the time of an `async with timeout(seconds):` block.
 
-Not `asyncio.wait_for`: before Python 3.12 it returns, and forgets that it was cancelled, where the
-work ends at that moment. A caller that cancels a task and waits for its end would then wait for
-ever. Nor the package async_timeout: it forgets it where the time is over at that moment.
+`asyncio.wait_for` will not do. Before Python 3.12, if the work ends at the moment when the task is
+cancelled, it returns and loses the cancellation. A caller that cancels a task and waits for its end
+would then wait forever. The package async_timeout loses one at the moment when the time is over.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ __all__ = ["timeout"]
 
 @contextlib.asynccontextmanager
 async def timeout_of_python_3_10(delay_s: float | None) -> AsyncIterator[None]:
-    """As asyncio's of Python 3.11, where tasks count cancellations. delay_s: None for no limit."""
+    """asyncio.timeout for Python 3.10, whose tasks do not count cancellations. None: no limit."""
     if delay_s is None:
         yield
         return
@@ -48,7 +48,7 @@ async def timeout_of_python_3_10(delay_s: float | None) -> AsyncIterator[None]:
         raise
     finally:
         timer.cancel()
-        if isinstance(before, types.FunctionType):  # that of another such time around this one
+        if isinstance(before, types.FunctionType):  # set by an enclosing timeout
             task.cancel = before
         else:
             del task.cancel

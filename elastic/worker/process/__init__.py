@@ -1,1 +1,1 @@
-"""How a worker process begins and ends, whatever kind of script it runs."""
+"""Worker processes: how they are forked, run a script of either kind, and end."""

@@ -1,4 +1,4 @@
-"""What Python itself does before and after a script, for scripts that are run by this package."""
+"""Does what Python itself does before and after a script, for scripts that this package runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MAIN = "__main__"
 
 
 def run_program(argv: Sequence[str], *, module: bool) -> None:
-    """Run `argv[0]` with the arguments that follow: a script, or the module of that name."""
+    """Run `argv[0]`, a script or with `module` a module's name; the rest are its arguments."""
     sys.argv = list(argv)
     if module:
         look_here()
@@ -32,27 +32,27 @@ def run_program(argv: Sequence[str], *, module: bool) -> None:
 
 
 def name_of_program() -> str:
-    """What is run, for people: the script, or the module's name."""
+    """Return the name of the script or module that runs, to show to people."""
     spec = getattr(sys.modules.get(_MAIN), "__spec__", None)
     name = getattr(spec, "name", None) or _MAIN
     return str(sys.argv[0] if name == _MAIN else name).removesuffix(f".{_MAIN}")
 
 
 def look_beside(script: str) -> None:
-    """Import first what lies beside the script, unless PYTHONSAFEPATH keeps Python from that."""
+    """Import from the script's directory first, unless PYTHONSAFEPATH forbids it."""
     if not getattr(sys.flags, "safe_path", False):  # new in 3.11
         sys.path.insert(0, str(Path(script).resolve().parent))
 
 
 def look_here() -> None:
-    """Import first what lies in the working directory, as `python -m` does."""
+    """Import from the working directory first, as `python -m` does."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
 
 
 def run_as_main(script: str) -> None:
-    """Run it as `__main__`, which it stays to the process's end: threads and exit handlers that
-    outlive its last line may still pickle what is defined in it."""
+    """Run a script as `__main__`. It stays `__main__` until the process ends, because threads and
+    exit handlers that outlive its last line may still pickle what it defines."""
     if script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
         runpy.run_path(script, run_name="__main__")  # compiled, a directory, a zip file
         return
@@ -64,8 +64,8 @@ def run_as_main(script: str) -> None:
 
 
 def run_module_as_main(name: str) -> None:
-    """As `python -m NAME`; and as above it stays `__main__`, for which runpy has no function."""
-    sys.argv[0] = "-m"  # what packages see that are imported on the way
+    """Do what `python -m NAME` does, and keep it as `__main__`, for which runpy has no function."""
+    sys.argv[0] = "-m"  # as packages see it that are imported on the way
     spec = _spec_of(name)
     code = _code_of(spec)
     main = ModuleType(_MAIN)
@@ -80,10 +80,10 @@ def run_module_as_main(name: str) -> None:
 
 
 def _spec_of(name: str) -> ModuleSpec:
-    """Of the module, or of a package's `__main__`. Imports the packages in which it is.
+    """Return the spec of the module, or of a package's `__main__`. Imports the packages around it.
 
-    Unlike `importlib.util.find_spec` it does not look among the modules that are imported already:
-    those of the zygote, of which plain Python has none, may have the same name.
+    Unlike `importlib.util.find_spec`, this ignores the modules that are already imported. Those of
+    the zygote, which plain Python would not have, may have the same name.
     """
     package = name.rpartition(".")[0]
     path = importlib.import_module(package).__path__ if package else None
@@ -111,36 +111,35 @@ def _code_of(spec: ModuleSpec) -> CodeType:
 
 
 def flush_output() -> None:
-    """What is left of it; the script may have closed it, or put anything in its place."""
+    """Flush stdout and stderr. The script may have closed them, or replaced them with anything."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def exit_code_of(ending: SystemExit) -> int:
-    """The process's exit code; a text is printed to stderr, where there is one."""
+    """Return the process's exit code. Print a text that sys.exit() was given to stderr."""
     tell_ending(ending)
     return code_of(ending)
 
 
 def code_of(ending: SystemExit) -> int:
-    """The process's exit code."""
     if ending.code is None:
         return ExitCode.OK
     return ending.code & 0xFF if isinstance(ending.code, int) else ExitCode.SCRIPT_FAILED
 
 
 def tell_ending(ending: SystemExit) -> None:
-    """Print what sys.exit() was given, if it is no number; to stderr, where there is one."""
+    """Print what sys.exit() was given to stderr, unless it is None or a number."""
     if ending.code is not None and not isinstance(ending.code, int):
-        with contextlib.suppress(Exception):  # the script may have closed it, or put another there
+        with contextlib.suppress(Exception):  # the script may have closed or replaced it
             print(ending.code, file=sys.stderr)
 
 
 def in_words(error: BaseException) -> str:
-    """Type and text of an exception, and what it was noted with, as its traceback ends."""
+    """Return type, text and notes of an exception, as the last lines of its traceback show them."""
     if isinstance(error, SyntaxError):
-        return f"{type(error).__name__}: {error}"  # with its place, which stands before it there
+        return f"{type(error).__name__}: {error}"  # its text names file and line
     told = traceback.TracebackException.from_exception(error, limit=0)
     lines = list(told.format_exception_only())
     told.__notes__ = None  # new in 3.11
@@ -149,8 +148,8 @@ def in_words(error: BaseException) -> str:
 
 
 def tell_uncaught(error: BaseException) -> None:
-    """Hand the exception to `sys.excepthook`, which is the script's own or prints it. Never raises:
-    what a hook raises is told as well."""
+    """Pass the exception to `sys.excepthook`, which is the script's own or prints it. Never raises:
+    an exception of the hook is printed, too."""
     try:
         sys.excepthook(type(error), error, error.__traceback__)
     except BaseException as another:  # noqa: BLE001 - a hook may even call sys.exit()

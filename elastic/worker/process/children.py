@@ -1,4 +1,4 @@
-"""What a worker's children inherit: nothing that outlives it, no socket of its groups."""
+"""Makes a worker's children die with it and close the sockets of its groups."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from elastic.runtime.orphans import tell_of_parents_end
 
 
 def die_with_parent(parent: int) -> None:
-    """The kernel kills this process when `parent` (its pid) ends, also if it already has."""
+    """Make the kernel kill this process when `parent` (its pid) ends, or now if it has ended."""
     tell_of_parents_end(parent, signal.SIGKILL)
 
 
 def keep_from_children(descriptors: Callable[[], Iterable[int]]) -> None:
-    """Processes forked from this one (data loaders) close these at once and die with it.
+    """Make this process's children (data loaders) close these descriptors and die with it.
 
-    A copy of a group's socket in a child would hide this process's death from its peers. The
-    kernel ties the death signal to the forking thread, so only forks of the main thread get it;
-    the zygote ends the others with their process group.
+    A copy of a group's socket in a child would hide this process's death from its peers. The kernel
+    ties the death signal to the thread that forks, so only the main thread's children get it. The
+    zygote ends the others together with their process group.
     """
     owner = os.getpid()
     forking = threading.local()

@@ -1,9 +1,8 @@
-"""Stands between the agent and a script that was written for torchrun, in the script's place.
+"""Runs a script that was written for torchrun, in a child of the worker process.
 
-This process has the link to the agent, and the store at which the script's group meets if it gets
-rank 0; the script runs in a child. So the script finds itself as alone in its process as torchrun
-would leave it, its end is what the kernel says it is, and the store outlives it, as the others may
-still need it.
+This process has the link to the agent, and hosts the store at which the script's group meets if the
+script gets rank 0. The script is alone in its process, as under torchrun. The kernel reports how it
+ended, and the store outlives it, because other members may still need the store.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ from elastic.worker.link import Link
 from elastic.worker.process.as_python import exit_code_of, in_words, run_program, tell_uncaught
 from elastic.worker.process.children import die_with_parent
 
-_SIGN_OF_LIFE_S = 0.6  # well below the agent's patience with a silent process
+_SIGN_OF_LIFE_S = 0.6  # well below the default of --silence-timeout-s
 _LOOPBACK = "127.0.0.1"
 
 
 def run_classic(request: pb.SpawnRequest) -> int:
-    """Attend a script from here to its end; return the exit code. Returns in two processes."""
+    """Run a script in a child until it ends; return the exit code. Returns in both processes."""
     read, write = os.pipe()
     this = os.getpid()
-    child = os.fork()  # now: it shall inherit no thread and no socket
+    child = os.fork()  # first: the child must inherit no thread and no socket
     if child == 0:
         os.close(write)
         die_with_parent(this)
@@ -56,7 +55,7 @@ def run_classic(request: pb.SpawnRequest) -> int:
 
 
 class _Attendant:
-    """The link's thread hears the agent, the main thread waits for the script."""
+    """The link's thread obeys the agent, the main thread waits for the script."""
 
     def __init__(self, link: Link, script: ClassicScript, name: str, error_file: Path) -> None:
         self._link = link
@@ -71,7 +70,7 @@ class _Attendant:
         self._dismissed = threading.Event()
 
     def run(self) -> int:
-        """The exit code: the script's end as the agent is to understand it."""
+        """Return the exit code for the agent: OK or SCRIPT_FAILED, whatever the script's was."""
         self._link.hello()
         with self._lock:
             self._report(self._machine.attached())
@@ -86,7 +85,7 @@ class _Attendant:
         return ExitCode.OK
 
     def _note_finished(self) -> bool:
-        """False if the script has never begun."""
+        """Report that the script has ended. Returns False if it never began."""
         with self._lock:
             self._done = True
             if self._machine.status.generation == 0:
@@ -113,7 +112,7 @@ class _Attendant:
             self._give_up(error)
 
     def _take_up(self, assignment: pb.Assignment) -> None:
-        if self._host is not None:  # told again: it reported as a spare just before the first time
+        if self._host is not None:  # repeated: the first one crossed a report of this spare
             return
         self._job = assignment.job
         with self._lock:
@@ -135,12 +134,12 @@ class _Attendant:
             self._report(self._machine.joined(generation, 0))
         rank = generation.rank_of(self._link.worker)
         set_worker_title(self._link.worker, self._name, rank)
-        if rank == 0:  # the recovery, if it is one, ends here
+        if rank == 0:  # if this is a recovery, it ends here
             reformed = job_pb2.Reformed(worker=self._link.worker, generation=generation.number)
             self._link.send(reformed=reformed)
 
     def _terminate(self) -> None:
-        """The script is asked to end; if it has, there is nothing to wait for."""
+        """Ask the script to end. If it has ended already, there is nothing to wait for."""
         with self._lock:
             if self._done:
                 self._dismissed.set()
@@ -148,7 +147,7 @@ class _Attendant:
                 self._script.terminate()
 
     def _give_up(self, error: Exception) -> None:
-        """Nothing can come of this worker; the kernel ends the script with it."""
+        """Report that this worker cannot work, and end it; the kernel ends the script with it."""
         message = f"{type(error).__name__}: {first_line(error)}"
         failure = Failure(
             worker=self._link.worker,
@@ -167,7 +166,7 @@ class _Attendant:
             self._link.send(status=status_to_pb(self._machine.status))
 
     def _report(self, effects: Sequence[Effect]) -> None:
-        """Nobody aborts a classic script's group but by ending its members."""
+        """Ignore AbortGroup: the group of a classic script ends only with its members."""
         for effect in effects:
             if isinstance(effect, ReportStatus):
                 self._link.send(status=status_to_pb(effect.status))
@@ -177,17 +176,18 @@ class _Attendant:
             self._link.hello()
 
 
-# Names and values as in torch.distributed.elastic.agent.server.local_elastic_agent (torch 2.13).
+# Names and values are those of torch.distributed.elastic.agent.server.local_elastic_agent, 2.13.
 _ROLE = "default"
 
 
 def torchrun_environment(
     generation: Generation, worker: WorkerId, *, job: str, error_file: str
 ) -> dict[str, str]:
-    """The variables for a member of the generation.
+    """Return the environment variables for a member of the generation.
 
-    Ranks follow each other on a node, and so do local ranks, also where it has fewer members than
-    slots: a script takes them for indices. error_file: where torch's `record` leaves exceptions.
+    Ranks on a node are consecutive, and so are local ranks, even if the node has fewer members than
+    slots, because scripts use them as indices. error_file: where torch's `record` writes
+    exceptions. Raises ValueError if `worker` is no member.
     """
     nodes = list(dict.fromkeys(m.node for m in generation.members))
     rank = generation.rank_of(worker)
@@ -212,7 +212,7 @@ def torchrun_environment(
         "TORCHELASTIC_RESTART_COUNT": str(generation.restart_count),
         "TORCHELASTIC_MAX_RESTARTS": str(generation.max_restarts),
         "TORCHELASTIC_RUN_ID": job,
-        # Rank 0 finds a store at MASTER_ADDR, too, and does not make one of its own.
+        # Makes rank 0, too, connect to the store at MASTER_ADDR instead of hosting its own.
         "TORCHELASTIC_USE_AGENT_STORE": "True",
         "TORCHELASTIC_ERROR_FILE": error_file,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "1"),
@@ -226,7 +226,7 @@ _NO_SESSION = (
 
 
 class ClassicScript:
-    """A child that waits at the other end of a pipe for its environment, then runs the script."""
+    """The child process, which reads its environment from a pipe and then runs the script."""
 
     def __init__(self, pid: int, pipe: int) -> None:
         self._pid = pid
@@ -234,20 +234,20 @@ class ClassicScript:
         self._status: int | None = None
 
     def begin(self, environment: Mapping[str, str]) -> None:
-        """Have it run the script, with these variables."""
+        """Make the child run the script with these environment variables."""
         data = json.dumps(dict(environment)).encode()
         with open(self._pipe, "wb") as told:
             told.write(data)
 
     def terminate(self) -> None:
-        """SIGTERM to it and whatever else is in its process group; this process ignores it."""
+        """Send SIGTERM to the whole process group; this process ignores it."""
         if self._status is None:
             os.killpg(os.getpgid(0), signal.SIGTERM)
 
     def wait(self) -> int:
-        """Return when it has ended: its exit code, or minus the signal that ended it.
+        """Wait for the script's end; return its exit code, or minus the signal that ended it.
 
-        Reaps also what the script has left behind, which are children of this process by now.
+        Also reaps what the script has left behind, which is this process's child by then.
         """
         while True:
             pid, status = os.waitpid(-1, 0)
@@ -257,7 +257,7 @@ class ClassicScript:
 
 
 def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:
-    """In the child: wait for the environment, run the script, return its exit code."""
+    """Wait for the environment, run the script and return its exit code. The child calls this."""
     with open(pipe, "rb") as told:
         data = told.read()
     if not data:
@@ -272,7 +272,7 @@ def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> in
         return exit_code_of(ending)
     except BaseException as error:  # noqa: BLE001 - whatever the script raised ends the process
         code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
-        if os.getpid() == process:  # a process that the script has forked does not speak for it
+        if os.getpid() == process:  # processes that it has forked do not report
             _record(error, int(code), error_file)
         tell_uncaught(error)
         return int(code)
@@ -280,7 +280,7 @@ def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> in
 
 
 def _record(error: BaseException, code: int, path: Path) -> None:
-    """As torch's `record` reports, if the script does not use it."""
+    """Write the error as torch's `record` does, in case the script does not use that."""
     message = {
         "message": in_words(error),
         "extraInfo": {
@@ -289,15 +289,15 @@ def _record(error: BaseException, code: int, path: Path) -> None:
         },
         "errorCode": code,
     }
-    with contextlib.suppress(OSError):  # no space: the log has it
+    with contextlib.suppress(OSError):  # the disk is full; the log has the error
         if not path.exists() or code != ExitCode.SCRIPT_FAILED:
             path.write_text(json.dumps({"message": message}))
 
 
 def failure_of(worker: str, status: int, error_file: Path) -> Failure:
-    """What the end of the script with a status other than 0 means, with what it left in the file.
+    """Return the failure of a script that ended with a status other than 0.
 
-    Read as torch's ProcessFailure reads it.
+    Reads the error file that the script may have left, as torch's ProcessFailure does.
     """
     if status < 0:
         return Failure(
@@ -330,7 +330,8 @@ def failure_of(worker: str, status: int, error_file: Path) -> Failure:
 
 
 def _recorded(path: Path) -> tuple[str, str, int] | None:
-    """Message, traceback and error code from an error file; None without a legible one."""
+    """Return the message's first line, the traceback (the whole message if there is none) and the
+    error code from an error file; None if there is no such file or it cannot be read."""
     try:
         content: Any = json.loads(path.read_text(errors="replace"))
         message = content["message"]
@@ -341,5 +342,5 @@ def _recorded(path: Path) -> tuple[str, str, int] | None:
         return first[0] if first else "?", stack, int(message.get("errorCode", 0))
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return None
-    except (OverflowError, RecursionError):  # a number or a depth that no such file has
+    except (OverflowError, RecursionError):  # no error file has such numbers or such depth
         return None

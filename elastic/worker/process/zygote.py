@@ -1,12 +1,12 @@
-"""Imports torch once, then forks workers that need not; the parent and the end of them all.
+"""Imports torch once, forks the workers, and ends every process that they leave behind.
 
-Each worker is the subreaper of what it starts, and the zygote of the workers: whatever a worker
-leaves behind becomes the zygote's child when the worker ends, and is ended. When its keeper is
-gone, or its agent for longer than the grace, it ends every worker and itself. When it is killed,
-the kernel ends the workers, and its keeper what they leave.
+Each worker is the subreaper of the processes that it starts, and the zygote is that of the workers.
+So what a worker leaves behind becomes the zygote's child when the worker ends, and the zygote ends
+it. If the keeper is gone, or the agent for longer than the grace period, it ends every worker and
+itself. If the zygote is killed, the kernel ends the workers, and the keeper what they leave.
 
-A forked worker runs the user's script and reports how it ended. What a log does not take any more
-of its output is lost, and the script goes on.
+A forked worker runs the user's script and reports how it ended. Output that its log cannot take is
+lost, and the script goes on.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 import gc
 
 if __name__ == "__main__":
-    gc.disable()  # nothing of what is imported is garbage; to look for it takes half a second
+    gc.disable()  # imports leave no garbage, and looking for it takes half a second
 
 import argparse
 import atexit
@@ -37,7 +37,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
-# What a first DDP step imports, seconds of work that forked workers share.
+# A first DDP step imports these, which takes seconds. Forked workers need not do it again.
 import torch._dynamo.utils
 import torch.distributed
 import torch.nn.parallel
@@ -81,13 +81,13 @@ _HEARD = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; nothing but an agent should connect here
 _REFUSED_S = 0.05
-_BACK_S = 60.0  # for an agent that lives to connect again: it may be starting anew
+_BACK_S = 60.0  # for a living agent to connect again: it may be restarting
 _AGENT_LOOK_S = 0.02
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
 
 def main(argv: list[str]) -> int:
-    """Serve agents, one at a time."""
+    """Serve agents, one at a time; return the exit code, in a forked worker that of its script."""
     options = _parse(argv[1:])
     listener = socket.socket(fileno=options.listener)
     listener.set_inheritable(False)
@@ -96,7 +96,7 @@ def main(argv: list[str]) -> int:
     set_title("zygote")
     never_look_up_peers()
     gc.collect()
-    gc.freeze()  # keeps the pages of what was imported shared after a fork
+    gc.freeze()  # keeps the pages of imported modules shared after a fork
     gc.enable()
     task = zygote.serve()
     if task is not None:  # in a forked worker
@@ -118,11 +118,11 @@ class _Zygote:
         self._listener = listener
         self._grace_s = grace_s
         self._agent: socket.socket | None = None
-        self._agent_process: int | None = None  # a pidfd of the newest agent's
+        self._agent_process: int | None = None  # pidfd of the newest agent
         self._back_by = 0.0
-        self._callers: dict[socket.socket, FrameDecoder] = {}  # who have not said what they are
+        self._callers: dict[socket.socket, FrameDecoder] = {}  # not known to be agents
         self._alone_until: float = time.monotonic() + max(grace_s, _FIRST_AGENT_S)
-        self._untold: list[pb.ZygoteEvent] = []  # what happened while there was no agent
+        self._untold: list[pb.ZygoteEvent] = []  # events from when there was no agent
         self._keeper = os.getppid()
         self._workers: dict[int, pb.Spawned] = {}
         self._orphans_until: dict[int, float] = {}
@@ -130,11 +130,11 @@ class _Zygote:
         self._ending = False
 
     def serve(self) -> Callable[[], int] | None:
-        """Fork and reap until it is to end (None), or return a forked worker's task."""
+        """Fork and reap until the zygote should end (None); in a forked worker return its task."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         for number in _HEARD:
             signal.signal(number, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # whatever has started the agent
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # they may be inherited as blocked
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -150,7 +150,7 @@ class _Zygote:
                     os.close(wake_write)
                     os.close(wake_read)
                     return task
-        end_children()  # nobody could use them, nobody else would end them
+        end_children()  # nobody can use them, and nobody else would end them
         return None
 
     def _is_to_end(self) -> bool:
@@ -159,7 +159,7 @@ class _Zygote:
         return self._ending or abandoned or os.getppid() != self._keeper
 
     def _agent_may_return(self) -> bool:
-        """It lives, and only its connection broke."""
+        """True if the agent lives, so that only its connection broke, and has some time left."""
         if self._agent_process is None or time.monotonic() >= self._back_by:
             return False
         ended, _, _ = select.select([self._agent_process], [], [], 0)
@@ -176,13 +176,13 @@ class _Zygote:
             self._accept(selector)
         return task
 
-    # ---- who calls
+    # ---- new connections
 
     def _accept(self, selector: selectors.BaseSelector) -> None:
         try:
             connection, _ = self._listener.accept()
         except OSError:  # no descriptor is left, or the caller has gone
-            time.sleep(_REFUSED_S)  # it is still there, and would be asked for again at once
+            time.sleep(_REFUSED_S)  # the caller stays pending: without a pause this would spin
             return
         if len(self._callers) == _MOST_CALLERS:
             self._hang_up(next(iter(self._callers)), selector)
@@ -192,7 +192,7 @@ class _Zygote:
     def _hear(
         self, caller: socket.socket, selector: selectors.BaseSelector
     ) -> Callable[[], int] | None:
-        """Only who speaks as an agent does takes the place of the one there is."""
+        """Read a caller's first request. It replaces the agent only if it attaches as one."""
         data = received(caller)
         try:
             first: Any = next(self._callers[caller].feed(data), None) if data else None
@@ -214,7 +214,7 @@ class _Zygote:
     # ---- the agent
 
     def _attend(self, connection: socket.socket, selector: selectors.BaseSelector) -> None:
-        """The newest agent is the one that lives: it holds the lock of the run's directory."""
+        """Replace the agent. The newest one lives: it holds the lock of the run's directory."""
         self._drop_agent(selector)
         self._agent = connection
         self._watch_agent(connection)
@@ -266,8 +266,8 @@ class _Zygote:
         return None
 
     def _send(self, event: pb.ZygoteEvent) -> None:
-        """What an agent that is gone misses is told the next one. One that lives but cannot be
-        told is hung up on: it would wait for ever for what it does not hear."""
+        """Send the event. If the agent is gone, keep a worker's end or a failed fork for the next
+        one. If it lives but cannot be reached, close its connection: it would wait forever."""
         try:
             if self._agent is None:
                 raise BrokenPipeError
@@ -285,7 +285,7 @@ class _Zygote:
         parent = os.getpid()
         try:
             pid = os.fork()
-        except OSError as error:  # pids.max, memory: those that live must not suffer for it
+        except OSError as error:  # pids.max, memory: the other workers must live on
             failed = pb.NotSpawned(worker=request.worker, reason=error.strerror or str(error))
             self._send(pb.ZygoteEvent(not_spawned=failed))
             return None
@@ -310,11 +310,11 @@ class _Zygote:
         for pid, spawned in self._workers.items():
             if spawned.worker == worker:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, number)  # it may not lead its group yet
+                    os.kill(pid, number)  # it may not lead a process group yet
                 signal_group(pid, number)
 
     def _reap(self) -> None:
-        """Collect the dead. A worker's group is ended before its pid can be used again."""
+        """Reap ended children. A worker's process group ends before its pid can be used again."""
         while (status := _next_dead()) is not None:
             pid = status.si_pid
             signalled = status.si_code != os.CLD_EXITED
@@ -331,16 +331,16 @@ class _Zygote:
                 self._send(pb.ZygoteEvent(exited=exited))
 
     def _adopt_rest_of(self, pid: int, *, kindly: bool) -> None:
-        """What a worker leaves behind: time to end by itself if the worker ended well.
+        """Signal what an ended process has left behind; kindly: give it time to end by itself.
 
-        All children that are new belong to the one that has just ended: those of a living worker
-        are its own. What an orphan leaves behind in its turn has had its time.
+        All new children belong to the process that has just ended, because a living worker's
+        children are not the zygote's. What an orphan leaves behind in turn gets no more time.
         """
         signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
         now = time.monotonic()
         try:
             present = list(children())
-        except OSError:  # no descriptor is left: found at the next worker's end
+        except OSError:  # no descriptor is left: found when the next worker ends
             return
         for orphan in present:
             if orphan not in self._workers and orphan not in self._orphans_until:
@@ -374,13 +374,13 @@ def _next_dead() -> Any:
 
 def become_worker(request: pb.SpawnRequest, parent: int) -> int:
     """Cut the ties to the zygote, then run the script; return the exit code."""
-    _redirect_output(request.log_path)  # first: that is where is looked for what goes wrong
-    # A group of its own, but the zygote's session: where the kernel schedules by session
-    # (sched_autogroup_enabled) members that have one each, as under torchrun, wake each other more
-    # slowly: steps take 5% longer with 2 or 3 workers on 2 cores.
+    _redirect_output(request.log_path)  # first: errors belong in the log
+    # Each worker has its own process group, but the zygote's session. If the kernel schedules by
+    # session (sched_autogroup_enabled), members with a session each, as under torchrun, wake each
+    # other more slowly: steps take 5% longer with 2 or 3 workers on 2 cores.
     os.setpgid(0, 0)
     die_with_parent(parent)
-    adopt_orphans()  # so that it is known whose daemons they are that outlive it
+    adopt_orphans()  # tells whose daemons they are, once they outlive their worker
     os.environ.update(request.environment)
     set_worker_title(request.worker, request.argv[0])
     _reseed()
@@ -397,9 +397,9 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
 
 
 def _redirect_output(path: str) -> None:
-    """A worker that cannot open its log trains all the same, and writes to the zygote's."""
+    """Write to the log, or to the zygote's if it cannot be opened: the worker trains anyway."""
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # somebody may have tidied up
+        os.makedirs(os.path.dirname(path), exist_ok=True)  # somebody may have removed it
         log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     except OSError as error:
         print(f"the log {path} cannot be opened: {error.strerror}", file=sys.stderr, flush=True)
@@ -414,7 +414,7 @@ def _redirect_output(path: str) -> None:
 
 
 def _reseed() -> None:
-    """Forks share the zygote's generators; a fresh interpreter would have seeded its own."""
+    """Seed random and numpy, as a fresh interpreter would: forks share the zygote's generators."""
     random.seed()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
@@ -429,8 +429,8 @@ _NO_INPUT = (
     "a worker has no terminal, and its standard input is empty; give what it would read as an "
     "argument, and debug the script alone: python SCRIPT is a job of one worker"
 )
-# What torch says where a script uses it as if torchrun had started it, and Python where a script
-# asks somebody; and what to do instead.
+# Advice for errors of torch in a script that expects torchrun, and of Python in a script that reads
+# from a terminal.
 _ADVICE = {
     "Default process group has not been initialized": _NO_GROUP,
     "env:// rendezvous": _NO_GROUP,
@@ -441,11 +441,10 @@ _ADVICE = {
 
 
 def run_script(link: Link, argv: list[str], *, module: bool = False) -> int:
-    """Run `argv[0]`, a script or the name of a module, as `__main__`, as `python` would; return the
-    exit code.
+    """Run `argv[0]`, a script or a module's name, as `python` would; return the exit code.
 
-    Returns in every process that the script has forked and that comes to the script's end: that is
-    no worker, and ends as plain Python would.
+    Also returns in each process that the script has forked and that reaches the script's end. Such
+    a process is no worker, and ends as it would with plain Python.
     """
     worker = os.getpid()
     link.hello()
@@ -483,7 +482,7 @@ def _finish(script: str, where: str = "") -> None:
 
 
 def _exited(link: Link, ending: SystemExit, script: str) -> int:
-    """sys.exit(): what ends a process with 0 is a good end, everything else a failure."""
+    """Handle sys.exit() and return the exit code. 0 is a normal end, everything else a failure."""
     code = code_of(ending)
     if code == ExitCode.OK:
         try:
@@ -504,10 +503,10 @@ def _exited(link: Link, ending: SystemExit, script: str) -> int:
 
 
 def _shown(value: object) -> str:
-    """`sys.exit(main())` gives whatever main() returns, which may be of any type and length."""
+    """Return a repr: `sys.exit(main())` exits with what main() returns, which may be anything."""
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - it is the script's own object
+    except Exception:  # noqa: BLE001 - the script's own __repr__
         return f"a {type(value).__name__}"
 
 
@@ -515,7 +514,7 @@ def _raised(link: Link, error: BaseException) -> int:
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
     words = in_words(error)
     advice = next((a for said, a in _ADVICE.items() if said in words), "")
-    stranded = isinstance(error, Stranded)  # which is no fault of the script
+    stranded = isinstance(error, Stranded)  # not the script's fault
     failure = Failure(
         worker=link.worker,
         kind=FailureKind.LEFT_OUT if stranded else FailureKind.EXCEPTION,
@@ -527,12 +526,12 @@ def _raised(link: Link, error: BaseException) -> int:
         state_lost=isinstance(error, StateLost),
     )
     _report(link, failure)
-    tell_uncaught(error)  # last: it may print to what is closed, and a hook do anything
+    tell_uncaught(error)  # last: stderr may be closed, and a hook may do anything
     return int(code)
 
 
 def _report(link: Link, failure: Failure) -> None:
-    """First free the peers, then say why: they must not wait for this process to wind up."""
+    """Free the peers, then say why. They must not wait until this process has ended."""
     training = session.current_training()
     if training is not None:
         training.control.membership.abandon()
@@ -541,12 +540,12 @@ def _report(link: Link, failure: Failure) -> None:
 
 
 def _signature(error: BaseException) -> str:
-    """The same for the same fault, whatever its text names: the type, and the place."""
+    """Return type and place: the same for the same fault, whatever values its text has."""
     return f"{type(error).__name__} at {_place(error)}"
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line of the script's own code."""
+    """Return file and line of the innermost frame that is not in elastic/worker, or "?"."""
     frames = traceback.extract_tb(error.__traceback__)
     package = str(Path(__file__).parents[1])
     own = [f for f in frames if not f.filename.startswith((package, "<frozen"))]
@@ -557,17 +556,17 @@ _REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, er
 
 
 class LogStream(io.FileIO):
-    """Writes to a descriptor. A full disk is no error of the script that prints: what is refused is
-    lost, and a line says so as soon as there is space again."""
+    """Writes to a descriptor. On a full disk output is lost and the script that prints gets no
+    error. As soon as there is space again, a line says how much is lost."""
 
     def __init__(self, fd: int, on_lost: Callable[[str], None]) -> None:
-        """on_lost: called with the reason when something is lost for the first time."""
+        """on_lost: called with the reason when output is lost for the first time."""
         super().__init__(fd, "w", closefd=False)
         self._on_lost: Callable[[str], None] | None = on_lost
         self._lost_bytes = 0
 
     def write(self, data: ReadableBuffer, /) -> int:
-        """Take all of it, or as much as the file takes now."""
+        """Write, and return how many bytes the file took. Lost bytes count as taken."""
         try:
             if self._lost_bytes:
                 note = f"\n[elastic: {self._lost_bytes} bytes of output are lost here]\n"
@@ -586,14 +585,14 @@ class LogStream(io.FileIO):
 
 
 def outlive_full_disk(on_lost: Callable[[str], None]) -> None:
-    """From here on `sys.stdout` and `sys.stderr` raise no error for want of space; `on_lost` is
-    called with the reason, once for each."""
+    """Replace `sys.stdout` and `sys.stderr` by streams that raise no error on a full disk.
+    `on_lost` is called with the reason, at most once for each."""
     sys.stdout = _text(LogStream(1, on_lost), sys.stdout)
     sys.stderr = _text(LogStream(2, on_lost), sys.stderr)
 
 
 def _text(log: LogStream, before: object) -> io.TextIOWrapper:
-    """As Python has it for a terminal: by lines, so that a log shows what has happened."""
+    """Return a stream that writes line by line, as to a terminal, so that the log is up to date."""
     encoding = getattr(before, "encoding", None) or "utf-8"
     errors = getattr(before, "errors", None) or "backslashreplace"
     return io.TextIOWrapper(
@@ -602,8 +601,8 @@ def _text(log: LogStream, before: object) -> io.TextIOWrapper:
 
 
 def _end_process(code: int) -> NoReturn:
-    """End as multiprocessing ends its forks: everything registered runs, but the interpreter is
-    not taken apart, which takes seconds for the modules that came with the zygote."""
+    """End as multiprocessing ends its forks: exit handlers run, but the interpreter is not torn
+    down, which would take seconds because of the zygote's modules."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     flush_output()

@@ -1,1 +1,1 @@
-"""What members share: the process group, and how they meet, part and come to one state."""
+"""The process group: how members form it, compare and exchange their states in it, and leave it."""

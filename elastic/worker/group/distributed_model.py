@@ -1,4 +1,4 @@
-"""A model under DDP that outlives its process group: wrapped anew for each one."""
+"""Wraps a model in DDP again for each process group, so that the model outlives them."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ _REFUSED = {
 }
 
 _HAS_INIT_SYNC = "init_sync" in inspect.signature(DistributedDataParallel.__init__).parameters
-"""torch 2.6 has no such option, and always begins with what rank 0 holds."""
+"""torch 2.6 has no such option, and always begins by broadcasting rank 0's state."""
 _TO_IGNORE = "_ddp_params_and_buffers_to_ignore"
 _FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
 
 Flags = tuple[bool, ...]
 Signs = dict[nn.Parameter, tuple[int, int] | None]
-"""Of gradients: equal while they are the same, and not written to."""
+"""Id and version of each gradient: equal as long as it is the same and has not been written to."""
 _TRAINED = operator.attrgetter("requires_grad")
 
 
@@ -44,34 +44,34 @@ _TRAINED = operator.attrgetter("requires_grad")
 class Passes:
     """A distributed model's forward and backward passes in the present group and block.
 
-    Apart from the model: each assignment to an attribute of a module takes a microsecond, and the
-    wrappers would be submodules.
+    Kept apart from the model, because each assignment to an attribute of a module takes a
+    microsecond, and the wrappers would become submodules.
     """
 
     parameters: list[nn.Parameter] = field(default_factory=list)
-    """Looked up once a group, not at every step."""
+    """Looked up once for each group, not at every step."""
     wrappers: dict[Flags, DistributedDataParallel] = field(default_factory=dict)
-    """By which parameters are trained."""
+    """Keyed by which parameters are trained."""
     wrapper: DistributedDataParallel | None = None
-    """The present one; None if no parameter is trained, or there is no group."""
+    """The wrapper in use; None if no parameter is trained, or there is no group."""
     flags: Flags = ()
     reduces: bool = True
     learns_graph: bool = False
     begun: bool = False
     forwarded: bool = False
-    """The forward pass has run in this block, through DDP."""
+    """A forward pass with gradients has run through DDP in this block."""
     together: bool = False
     """All members call the model now: in a step's block, or in `session.run`."""
     left_over: Signs | None = None
-    """Signs of the gradients at the block's begin."""
+    """Signs of the gradients at the block's begin; None if they need no watching."""
 
 
 class DistributedModel(nn.Module):
-    """Behaves as `DistributedDataParallel(module, **options)` does, through changes of group.
+    """Behaves like `DistributedDataParallel(module, **options)`, and survives changes of the group.
 
-    Names of parameters, buffers and state are the module's own, without a "module." prefix, also
-    where another module contains this one; attributes that it does not have are looked up in the
-    module. ConfigurationError for options that can only be of one group.
+    Names of parameters, buffers and state are the module's own, without a "module." prefix, even if
+    another module contains this one. Attributes that this class lacks are looked up in the module.
+    Raises ConfigurationError for options that fit only one group.
     """
 
     def __init__(self, module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -87,14 +87,14 @@ class DistributedModel(nn.Module):
         self._caches: list[str] = []
         self.passes = Passes()
         self.on_failure: Callable[[Exception], None] = lambda _: None
-        """Told of what a forward pass through DDP raises."""
+        """Called with what a forward pass through DDP raises."""
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
-        """Forward through DDP where all members do so, else through the module."""
+        """Run DDP's forward if all members call the model now, else the module's."""
         passes = self.passes
         if self._backend is None or not passes.together:
-            return self.module(*inputs, **named)  # DDP would broadcast buffers, by itself
+            return self.module(*inputs, **named)  # DDP would broadcast buffers with no peer
         if not passes.begun:
             self._begin_pass()
         if passes.wrapper is None:
@@ -108,17 +108,17 @@ class DistributedModel(nn.Module):
             raise
 
     def register_comm_hook(self, state: object, hook: Callable[..., Any]) -> None:
-        """As DDP's; registered again in each group (fp16, bf16 and PowerSGD hooks...).
+        """Register a hook as in DDP (fp16, bf16, PowerSGD...), and again in each group.
 
-        Each group begins with a copy of `state` as it is now: members that have counted different
-        numbers of iterations, as PowerSGD does, would not run the same collectives.
+        Each group begins with a copy of `state` as it is now. Members that have counted different
+        numbers of iterations, as PowerSGD does, would run different collectives.
         """
         self._hook = (state, hook)
         for ddp in self.passes.wrappers.values():
             self._register_hook(ddp)
 
     def no_sync(self) -> NoReturn:
-        """Raises StepMisused: which backward pass averages is the step's to say."""
+        """Raise StepMisused: the step decides which backward pass averages."""
         raise StepMisused(
             "model.no_sync() has no place in a step, whose last backward pass averages the "
             "gradients of all of its micro-batches; for N micro-batches a step write "
@@ -129,8 +129,8 @@ class DistributedModel(nn.Module):
     # ---- for the training loop
 
     def wrap(self, backend: Backend, caches: Collection[tuple[int, str]] = ()) -> None:
-        """Put DDP around the module in the present group. Members are known to be alike, but for
-        buffers that are caches: the id of a module, and the name in that."""
+        """Put DDP around the module in the present group. Its members are known to be alike, except
+        for buffers that are caches: pairs of a module's id and the buffer's name in that module."""
         self.unwrap()
         self._caches = [
             f"{path}.{key}" if path else key
@@ -144,35 +144,34 @@ class DistributedModel(nn.Module):
         self._use_wrapper()
 
     def unwrap(self) -> None:
-        """Forget the group. Gradients are the caller's to put back or drop."""
+        """Forget the group. The caller puts gradients back, or drops them."""
         self._backend = None
         self.passes.wrappers, self.passes.wrapper = {}, None
         self.passes.begun = False
 
     def leave_behind(self) -> Passes:
-        """The script's thread stands in a pass for good: forget the group, but keep what is
-        returned, since DDP must not be destroyed while a pass is in it."""
+        """Forget the group while the script's thread is stuck in a pass. The caller must keep the
+        result, since DDP must not be destroyed while a pass is in it."""
         passes, self.passes = self.passes, Passes()
         self._backend = None
         return passes
 
     def begin_block(self) -> None:
-        """A step begins."""
         passes = self.passes
         passes.left_over = None
-        if not passes.forwarded:  # else its gradients are averaged as usual, no need to watch them
+        if not passes.forwarded:  # else the script calls the model: no need to watch gradients
             passes.left_over = self.gradients()
         passes.begun = passes.forwarded = False
 
     def reduce_gradients(self, reduce: bool) -> None:
-        """What DDP's no_sync() sets: whether the next backward all-reduces.
+        """Set whether the next backward all-reduces, as DDP's no_sync() does.
 
-        A static graph is learnt in the first step, in which DDP cannot go without: the result is
-        the same, since what was reduced before is the same everywhere.
+        DDP learns a static graph in the first step and must all-reduce in it. The result is the
+        same, because gradients that were reduced before are the same everywhere.
         """
         passes = self.passes
         passes.reduces = reduce
-        passes.begun = False  # flags may have changed since the last micro-batch
+        passes.begun = False  # requires_grad may have changed since then
         wanted = reduce or passes.learns_graph
         ddp = passes.wrapper
         if ddp is not None and ddp.require_backward_grad_sync != wanted:
@@ -181,20 +180,20 @@ class DistributedModel(nn.Module):
             passes.learns_graph = False
 
     def require_reduced(self) -> None:
-        """Raise StepMisused if gradients came to be in this block without a pass through DDP."""
+        """Raise StepMisused if this block computed gradients without a pass through DDP."""
         passes = self.passes
         if passes.left_over is not None and not passes.forwarded and self._backend is not None:
             self.require_same_gradients(passes.left_over)
 
     def gradients(self) -> Signs:
-        """Signs of those that there are."""
+        """Return the gradients' signs; None for a parameter without a gradient."""
         return {p: _sign(p.grad) for p in self.passes.parameters}
 
     def require_same_gradients(self, before: Signs) -> None:
-        """Raise StepMisused if there are other gradients, which nothing has averaged."""
+        """Raise StepMisused if there are other gradients, because nothing has averaged them."""
         if not any(
             p.grad is not None and _sign(p.grad) != before.get(p) and bool(p.grad.any())
-            for p in self.passes.parameters  # all zero: only zeroed in place
+            for p in self.passes.parameters  # all zero: just zeroed in place
         ):
             return
         why = (
@@ -212,7 +211,7 @@ class DistributedModel(nn.Module):
         )
 
     def require_same_layers(self) -> None:
-        """Raise StepMisused if the module has not the parameters that DDP was given."""
+        """Raise StepMisused if the module's parameters are not those that DDP was given."""
         known = {id(p) for p in self.passes.parameters}
         present = {id(p): name for name, p in self.module.named_parameters()}
         if self._backend is None or present.keys() == known:
@@ -228,17 +227,17 @@ class DistributedModel(nn.Module):
     # ---- inside
 
     def _begin_pass(self) -> None:
-        """The block's first forward pass: which parameters are trained may have changed."""
+        """The block's first forward pass: choose the wrapper for what is trained now."""
         passes = self.passes
         passes.begun = True
         if passes.flags != tuple(map(_TRAINED, passes.parameters)):
             self._use_wrapper()
 
     def _use_wrapper(self) -> None:
-        """The wrapper for the parameters that are trained now; none if none is.
+        """Use the wrapper for the parameters that are trained now; none if no parameter is.
 
-        Each learns its buckets by itself. A script that freezes and thaws in every step (GANs)
-        goes to and fro between two of them.
+        Each wrapper learns its own buckets. A script that freezes and unfreezes parameters in every
+        step (GANs) alternates between two of them.
         """
         assert self._backend is not None
         passes = self.passes
@@ -273,18 +272,18 @@ class DistributedModel(nn.Module):
             state, hook = self._hook
             try:
                 ddp.register_comm_hook(_fresh(state), hook)
-            except (TypeError, ValueError) as error:  # torch: not with this backend or device
+            except (TypeError, ValueError) as error:  # torch: not for this backend or device
                 name = getattr(hook, "__name__", repr(hook))
                 raise ConfigurationError(
                     f"model.register_comm_hook(..., {name}): {error}; choose another hook, or none"
                 ) from error
 
-    # ---- the module's own face
+    # ---- what other code sees of the module
 
     def named_modules(
         self, memo: set[nn.Module] | None = None, prefix: str = "", remove_duplicate: bool = True
     ) -> Iterator[tuple[str, nn.Module]]:
-        """The module's, under its own names, after this one."""
+        """Yield this module, then the wrapped one's modules under their own names."""
         memo = set() if memo is None else memo
         if self not in memo:
             if remove_duplicate:
@@ -293,11 +292,9 @@ class DistributedModel(nn.Module):
             yield from self.module.named_modules(memo, prefix, remove_duplicate)
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
-        """The module's."""
         return self.module.state_dict(*args, **named)
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *args: Any, **named: Any) -> Any:
-        """The module's."""
         return self.module.load_state_dict(state_dict, *args, **named)
 
     def __getattr__(self, name: str) -> Any:
@@ -309,15 +306,15 @@ class DistributedModel(nn.Module):
             return getattr(super().__getattr__("module"), name)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
-        """A model of its own that belongs to no group: an average's, a momentum encoder's."""
+        """Return a copy that belongs to no group, such as an averaged model."""
         twin = DistributedModel(copy.deepcopy(self.module, memo), self._options)
-        twin.training = self.training  # train() would thaw what the script has set to eval()
+        twin.training = self.training  # train() would undo the script's eval()
         memo[id(self)] = twin
         return twin
 
 
 def _require_ordinary_tensors(module: nn.Module) -> None:
-    """Raises ConfigurationError for what DDP, or a worker that joins, cannot fill."""
+    """Raise ConfigurationError for tensors that DDP, or a worker that joins, cannot fill."""
     kind = type(module).__name__
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
@@ -338,16 +335,15 @@ def _sign(gradient: torch.Tensor | None) -> tuple[int, int] | None:
 
 
 def _with_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before it is loaded as part of another module: torch looks for the module's state below
-    "module."."""
+    """Rename entries before another module loads this one: torch looks for them below "module."."""
     for name in [n for n in state_dict if n.startswith(prefix)]:
         state_dict[prefix + _PREFIX + name[len(prefix) :]] = state_dict.pop(name)
     del model
 
 
 def _fresh(state: object) -> object:
-    """A copy of a hook's state, attribute by attribute: PowerSGD's own way of being copied is for
-    saving and logs warnings. A state that is None or a process group stays itself."""
+    """Copy a hook's state, attribute by attribute: PowerSGD's own copy is meant for saving and logs
+    warnings. A process group, or a state without attributes such as None, is not copied."""
     slots = getattr(type(state), "__slots__", ())
     names = [*([slots] if isinstance(slots, str) else slots), *getattr(state, "__dict__", {})]
     if not names or isinstance(state, ProcessGroup):
@@ -362,13 +358,12 @@ def _fresh(state: object) -> object:
 
 @contextlib.contextmanager
 def _ignoring(module: nn.Module, buffers: list[str]) -> Iterator[None]:
-    """DDP that is put around the module meanwhile does not broadcast these, nor what the script has
-    told it to ignore."""
+    """Within, new DDP wrappers do not broadcast these buffers, nor those that the script lists."""
     if not buffers:
         yield
         return
     own = module.__dict__.get(_TO_IGNORE)
-    told = getattr(module, _TO_IGNORE, None)  # its class may have it
+    told = getattr(module, _TO_IGNORE, None)  # its class may have one
     module.__dict__[_TO_IGNORE] = [*(told or ()), *buffers]
     try:
         yield
@@ -380,8 +375,8 @@ def _ignoring(module: nn.Module, buffers: list[str]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _without_first_sync() -> Iterator[None]:
-    """What DDP is made with meanwhile sends nothing: rank 0 of a new group may be a newcomer, whose
-    weights are nobody's. For the torch that has no option for it."""
+    """Within, new DDP wrappers send nothing: rank 0 of a new group may be a newcomer, whose weights
+    do not count. For a torch that has no option for this."""
     module: Any = sys.modules[DistributedDataParallel.__module__]
     kept = {name: getattr(module, name) for name in _FIRST_SYNC}
     for name in _FIRST_SYNC:

@@ -1,9 +1,8 @@
-"""Keeps the script's thread in the newest group it belongs to, and out of superseded ones; and what
-its members tell each other there: a new group's before any state moves, and all before a call that
-every member must make.
+"""Keeps the script's thread in the newest group that it belongs to, and lets the members compare.
 
-They meet before such a call at the group's store, where nobody blocks, so that different calls are
-found out before their collectives could be mixed up, and a member that does not come is named.
+A new group's members declare their states before any state moves. Before a call that every member
+must make, they meet at the group's store. Nobody blocks there, so different calls are found before
+their collectives could mix, and a member that does not come is named.
 """
 
 from __future__ import annotations
@@ -32,16 +31,15 @@ from elastic.worker.state.tensor_specs import TensorSpec, first_differences
 
 @dataclass(slots=True)
 class Durations:
-    """How long the parts of the way into the present group took, in seconds."""
+    """Seconds that each part of the way into the present group took."""
 
     abort_s: float = 0.0
     join_s: float = 0.0
     sync_s: float = 0.0
     ready_at: float = 0.0
-    """Monotonic instant at which the group was ready to train."""
+    """When the group was ready to train, by time.monotonic()."""
 
     def since_ready_s(self) -> float:
-        """Seconds since the group was ready to train."""
         return time.monotonic() - self.ready_at
 
 
@@ -49,8 +47,8 @@ class Membership:
     """Runs the worker machine between two threads: the link's and the script's.
 
     report: sends a status to the agent; called under the lock, must not block for long.
-    committed: the count of committed steps, for reports.
-    give_up: called, if the script's thread does not come out of an aborted group; does not return.
+    committed: returns the count of committed steps, for reports.
+    give_up: called if the script's thread does not come out of an aborted group; does not return.
     """
 
     def __init__(
@@ -63,7 +61,7 @@ class Membership:
         give_up: Callable[[], None] = lambda: None,
     ) -> None:
         self.machine = machine
-        """Asked by the script's protocol; its events come from here."""
+        """The script's protocol asks it questions; this class gives it its events."""
         self._report = report
         self._committed = committed
         self.join_timeout_s = join_timeout_s
@@ -80,36 +78,33 @@ class Membership:
 
     @property
     def announced(self) -> Generation | None:
-        """The newest generation heard of."""
         return self.machine.announced
 
     # ---- on the link's thread
 
     def announce(self, generation: Generation) -> None:
-        """The coordinator decided."""
         with self._changed:
             self._execute(self.machine.generation_announced(generation))
             self._changed.notify_all()
 
     def report_again(self) -> None:
-        """Send the status again: an agent or a coordinator may not know it."""
+        """Send the status again to an agent or a coordinator that may not know it."""
         with self._changed:
             self._report(self.machine.status)
 
     # ---- on the script's thread
 
     def attach(self) -> None:
-        """The script called elastic.init()."""
+        """The script has called elastic.init()."""
         with self._changed:
             self._execute(self.machine.attached())
 
     def assign(self, slot: int) -> None:
-        """The agent gave this worker a slot."""
         with self._changed:
             self._execute(self.machine.assigned(slot))
 
     def prepare(self, endpoint: str) -> None:
-        """The script needs a group for the first time."""
+        """The script needs a group for the first time; its store listens at `endpoint`."""
         with self._changed:
             self._execute(self.machine.prepared(endpoint))
 
@@ -123,7 +118,7 @@ class Membership:
         return group
 
     def joined(self, committed: int) -> None:
-        """The group has come to one state. Raises GroupLost if it was aborted meanwhile."""
+        """The group's members have one state. Raises GroupLost if it was aborted meanwhile."""
         group = self._group
         assert group is not None, "joined without a group"
         group.check()
@@ -133,28 +128,27 @@ class Membership:
         self.durations.sync_s = self.durations.ready_at - self._built_at
 
     def must_leave(self) -> bool:
-        """At a step boundary: has the group been superseded?"""
+        """Return whether the group has been superseded. For use at a step boundary."""
         return self.machine.must_leave(self._committed())
 
     def await_settlement(self, committed: int, timeout_s: float) -> bool:
-        """Wait at the boundary of a planned change until it is settled; False after the time."""
+        """Wait at the boundary of a planned change until it is settled; False after `timeout_s`."""
         with self._changed:
             return self._changed.wait_for(lambda: not self.machine.holds(committed), timeout_s)
 
     def await_successor(self, timeout_s: float | None) -> None:
-        """Wait until a generation that follows this group's is announced, at most so long."""
+        """Wait until a generation after this group's is announced, at most `timeout_s`."""
         with self._changed:
             self._changed.wait_for(lambda: self.machine.following is not None, timeout_s)
 
     def leave(self) -> None:
-        """At a step boundary: leave the group, as planned or because it was superseded."""
+        """Leave the group at a step boundary, as planned or because it was superseded."""
         self._close_group(broken=False)
         with self._changed:
             self._execute(self.machine.group_left(self._committed()))
 
     def lost(self, error: BaseException, *, held: bool = False) -> None:
-        """The group broke under the script's thread: free the peers too, then say so, and whether
-        the state is whole."""
+        """Free the peers, then report that the group broke. held: the state here is whole."""
         superseded = self.machine.superseded()
         self._close_group(broken=True)
         with self._changed:
@@ -166,19 +160,19 @@ class Membership:
                 self._execute(self.machine.group_broke(committed, detail, held=held))
 
     def drop_state(self) -> None:
-        """The state here is not to be counted on any more."""
+        """Report that the state here no longer counts."""
         with self._changed:
             self._execute(self.machine.state_dropped())
 
     def finish(self) -> None:
-        """The script has ended well."""
+        """Leave the group, and report that the script has ended well."""
         if self._group is not None:
             self._group.leave()
         with self._changed:
             self._execute(self.machine.finished(self._committed()))
 
     def abandon(self) -> None:
-        """The script has failed: peers must not wait for this process to wind up."""
+        """Free the peers of a failed script: they must not wait until this process has ended."""
         if self._group is not None:
             self._group.abort()
 
@@ -200,7 +194,7 @@ class Membership:
         group, self._group = self._group, None
         if group is not None:
             if broken:
-                group.abort()  # at once: the peers that wait for this member are free too
+                group.abort()  # at once, to free the peers that wait for this member
             group.close()
         self.durations.abort_s = time.monotonic() - began
 
@@ -209,13 +203,13 @@ class Membership:
             if isinstance(effect, AbortGroup):
                 group = self._group
                 if group is not None and group.generation.number == effect.generation:
-                    self._watch(group)  # first: an abort of NCCL may itself block
+                    self._watch(group)  # first: NCCL's abort may itself block
                     group.abort()
             else:
                 self._report(effect.status)
 
     def _watch(self, group: Group) -> None:
-        """A blocked thread may not come out of it."""
+        """Give the process up if the script's thread does not leave the aborted group."""
         threading.Thread(
             target=watch_script,
             args=(lambda: self._group is not group, self._give_up, STUCK_S),
@@ -228,7 +222,7 @@ _FIELDS = dataclasses.fields(Declaration)
 
 
 def declare(group: Group, mine: Declaration) -> tuple[Declaration, ...]:
-    """Give `mine` to all; return everybody's, by rank."""
+    """Give `mine` to all members; return all declarations, by rank."""
     numbers = [int(getattr(mine, field.name)) for field in _FIELDS]
     row = torch.tensor(numbers, dtype=torch.int64, device=group.backend.device)
     rows = [torch.empty_like(row) for _ in range(group.world_size)]
@@ -247,9 +241,10 @@ def _decoded(row: Sequence[int]) -> Declaration:
 def differing_parameters(
     group: Group, digest: int, names: Callable[[], Mapping[str, int]]
 ) -> dict[int, list[str]]:
-    """The parameters of each rank that are not those of rank 0; none where all are alike.
+    """Return an entry for each rank whose parameters are not those of rank 0. Only that rank itself
+    gets their names: elsewhere its list is empty.
 
-    names: digests by parameter, only asked for where `digest`, of all of them, differs somewhere.
+    names: digests by parameter, called only if `digest`, of all of them, differs somewhere.
     """
     mine = torch.tensor([digest], dtype=torch.int64, device=group.backend.device)
     rows = [torch.empty_like(mine) for _ in range(group.world_size)]
@@ -276,8 +271,8 @@ def differences(mine: Mapping[str, int], theirs: Mapping[str, int]) -> list[str]
 def explain_mismatch(
     group: Group, reference: int, odd: tuple[int, ...], mine: tuple[TensorSpec, ...]
 ) -> None:
-    """The reference sends its structure to each odd member, which raises; the others go on and
-    lose the group when the odd members end."""
+    """Send the reference's structure to each odd member, which raises ModelMismatch. The others go
+    on, and lose the group when the odd members end."""
     if group.rank == reference:
         table = [[s.name, s.dtype, list(s.shape)] for s in mine]
         for rank in odd:
@@ -300,19 +295,19 @@ _ASK_AFTER_S = 0.5
 
 
 class Described(Protocol):
-    """What can be compared between members."""
+    """A call that members can compare."""
 
     what: str
     """The same on every member that makes the same call."""
     where: str
-    """File and line of the script; empty at its end."""
+    """File and line of the script; empty at the script's end."""
 
 
 def meet(group: Group, committed: int, number: int, call: Described) -> None:
     """Return once every member has come to call `number` since step `committed`.
 
-    Raises StepMisused naming both sides where members make different calls, or where one is
-    elsewhere for good; GroupLost, or an error of the store's connection, when the group is aborted.
+    Raises StepMisused, which names both sides, if members make different calls or one of them is
+    elsewhere for good; GroupLost, or an error of the store's connection, if the group is aborted.
     """
     store = group.store
     if group.world_size == 1 or store is None:
@@ -342,13 +337,13 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
                 "make the same calls in the same order; what the decision to call depends on must "
                 "be the same everywhere, as step.ends_epoch and session.state are"
             )
-    if before:  # all have come to this call, so nobody looks at the one before any more
+    if before:  # all have come to this call, so nobody needs the key of the one before
         store.delete_key(before)
 
 
 def answer(group: Group, committed: int, doing: str) -> None:
-    """From another thread, while the script is inside a block: tell those who wait for this member
-    in a call that it will not come, but is `doing` something else."""
+    """Tell members that wait for this one in a call that it will not come, because it is `doing`
+    something else. Another thread calls this while the script is inside a block."""
     store = group.store
     if store is not None and store.check([f"asked/{committed}"]):
         store.set(f"elsewhere/{committed}/{group.rank}", doing)

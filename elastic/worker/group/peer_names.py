@@ -1,9 +1,9 @@
 """Keeps torch from asking the name server for the names of its peers.
 
 torch looks up the name of each peer that connects to a store, at both ends and while all wait
-(c10d::detail::formatSockAddr), only to have it in messages. Each recovery would depend on the name
-server: one answer lost costs a second or more of it, a name server that is down all of them much
-more. After a look-up has failed torch makes no other in the process and in what is forked from it.
+(c10d::detail::formatSockAddr), only to show it in messages. So each recovery would depend on the
+name server: one lost answer costs a second or more, a name server that is down much more. After one
+look-up has failed, torch makes no other in that process and in processes forked from it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ _STDERR = 2
 
 
 def never_look_up_peers() -> None:
-    """Have torch's first look-up fail, without asking anybody. For some milliseconds nothing that
-    is written to stderr is seen. Does nothing where the C library is not glibc."""
+    """Make torch's first look-up fail without asking a server. For some milliseconds, what is
+    written to stderr is lost. Does nothing if the C library is not glibc."""
     try:
         libc = ctypes.CDLL(None)
         libc.__res_init()
@@ -45,11 +45,11 @@ def never_look_up_peers() -> None:
 
 def _connect_in_vain() -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    listener.settimeout(_PATIENCE_S)  # whatever the script's default is
+    listener.settimeout(_PATIENCE_S)  # independent of socket.setdefaulttimeout()
     port = listener.getsockname()[1]
 
     def hang_up() -> None:
-        with listener, contextlib.suppress(OSError):  # closed: torch may try it again
+        with listener, contextlib.suppress(OSError):  # close it: torch may try again
             listener.accept()[0].close()
 
     hangs_up = threading.Thread(target=hang_up, daemon=True)
@@ -61,7 +61,7 @@ def _connect_in_vain() -> None:
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """torch would tell what went wrong, at length."""
+    """Discard stderr, where torch would report the failure at length."""
     kept, nowhere = os.dup(_STDERR), os.open(os.devnull, os.O_WRONLY)
     try:
         os.dup2(nowhere, _STDERR)

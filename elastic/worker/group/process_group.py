@@ -1,8 +1,8 @@
-"""One generation's process group: built, aborted from another thread, left, closed.
+"""Builds one generation's process group, and lets any thread abort it.
 
 gloo offers no way to free a thread that is blocked in a collective. Shutting down the group's
-sockets does: the blocked call raises within a millisecond. Each member's gloo listens at one port,
-and of the two ends of a pair's connection one has that port for its own, the other for its peer's.
+sockets does: the blocked call raises within a millisecond. They are found by port: each member's
+gloo listens at one, which is the local port at one end of a connection and the peer's at the other.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from elastic.errors import ConfigurationError, GroupLost, TransientError
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
-_BACKLOG = 2048  # as torch has it: all members connect at once
-_CALLBACKS_S = 60.0  # callbacks of a group that was cut end at once, if nothing holds them up
+_BACKLOG = 2048  # torch's value: all members connect at once
+_CALLBACKS_S = 60.0  # an aborted group's callbacks end at once, unless something blocks them
 _LOOK_S = 0.01
-_ONLY_OURS = 2  # the list's, and the argument of getrefcount
-_MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator's patience ends long before
+_ONLY_OURS = 2  # references: the list's, and getrefcount's argument
+_MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator gives up long before
 
-# What torch raises when a peer or a connection is gone; a plain RuntimeError with gloo. With
-# "ProcessGroupGloo::allgather: invalid ..." it refuses a script's arguments.
+# Texts of torch's errors when a peer or a connection is gone; with gloo a plain RuntimeError.
+# "ProcessGroupGloo::allgather: invalid ..." is not one: torch refuses a script's arguments.
 _LOST = re.compile(
     r"(?<!ProcessGroup)(gloo|NCCL)|ncclComm|Connection (closed|reset|refused)|Broken pipe"
     r"|socket time(d )?out|recvValue failed|failed to recv|sendBytes|DistNetworkError",
@@ -49,24 +49,24 @@ _LOST = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """How members reach each other: torch's name for it, the device it serves, what it can do.
+    """How members reach each other: torch's name for it, its device, and its capabilities.
 
-    Callers ask for what it can do, and not for its name or the type of its device.
+    Callers ask for a capability, not for the name or the type of the device.
     """
 
     name: str
     device: torch.device
     queues: bool = False
-    """Operations run in the device's queue: they return before they are done, and one that was
-    aborted ends without an error and leaves garbage. False: they are done, or raise."""
+    """Operations run in the device's queue: they return before they are done, and an aborted one
+    ends without an error and leaves garbage. False: they return when done, or raise."""
     aborts: bool = False
     """torch can abort its groups while a thread is blocked in them. False: connections are shut
-    down instead, and it may happen that a thread is not freed."""
+    down instead, which may leave a thread blocked."""
 
     @classmethod
     def for_slot(cls, slot: int) -> Backend:
-        """What the script has registered; else NCCL on the GPU with this local rank, or gloo on
-        the host if there is no GPU. Raises ConfigurationError."""
+        """Return the script's registered backend; else NCCL on the GPU with this local rank, or
+        gloo on the host if there is no GPU. Sets variables for torch. Raises ConfigurationError."""
         backend = _choose(slot)
         if backend.aborts:
             turn_watchdog_off(os.environ)
@@ -76,19 +76,19 @@ class Backend:
 
     @staticmethod
     def register(choose: Callable[[int], Backend]) -> None:
-        """Use other devices or another transport than NCCL and gloo: `choose` gives the backend
-        for a slot. Before elastic.init()."""
+        """Use other devices or transports than NCCL and gloo: `choose` returns the backend for a
+        slot. Call this before elastic.init()."""
         global _choose
         _choose = choose
 
     @property
     def reforms_in_place(self) -> bool:
-        """torch can give a group of this backend other members (torch >= 2.14: gloo and nccl2),
-        so that what is built on it, such as DDP with its buckets, could be kept.
+        """torch can give a group of this backend other members (torch >= 2.14: gloo and nccl2), so
+        that objects built on it, such as DDP with its buckets, could be kept.
 
         `init_process_group(enable_reconfigure=True)`, then `_get_reconfigure_handle()` and
         `_reconfigure(uuid, handles)` of the group: a fresh uuid for each try, handles in the order
-        of ranks, no collective before the first. A blocked member still has to be freed.
+        of ranks, no collective before the first call. A blocked member still has to be freed.
         """
         known = inspect.signature(dist.init_process_group).parameters
         return "enable_reconfigure" in known and self.name in ("gloo", "nccl2")
@@ -96,7 +96,7 @@ class Backend:
     def wait_for_device(self) -> None:
         """Return when all that the calling thread has queued so far is done, or was aborted.
 
-        Whether it was aborted is for `Group.check` to say. Costs nothing without a queue.
+        `Group.check` says whether it was aborted. Costs nothing without a queue.
         """
         if not self.queues:
             return
@@ -125,13 +125,13 @@ def _nccl_or_gloo(slot: int) -> Backend:
 _choose: Callable[[int], Backend] = _nccl_or_gloo
 
 _LIBUV_LISTENS = TorchVersion(torch.__version__) >= "2.13"
-"""torch 2.6 refuses a listener with this kind of store. Between the two nobody has tried."""
+"""torch 2.6 refuses a listener with this kind of store. Versions between are not tested."""
 _set_timeout: Callable[[datetime.timedelta], None] = getattr(
     dist, "set_timeout", dist.distributed_c10d._set_pg_timeout
 )
-"""Of the default group; torch has a public name for it from 2.14 on."""
+"""Sets the default group's time-out; torch has a public name for it from 2.14 on."""
 _TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
-"""gloo's collectives keep to a time-out that is set later; those of torch 2.6 do not."""
+"""gloo's collectives obey a time-out that is set later; those of torch 2.6 do not."""
 _OPENING_S = 0.002
 _undead: list[list[Any]] = []
 _groups = dist.distributed_c10d._world.pg_map
@@ -139,16 +139,17 @@ _groups = dist.distributed_c10d._world.pg_map
 
 
 class StoreHost:
-    """The TCPStore that this worker offers to any generation in which it has rank 0."""
+    """The TCPStore that this worker hosts for every generation in which it has rank 0."""
 
     def __init__(self, host: str, ports: tuple[int, int] = (0, 0)) -> None:
-        """`ports`: the first and the last at which it may listen; 0: any.
+        """`ports`: the first and the last port at which it may listen; 0: any.
 
-        Raises TransientError if none is free, or the system refuses what else is needed.
+        Raises TransientError if none is free, or if the system refuses something else that is
+        needed.
         """
         listener = _listener(ports)
         if listener is not None:
-            listener.setblocking(True)  # torch's from here on, whatever a script's default is
+            listener.setblocking(True)  # as torch needs it, whatever the script's default is
         port = listener.getsockname()[1] if listener is not None else 0
         try:
             self._store = TCPStore(
@@ -157,7 +158,7 @@ class StoreHost:
                 is_master=True,
                 wait_for_workers=False,
                 multi_tenant=False,
-                # It belongs to torch from here on.
+                # torch owns it from here on.
                 master_listen_fd=listener.detach() if listener is not None else None,
                 use_libuv=listener is None or _LIBUV_LISTENS,
             )
@@ -172,10 +173,10 @@ class StoreHost:
         self._served: list[str] = []
 
     def serves(self, prefix: str) -> None:
-        """A group has met here, under this prefix: its members need none of the groups before.
+        """A group has met here under this prefix: its members need no keys of the groups before.
 
-        Their keys are removed on another thread, in a worker that has rank 0 through thousands of
-        groups. Not where torch cannot list them (before 2.13).
+        Removes those keys on another thread, because a worker may have rank 0 in thousands of
+        groups. Does nothing if torch cannot list keys (before 2.13).
         """
         past, self._served = self._served, [prefix]
         if past and hasattr(self._store, "list_keys"):
@@ -184,14 +185,14 @@ class StoreHost:
             ).start()
 
     def _forget(self, prefixes: list[str]) -> None:
-        with contextlib.suppress(RuntimeError):  # the process ends
+        with contextlib.suppress(RuntimeError):  # the process is ending
             for key in self._store.list_keys():
                 if key.startswith(tuple(f"{prefix}/" for prefix in prefixes)):
                     self._store.delete_key(key)
 
 
 def _listener(ports: tuple[int, int]) -> socket.socket | None:
-    """At a free one of the ports; None for any. Workers of a node do not begin at the same one."""
+    """Listen at a free one of the ports (None: any). A node's workers start at different ports."""
     first, last = ports
     if first == 0:
         return None
@@ -218,7 +219,7 @@ class Group:
         self.world_size = generation.world_size
         self.backend = backend
         self._lock = threading.Lock()
-        self._ending = threading.Lock()  # one thread ends it, and no thread after it was closed
+        self._ending = threading.Lock()  # one thread at a time ends it, none once it is closed
         self._closed = False
         self._torch: dist.ProcessGroup | None = None
         self._uncounted = 0
@@ -227,24 +228,23 @@ class Group:
         self._built: frozenset[Connection] | None = None
         self._own_store_port = 0
         self.store: Store | None = None
-        """Where the members have met, under the generation's own prefix."""
+        """The store at which the members met, under the generation's own prefix."""
         self._hook_before = sys.excepthook
         self._hook: Callable[..., Any] | None = None
         self.met_at = ""
-        """This member's key of the newest call in the store."""
+        """This member's key in the store for the newest call."""
         self._aborted = threading.Event()
         self._wake = threading.Event()  # connected, or aborted
 
     @property
     def aborted(self) -> bool:
-        """Somebody has cut it."""
         return self._aborted.is_set()
 
     def build(self, host: StoreHost, timeout_s: float) -> None:
-        """Assemble with the other members; raises GroupLost if that fails or is aborted.
+        """Form the group with the other members. Raises GroupLost if that fails or is aborted.
 
-        timeout_s: for connecting, once all are there. Until then a member may evaluate for as
-        long as the coordinator lets it; if it never comes, a newer generation aborts this one.
+        timeout_s: for connecting, once all members are there. Until then a member may evaluate as
+        long as the coordinator lets it. If it never comes, a newer generation aborts this group.
         """
         timeout = datetime.timedelta(seconds=timeout_s)
         self._own_store_port = host.port
@@ -262,15 +262,15 @@ class Group:
             host.serves(self.generation.store_prefix)
 
     def check(self) -> None:
-        """Raise GroupLost if it was aborted."""
+        """Raise GroupLost if the group was aborted."""
         if self.aborted:
             raise GroupLost(f"generation {self.generation.number} was superseded")
 
     def settle(self) -> None:
-        """Return when what this thread has queued is done and its results may be read.
+        """Return when all that this thread has queued is done and its results may be read.
 
-        Raises GroupLost if it was aborted: the results may be garbage. To be called before
-        anything is concluded from what was received.
+        Raises GroupLost if the group was aborted, since the results may be garbage. Call this
+        before concluding anything from received data.
         """
         if self.backend.queues:
             self.backend.wait_for_device()
@@ -279,16 +279,15 @@ class Group:
 
     @property
     def counts_collectives(self) -> bool:
-        """torch has counted them whenever it was asked."""
+        """True while torch has counted them whenever it was asked."""
         return self._uncounted == 0
 
     def collectives(self) -> int:
-        """How many collectives have been launched in it so far, and in what the script has made
-        below it.
+        """Return how many collectives this group and the script's groups below it have launched.
 
-        Where torch does not count them it seems as if there were one between any two calls.
+        If torch does not count them, each call returns one more, as if there had been one between.
         """
-        group = self._torch  # the reporting thread asks too
+        group = self._torch  # read once: the reporting thread asks, too
         if group is None:
             return 0
         try:
@@ -301,9 +300,9 @@ class Group:
             return self._uncounted
 
     def abort(self) -> None:
-        """From any thread: frees every thread that is blocked in this group's collectives.
+        """Free every thread that is blocked in this group's collectives. Any thread may call this.
 
-        Touches nothing but this group, however late it comes; a second thread waits for the first.
+        Touches nothing but this group, however late the call. A second thread waits for the first.
         """
         self._aborted.set()
         self._wake.set()
@@ -315,12 +314,12 @@ class Group:
             shut_down(self._connections())
 
     def leave(self) -> None:
-        """Stop sending, still let peers read what was sent: for a member whose part is done."""
+        """Stop sending, but let peers read what was sent: for a member whose part is done."""
         if not self.backend.aborts:
             shut_down(self._connections(), socket.SHUT_WR)
 
     def close(self) -> None:
-        """Throw the group away; a new one may follow."""
+        """Discard the group; a new one may follow."""
         if not self.aborted:
             self.leave()
         with self._ending:
@@ -328,11 +327,11 @@ class Group:
             self._discard()
 
     def descriptors(self) -> list[int]:
-        """Its sockets, for forked children to close."""
+        """Return the group's sockets, for forked children to close."""
         return [c.descriptor for c in self._built or ()]
 
     def _unless_aborted(self, make: Callable[[], T]) -> T:
-        """What `make` returns, on a thread that is left to its fate when the group is aborted."""
+        """Return what `make` returns. Its thread is abandoned when the group is aborted."""
         made: list[T] = []
         failed: list[Exception] = []
         self._wake.clear()
@@ -355,7 +354,7 @@ class Group:
     def _meet(self, timeout: datetime.timedelta) -> Store:
         """Wait at the store until every member is there.
 
-        Connecting to a host that has died is tried again and again in C++, out of anybody's reach.
+        If the host has died, C++ tries to connect again and again, and nothing can stop it.
         """
         host, _, port = self.generation.store_endpoint.rpartition(":")
         client = self._unless_aborted(
@@ -369,8 +368,8 @@ class Group:
         return store
 
     def _connect(self, store: Store, timeout: datetime.timedelta) -> None:
-        # torch puts its count of groups into the store's keys; a group that did not come up, or
-        # did so only here, must not leave this member's count different from its peers'.
+        # torch puts its count of groups into the store's keys. A group that did not form, or formed
+        # only here, must not leave this member's count different from its peers'.
         dist.distributed_c10d._world.group_count = 0
         self._hook_before = sys.excepthook
         try:
@@ -386,7 +385,7 @@ class Group:
             with self._ending:
                 self._torch = dist.group.WORLD
                 self._hook = sys.excepthook
-        self.check()  # an abort that came before found nothing to abort
+        self.check()  # an earlier abort found nothing to abort
         if self.backend.queues:
             self._connect_queue()
         ports = self._ports(store)
@@ -397,12 +396,12 @@ class Group:
         _set_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_queue(self) -> None:
-        """NCCL connects at the first collective: make it now, while the clock of joining runs."""
+        """Run a first collective, in which NCCL connects, while the time of joining is measured."""
         dist.all_reduce(torch.zeros(1, device=self.backend.device))
         self.settle()
 
     def _ports(self, store: Store) -> set[int]:
-        """At which the members' halves of this group listen, and their store."""
+        """Return the ports at which the members' gloo and their store listen."""
         own = {listener.port for listener in listeners() - self._listened}
         mine = ",".join(map(str, sorted(own)))
         store.set(f"listens/{self.rank}", mine)
@@ -411,24 +410,24 @@ class Group:
         return found | {int(self.generation.store_endpoint.rpartition(":")[2])}
 
     def _connections(self) -> frozenset[Connection]:
-        """Those to cut. While it is being built the others' ports are not known yet."""
+        """Return the connections to cut. While the group forms, others' ports are unknown."""
         with self._lock:
             if self._built is not None or self._before is None:
                 return self._built or frozenset()
             new = self._new()
-            scripts = opened_by_python()  # after: what a script opens meanwhile is in both
-            time.sleep(_OPENING_S)  # its thread may have a descriptor, and no object of it yet
+            scripts = opened_by_python()  # after: includes what a script opens meanwhile
+            time.sleep(_OPENING_S)  # a thread may have a descriptor and no object yet
             scripts |= opened_by_python()
             return frozenset(c for c in new if c.descriptor not in scripts)
 
     def _new(self) -> frozenset[Connection]:
-        """Made since it was begun to be built. A client of the store that is hosted here may
-        belong to a later generation already."""
+        """Return the connections made since the build began, but not clients of the store hosted
+        here, which may belong to a later generation already."""
         new = connections() - (self._before or frozenset())
         return frozenset(c for c in new if c.local_port != self._own_store_port)
 
     def _is_default(self) -> bool:
-        """torch's default group, and all that the script has made below it, are this one's."""
+        """True if torch's default group, and so all that the script made below it, is this one."""
         return self._torch is not None and dist.group.WORLD is self._torch
 
     def _discard(self) -> None:
@@ -441,7 +440,7 @@ class Group:
             self._unhook()
         self._torch = None
         if last[0] is not None and (self.aborted or self.backend.aborts):
-            # It ends with its last reference, when its threads do: see worker/group/stuck.py.
+            # Dropping the last reference waits for its threads: see worker/group/stuck.py.
             threading.Thread(
                 target=_drop_last_reference, args=(last,), name="elastic-discard", daemon=True
             ).start()
@@ -449,16 +448,16 @@ class Group:
             _drop(last)
 
     def _backends(self) -> list[Any]:
-        """Of this group, and of those that the script has made below it."""
+        """Return the backends of this group and of those that the script has made below it."""
         groups: set[Any] = {self._torch, *(_groups if self._is_default() else ())} - {None}
         return [each._get_backend(device) for each in groups for device in each._device_types]
 
     def _abort_all(self) -> None:
-        """This group and those below it. torch 2.6 means that only where it is given the group."""
+        """Abort this group and those below it, which torch 2.6 does only if given the group."""
         dist.distributed_c10d._abort_process_group(dist.group.WORLD)
 
     def _unhook(self) -> None:
-        """torch chains a hook for uncaught exceptions to the one before with every group: after a
+        """Restore sys.excepthook. With every group, torch chains a hook to the one before: after a
         thousand groups an exception would end in a RecursionError."""
         if self._hook is not None and sys.excepthook is self._hook:
             sys.excepthook = self._hook_before
@@ -468,10 +467,10 @@ def _drop_last_reference(last: list[Any]) -> None:
     """Drop the group, which comes first in the list, once nothing else in Python refers to it.
 
     A callback of a communication hook (PowerSGD's) runs on one of the group's own threads. If it
-    outlived this reference, that thread would destroy the group, and wait there for itself to end:
-    torch ends the process ("Resource deadlock avoided"). Of a group that is still referred to when
-    the patience is over, as by a variable of the script or by garbage that is not collected yet,
-    the reference stays until another group is thrown away.
+    had the last reference, that thread would destroy the group and wait there for itself to end:
+    torch ends the process ("Resource deadlock avoided"). If something still refers to the group
+    after _CALLBACKS_S, such as a variable of the script or uncollected garbage, this reference
+    stays until another group is discarded.
     """
     held = [_undead.pop() for _ in range(len(_undead))]
     _undead.extend(other for other in held if not _drop(other, only_if_ours=True))
@@ -484,8 +483,9 @@ def _drop_last_reference(last: list[Any]) -> None:
 
 
 def _drop(last: list[Any], *, only_if_ours: bool = False) -> bool:
-    """The group, then its backends: their threads may need the GIL to end, as to free tensors. A
-    backend that ends gives it up meanwhile; a group of torch < 2.8, if it came last, would not."""
+    """Drop the group, then its backends: their threads may need the GIL to end, for example to free
+    tensors. A backend that ends releases it; a group of torch < 2.8, if it came last, would not.
+    Returns False if `only_if_ours` and there are other references."""
     if only_if_ours and sys.getrefcount(last[0]) > _ONLY_OURS:
         return False
     while last:
@@ -495,11 +495,11 @@ def _drop(last: list[Any], *, only_if_ours: bool = False) -> bool:
 
 @contextlib.contextmanager
 def _gloo_made_by(made_by: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """gloo's constructor waits for a peer that has given up until its timeout, in C++, out of
-    anybody's reach. As long as this lasts it is called by `made_by`."""
+    """Within, `made_by` calls gloo's constructor, which waits for a peer that has given up until
+    its time-out, in C++, where nothing can stop it."""
     c10d: Any = dist.distributed_c10d
     original: Any = getattr(c10d, "ProcessGroupGloo", None)
-    if original is None:  # torch was built without it
+    if original is None:  # torch was built without gloo
         yield
         return
 
@@ -518,10 +518,10 @@ def _gloo_made_by(made_by: Callable[[Callable[[], Any]], Any]) -> Iterator[None]
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:
-    """Does this exception say that the group is lost, and nothing else?
+    """Return whether this exception says that the group is lost, and nothing else.
 
-    Any does once the group was aborted: torch then knows of no group, or what was received is
-    garbage. If the script itself is at fault it raises again in the next group.
+    Any exception does once the group was aborted: torch then knows no group, or what was received
+    is garbage. If the script itself is at fault, it raises again in the next group.
     """
     if isinstance(error, GroupLost):
         return True
@@ -535,21 +535,21 @@ def is_group_loss(error: BaseException, group: Group | None) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """The gist of an error for a one-line report."""
+    """Return the first line of an error's text, at most 300 characters."""
     text = str(error).strip() or type(error).__name__
     return text.splitlines()[0][:300]
 
 
-# Read by ProcessGroupNCCL when it is built (torch 2.13). The watchdog would end the whole process
-# when a peer dies. Its monitor would do so 8 minutes after any error, and both would hold on to a
-# group that was aborted, and to the gradients in it, until a flight record had had its time.
+# ProcessGroupNCCL reads these when it is built (torch 2.13). The watchdog would end the whole
+# process when a peer dies. Its monitor would do so 8 minutes after any error. Both would keep an
+# aborted group, and the gradients in it, until the time for a flight record is over.
 _OURS = {
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
     "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0",
 }
-# With any of these on, the survivors of a lost member end with it.
+# If any of these is on, the survivors of a lost member end, too.
 _REFUSED = (
     "TORCH_NCCL_ASYNC_ERROR_HANDLING",
     "NCCL_ASYNC_ERROR_HANDLING",
@@ -560,9 +560,9 @@ _OFF = ("0", "")
 
 
 def turn_watchdog_off(environment: MutableMapping[str, str]) -> None:
-    """Set what is not set; raise ConfigurationError for settings that would end survivors.
+    """Set variables that are unset; raise ConfigurationError for settings that would end survivors.
 
-    Before the first group of a process is built. Everything else that is set is left as it is.
+    Call this before the process builds its first group. Variables that are set stay as they are.
     """
     for name in _REFUSED:
         value = environment.get(name, "0")
@@ -575,17 +575,17 @@ def turn_watchdog_off(environment: MutableMapping[str, str]) -> None:
         environment.setdefault(name, value)
 
 
-# Read by torch when it first records something (torch 2.13; the second is the older name).
+# torch reads these when it first records something (torch 2.13; the second is the older name).
 _ENTRIES = "TORCH_FR_BUFFER_SIZE"
 _NAMES = (_ENTRIES, "TORCH_NCCL_TRACE_BUFFER_SIZE")
 
 
 def turn_flight_record_off(environment: MutableMapping[str, str]) -> None:
-    """Keep no record, unless the script's environment asks for one.
+    """Turn torch's flight recorder off, unless the script's environment asks for it.
 
-    Before the first group of a process is built. The recorder takes the stack of each collective,
-    which costs a microsecond and 2.5 MiB, and never forgets a group: 256 bytes for each that a
-    worker has been in. Nothing reads it: of a hang `elastic stacks` tells more.
+    Call this before the process builds its first group. The recorder takes each collective's stack,
+    which costs a microsecond and 2.5 MiB, and never forgets a group: 256 bytes for each one that a
+    worker has been in. Nothing reads the record: `elastic stacks` tells more about a hang.
     """
     if not any(name in environment for name in _NAMES):
         environment[_ENTRIES] = "0"
@@ -603,14 +603,14 @@ class Connection:
 
 @dataclass(frozen=True, slots=True)
 class Listener:
-    """A TCP socket that takes connections."""
+    """A listening TCP socket."""
 
     inode: int
     port: int
 
 
 def connections() -> frozenset[Connection]:
-    """All connected TCP sockets of this process; listening ones are none.
+    """Return all connected TCP sockets of this process, without listening ones.
 
     (gloo ends the process if its listening socket is shut down.)
     """
@@ -618,14 +618,13 @@ def connections() -> frozenset[Connection]:
 
 
 def listeners() -> frozenset[Listener]:
-    """All listening TCP sockets of this process."""
     return frozenset(_scan(_as_listener))
 
 
 def opened_by_python() -> set[int]:
-    """The descriptors of all sockets that Python code has opened: none of torch's.
+    """Return the descriptors of all sockets that Python code has opened: none of them is torch's.
 
-    Looks at every object there is, which takes tens of milliseconds.
+    Looks at every object of the process, which takes tens of milliseconds.
     """
     return {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
 
@@ -658,11 +657,11 @@ def _scan(describe: Callable[[socket.socket, int], object]) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """The descriptor as a socket object that does not close it.
+    """Yield the descriptor as a socket object that does not close it.
 
-    SOCK_NONBLOCK says that it has no time-out, and leaves it as it is: else Python would make it
-    non-blocking where the script has called socket.setdefaulttimeout(), and torch, which shares it,
-    would read rubbish.
+    SOCK_NONBLOCK tells Python that the socket has no time-out, and changes nothing. Without it, if
+    the script has called socket.setdefaulttimeout(), Python would make the socket non-blocking, and
+    torch, which shares it, would read garbage.
     """
     sock = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=descriptor)
     try:
@@ -672,7 +671,7 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
 
 
 def shut_down(doomed: Iterable[Connection], how: int = socket.SHUT_RDWR) -> None:
-    """Shut the connections down, those that are still the same ones."""
+    """Shut down those connections that are still the same ones."""
     for connection in doomed:
         with contextlib.suppress(OSError):
             if os.fstat(connection.descriptor).st_ino != connection.inode:

@@ -1,11 +1,11 @@
-"""Gives up a process whose script's thread does not come out of a group that was aborted.
+"""Gives up a process whose script's thread does not come out of an aborted group.
 
-gloo never wakes a thread that waits for an operation partly done when its connection went,
-or that its event loop was about to begin (`signalException` in its tcp/pair.cc knows neither), and
-offers no other way to. So transfers of state do not
-wait for such ones, a group that was aborted is destroyed on a thread of its own, and for an
-all-reduce there is this. Before the process ends, another of its threads gives its state to the
-next group (`Training._bequeath`), since nobody else may hold it; a spare takes its place.
+gloo never wakes a thread that waits for an operation if the connection broke when the operation was
+partly done, or when gloo's event loop was about to begin it (`signalException` in its tcp/pair.cc
+knows neither). There is no other way to wake it. So transfers of state do not wait for such
+operations, an aborted group is destroyed on its own thread, and this module handles all-reduces.
+Before the process ends, another of its threads gives its state to the next group
+(`Training._bequeath`), since perhaps no other member holds it. A spare replaces the process.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ from elastic.worker.compilation import COMPILATIONS
 STUCK_S = 3.0
 _LOOK_S = 0.1
 _SURE_S = 0.5
-_SURE_LOOPS = 20  # gloo's event loop comes round every 10 ms
+_SURE_LOOPS = 20  # gloo's event loop runs every 10 ms
 _CALLERS = tuple(str(Path(m.__file__).parent) for m in (torch, elastic.worker) if m.__file__)
 _WAITERS = (f"{_CALLERS[0]}/autograd/", f"{_CALLERS[0]}/distributed/", *_CALLERS[1:])
-"""Where the main thread waits for a collective, and for little else."""
+"""Files in which the main thread waits for a collective, and rarely for anything else."""
 
 
 def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s: float) -> None:
-    """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` in a
-    call of torch, using no processor; return when `left` says that it has left the group.
+    """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` seconds
+    in a call of torch, using no processor. Return when `left` says that it has left the group.
 
-    Earlier, if that is certain: where it waits for a collective, gloo's event loop has come round
-    many times since the connections were cut, and none of those who wait for it has been woken.
+    Gives up earlier if the thread is certainly stuck: it waits for a collective, and gloo's event
+    loop has run many times since the connections were cut and has not woken any thread that waits.
 
-    A script may take as long as it likes over anything else, such as an evaluation; or over
-    torch.compile, which waits inside of torch for compilers and for the locks of its caches.
+    A script may take any time for other things, such as an evaluation, or torch.compile, which
+    waits inside of torch for compilers and for the locks of its caches.
     """
     stood_since, before = time.monotonic(), _where()
     sure_since, looped, asleep = stood_since, *_gloo()
@@ -60,7 +60,7 @@ def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s:
 
 
 def _where() -> tuple[int, int, int] | None:
-    """What changes as the main thread gets on; None while it is outside of torch, or compiles."""
+    """Return what changes as the main thread gets on; None outside of torch or while compiling."""
     if COMPILATIONS.under_way:
         return None
     frame = _main_frame()
@@ -79,15 +79,15 @@ def _main_frame() -> FrameType | None:
 
 
 def _ticks() -> int:
-    """Of processor time of the main thread; a clock tick is 10 ms."""
+    """Return the main thread's processor time in clock ticks of 10 ms."""
     thread = os.getpid()  # Thread.native_id is that of the parent after a fork
     stat = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
     return int(stat[11]) + int(stat[12])
 
 
 def _gloo() -> tuple[int, frozenset[tuple[str, str]]]:
-    """(how often gloo's event loops have run, when those that wait for them did: the main thread
-    and gloo's own by their times on and before a processor)."""
+    """Return how often gloo's event loops have run, and when the threads that wait for them did
+    (the main thread and gloo's own), as their times on and before a processor."""
     loops, sleepers = 0, set()
     main = str(os.getpid())
     for task in os.listdir("/proc/self/task"):
@@ -95,7 +95,7 @@ def _gloo() -> tuple[int, frozenset[tuple[str, str]]]:
             name = Path(f"/proc/self/task/{task}/comm").read_text().strip()
             times = Path(f"/proc/self/task/{task}/schedstat").read_text()
         except OSError:
-            continue  # it has ended, or the kernel keeps no such figures
+            continue  # the thread has ended, or the kernel keeps no such figures
         if name == "gloo_tcp_loop":
             loops += int(times.split()[2])
         elif task == main or name == "pt_gloo_runloop":

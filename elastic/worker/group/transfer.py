@@ -1,4 +1,4 @@
-"""Moves state between two members in large flat chunks; nothing is pickled."""
+"""Moves state between two members in large flat chunks, without pickling."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def send_json(group: Group, document: Any, rank: int) -> None:
 
 
 def receive_json(group: Group, rank: int) -> Any:
-    """The document that `rank` sends."""
+    """Return the document that `rank` sends."""
     device = group.backend.device
     length = torch.empty(1, dtype=torch.int64, device=device)
     _receive(group, length, rank)
@@ -37,9 +37,9 @@ def receive_json(group: Group, rank: int) -> Any:
 
 
 def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -> int:
-    """Send the tensors to `rank`, which calls receive_tensors; return how many bytes.
+    """Send the tensors to `rank`, which calls receive_tensors; return their size in bytes.
 
-    Needs room for one chunk beside them.
+    Needs memory for one more chunk.
     """
     total = 0
     for parts in _chunks(describe(tensors)):
@@ -56,17 +56,16 @@ def receive_tensors(
     rank: int,
     into: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """The tensors that `rank` sends, as `specs` describes them, and their bytes.
+    """Return the tensors that `rank` sends, as `specs` describes them, and their size in bytes.
 
-    A tensor of `into` is overwritten where one of its name fits in shape, type and place; for the
-    others new ones are made, on the host or on the group's device. So a member that hands in its
-    live state needs room for one chunk beside it, and not for a second state.
+    A tensor of `into` is overwritten if the one of its name has the same shape, type and place. For
+    the others, new tensors are made on the host or on the group's device. So a member that passes
+    its live state needs memory for one more chunk, not for a second state.
 
-    The caller gives its state up before it calls this: it must have declared that it holds no state
-    that is of use to others (dropped, not intact), because from the first byte on the tensors of
-    `into` are neither the old state nor the new one, and stay so if the group is lost.
-    Afterwards it still has to load the result: what is no tensor of `into`, such as what
-    a state_dict() has computed, is not part of its live objects.
+    Before the call, the caller must have declared that it holds no state that others can use
+    (dropped, not intact). From the first byte on, the tensors of `into` are neither the old state
+    nor the new one, and they stay so if the group is lost. Afterwards the caller must load the
+    result: what is not in `into`, such as what a state_dict() has computed, is no live object.
     """
     tensors = {s.name: _target(s, group.backend.device, into.get(s.name)) for s in specs}
     total = 0
@@ -77,7 +76,7 @@ def receive_tensors(
 
 
 def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
-    """Receive one chunk into these; return its bytes."""
+    """Receive one chunk into these blocks; return its size in bytes."""
     whole = blocks[0]
     if len(blocks) == 1 and whole.is_contiguous() and whole.device == group.backend.device:
         _receive(group, bytes_of(whole), rank)
@@ -94,7 +93,7 @@ def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
 
 
 def _target(spec: TensorSpec, device: torch.device, live: torch.Tensor | None) -> torch.Tensor:
-    """Where a tensor is to be received: the live one if it fits, else a new one."""
+    """Return the tensor to receive into: the live one if it fits, else a new one."""
     device = torch.device("cpu") if spec.place == "cpu" else device
     if live is not None and _fits(spec, device, live):
         return live.detach()
@@ -106,17 +105,17 @@ def _fits(spec: TensorSpec, device: torch.device, live: torch.Tensor) -> bool:
         (tuple(live.shape), live.dtype, live.device) == (spec.shape, spec.torch_dtype, device)
         and not live.is_inference()
         and not (live.is_conj() or live.is_neg())
-        # Each element has a place of its own; an expanded tensor's have not.
+        # Each element has its own memory, unlike in an expanded tensor.
         and torch.empty_like(live, device="meta").stride() == live.stride()
     )
 
 
 def _send(group: Group, tensor: torch.Tensor, rank: int) -> None:
-    """Return when it may be overwritten: with gloo, when `rank` has received it.
+    """Return when the tensor may be overwritten: with gloo, when `rank` has received it.
 
-    gloo never wakes a thread that waits for an operation partly done when the connection
-    broke or was shut down: `signalException` of its tcp/pair.cc knows only of those not yet begun.
-    So both sides first wait for a byte that follows it, and only then for the tensor itself.
+    gloo never wakes a thread that waits for a partly done operation when the connection breaks or
+    is shut down: `signalException` of its tcp/pair.cc handles only those not yet begun. So both
+    sides first wait for a byte that follows the tensor, and only then for the tensor itself.
     """
     if group.backend.aborts:
         _exchange(group, dist.P2POp(dist.isend, tensor, rank))
@@ -129,7 +128,7 @@ def _send(group: Group, tensor: torch.Tensor, rank: int) -> None:
 
 
 def _receive(group: Group, tensor: torch.Tensor, rank: int) -> None:
-    """The other side of `_send`. Raises GroupLost if what has come may be garbage."""
+    """Receive what `_send` sends. Raises GroupLost if the content may be garbage."""
     if group.backend.aborts:
         _exchange(group, dist.P2POp(dist.irecv, tensor, rank))
         return
@@ -141,15 +140,16 @@ def _receive(group: Group, tensor: torch.Tensor, rank: int) -> None:
 
 
 def _exchange(group: Group, operation: dist.P2POp) -> None:
-    """In a batch: by itself, NCCL would connect the two members anew, out of reach of an abort."""
+    """Run the operation in a batch. By itself, NCCL would open another connection between the two
+    members, which an abort does not reach."""
     for work in dist.batch_isend_irecv([operation]):
         work.wait()
     group.settle()
 
 
 def _wait(work: dist.Work | None) -> None:
-    """With the patience of a collective. That of dist.send() with gloo is that of forming the
-    group, whatever is set later: the other member may have to load a checkpoint first."""
+    """Wait as long as for a collective, since the other member may have to load a checkpoint first.
+    With gloo, dist.send() keeps to the time-out of forming the group, whatever is set later."""
     assert work is not None, "both are members of the group"
     work.wait(COLLECTIVE_TIMEOUT)
 
@@ -164,10 +164,10 @@ class _Part:
 
 
 def _chunks(specs: Sequence[TensorSpec]) -> Iterator[list[_Part]]:
-    """Cut the tensors into chunks of CHUNK_BYTES, the same on both sides.
+    """Cut the tensors into chunks of CHUNK_BYTES, in the same way on both sides.
 
-    Those of the host come first and share no chunk with others: a chunk is moved at once. Only
-    the last chunk of a place has less than CHUNK_BYTES, except for the rest of an element.
+    Host tensors come first and share no chunk with the others, because a chunk is moved at once.
+    Only the last chunk of a place is smaller, or one that has no room for another element.
     """
     by_name = sorted(specs, key=lambda s: s.name)
     for place in ("cpu", "device"):
@@ -188,7 +188,7 @@ def _chunks(specs: Sequence[TensorSpec]) -> Iterator[list[_Part]]:
 
 
 def _blocks(tensor: torch.Tensor, start: int, stop: int) -> Iterator[torch.Tensor]:
-    """Views of these elements in their order, however the tensor lies in memory."""
+    """Yield views of these elements in order, whatever the tensor's layout in memory."""
     if tensor.is_contiguous():
         yield tensor.view(-1)[start:stop]
         return

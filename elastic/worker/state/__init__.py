@@ -1,1 +1,1 @@
-"""What a worker holds, saves and restores."""
+"""The state of a job in a worker: tracked, compared, undone, saved and restored."""

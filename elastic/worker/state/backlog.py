@@ -1,5 +1,5 @@
-"""Records of committed steps that are kept until the coordinator has stored them: which samples
-each consumed, and what the script has reported of it."""
+"""Keeps records of committed steps until the coordinator has stored them: the samples that each
+step consumed, and what the script reported of it."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any, Generic, NamedTuple, TypeAlias, TypeVar, cast
 from elastic.checkpoint.documents import Json
 
 MOST_POINTS = 20_000
-"""Not known to be stored: of steps of 2 ms those of 40 s."""
+"""Largest number of curve points that are kept: those of 40 s with steps of 2 ms."""
 _MOST_HANDED_ON = 2_000
 
 
-class LedgerRecord(NamedTuple):  # one is made at every step, in a third of a dataclass's time
+class LedgerRecord(NamedTuple):  # made at every step, in a third of a dataclass's time
     """The samples of one committed step: positions [start, stop) of the epoch's order.
 
     run: the incarnation of the job that committed it. A checkpoint brings records of an earlier
-    one, which counted its generations by itself. Empty in checkpoints of before there were runs.
+    one, which numbered its own generations. Empty in checkpoints from before runs existed.
     """
 
     step: int
@@ -33,8 +33,8 @@ class LedgerRecord(NamedTuple):  # one is made at every step, in a third of a da
 
 
 class CurvePoint(NamedTuple):
-    """One committed step. `values`, numbers and tensors of one, may grow until the next step is
-    committed."""
+    """What the script reported of one committed step. `values` holds numbers and one-element
+    tensors; it may grow until the next step is committed."""
 
     step: int
     run: str
@@ -49,7 +49,7 @@ RecordT = TypeVar("RecordT", LedgerRecord, CurvePoint)
 class Backlog(Generic[RecordT]):
     """Records not known to be stored. Every member keeps them: any may have to report them.
 
-    most: the oldest of more are dropped; None: none is.
+    most: beyond this number the oldest records are dropped; None: no limit.
     """
 
     def __init__(self, records: Iterable[RecordT] = (), *, most: int | None = None) -> None:
@@ -58,16 +58,16 @@ class Backlog(Generic[RecordT]):
         self._lock = threading.Lock()
 
     def append(self, record: RecordT) -> None:
-        """A step was committed."""
         with self._lock:
             self._records.append(record)
             if self._most is not None and len(self._records) > self._most:
                 del self._records[: self._most // 2]
 
     def stored(self, committed: int, run: str, generation: int) -> None:
-        """Records of steps below `committed` are on storage, as of a generation of `run`.
+        """Drop the records of steps below `committed`: they are stored, as `generation` of `run`
+        had them.
 
-        A member of a later one may have computed the last of them again, with other samples.
+        A later generation's stay: it may have computed the last steps again, with other samples.
         """
         with self._lock:
             self._records = [
@@ -77,12 +77,11 @@ class Backlog(Generic[RecordT]):
             ]
 
     def since(self, step: int, *, of_oldest: int | None = None) -> list[RecordT]:
-        """The records of steps from `step` on; if given, only those among the oldest so many."""
+        """Return the records from `step` on; `of_oldest`: only those among the oldest so many."""
         with self._lock:
             return [r for r in self._records[:of_oldest] if r.step >= step]
 
     def replace(self, records: Iterable[RecordT]) -> None:
-        """Take over these, and forget all others."""
         with self._lock:
             self._records = list(records)
 
@@ -95,7 +94,7 @@ CurvePoints: TypeAlias = Backlog[CurvePoint]
 
 
 def curve_to_json(points: CurvePoints) -> Json:
-    """The newest of them, for a member that joins or a checkpoint."""
+    """Return the newest points as JSON, for a member that joins or a checkpoint."""
     newest = points.since(0)[-_MOST_HANDED_ON:]
     return [
         [p.step, p.run, p.generation, p.unix_s, {n: _json(v) for n, v in [*p.values.items()]}]
@@ -105,11 +104,11 @@ def curve_to_json(points: CurvePoints) -> Json:
 
 def _json(value: Any) -> float | str:
     number = float(value)
-    return number if math.isfinite(number) else str(number)  # JSON has no word for it
+    return number if math.isfinite(number) else str(number)  # JSON has no infinity and no NaN
 
 
 def curve_from_json(document: Json) -> Iterable[CurvePoint]:
-    """What `curve_to_json` gave; nothing of what is no such document: it is not worth a state."""
+    """Return the points of `curve_to_json`, up to a bad one: no state is lost for a curve."""
     points: list[CurvePoint] = []
     with contextlib.suppress(TypeError, ValueError, AttributeError):
         for step, run, generation, unix_s, values in cast("list[Any]", document):

@@ -1,4 +1,4 @@
-"""The parts of the tracked state that are copied, compared and put back as one."""
+"""Cells: the parts of the tracked state that `Undo` copies, compares and puts back as one."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ from elastic.worker.state.tree import (
 Copy = Any
 Compare = Callable[[torch.Tensor, torch.Tensor], bool]
 SMALL_BYTES = 2**16
-# Maps over these take half as long as loops, and every block pays for them.
+# map() with these takes half as long as a loop, and every block pays for it.
 _VERSION = operator.attrgetter("_version")
 _PLACE = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
 _MODE = operator.attrgetter("training")
 _DEEPEST_SIGN = 3
 _LONGEST_SIGN = 256
-_MOST_TENSORS_SIGNED = 4096  # of a list of nothing else: half a millisecond
+_MOST_TENSORS_SIGNED = 4096  # in a list of only tensors: half a millisecond
 _SOME_ELEMENTS = 32
-_ALIGNED_TO = 64  # bytes, as torch's own memory
+_ALIGNED_TO = 64  # bytes, like torch's own memory
 
 
 class Cell(Protocol):
@@ -49,32 +49,32 @@ class Cell(Protocol):
     name: str
 
     def size_bytes(self) -> int:
-        """Of its tensors."""
+        """Bytes of its tensors."""
         ...
 
     def copy(self) -> Copy:
-        """Its content now, in memory of its own."""
+        """Return its present content, in memory of its own."""
         ...
 
     def put_back(self, copy: Copy) -> None:
-        """Make it what it was."""
+        """Restore the content of a copy."""
         ...
 
     def differs(self, copy: Copy) -> bool:
-        """Compare the content itself."""
+        """Compare the content itself with a copy."""
         ...
 
     def mark(self) -> object:
-        """A cheap sign, equal as long as no change is noticed."""
+        """Return a cheap sign, which is equal as long as no change is noticed."""
         ...
 
     def moved(self, mark: Any) -> bool:
-        """Whether the sign has changed since, at a cheaper look that may miss some changes."""
+        """Return whether the sign has changed. A cheaper look, which may miss some changes."""
         ...
 
 
 class _Small(Cell):
-    """One that is always small: it is copied at every block, and nobody asks for its sign."""
+    """A cell that is always small: every block copies it, and nobody asks for its sign."""
 
     def size_bytes(self) -> int:
         return 0
@@ -91,12 +91,12 @@ class _Small(Cell):
 
 
 def is_large(cell: Cell) -> bool:
-    """Whether copying it at every block would be felt."""
+    """Return whether copying the cell at every block would take noticeable time."""
     return cell.size_bytes() > SMALL_BYTES
 
 
 def seems_to_differ(cell: Cell, copy: Copy) -> bool:
-    """Compare some of its content: hardly any write to a tensor leaves all those elements out."""
+    """Compare a sample of the content: hardly any write to a tensor changes no sampled element."""
     if isinstance(cell, (ModuleTensors, OptimizerState)):
         return cell.differs(copy, _seems_same)
     return cell.differs(copy)
@@ -109,14 +109,14 @@ Slot = tuple[dict[str, Any], str]
 
 
 class ModuleTensors:
-    """The parameters, or the buffers, of a module and those inside of it.
+    """The parameters, or the buffers, of a module and of those inside of it.
 
-    A buffer may be assigned anew (`self.n = self.n + 1`), or None, and a parameter's `.data` too:
-    the tensor objects that were there are put back with their content.
+    A script may assign another tensor to a buffer (`self.n = self.n + 1`), or None, and to a
+    parameter's `.data`. So the tensor objects that were there are put back, with their content.
 
-    beside: the attributes of modules with buffers that are not part of their state. Where one of
-    these was made anew, as a cache for longer sequences is, or frequencies for them, such as
-    `self.longest` tells for what it is good: these numbers are put back with it.
+    beside: the attributes of modules with buffers that are not part of their state. Such a buffer
+    may be replaced, for example by a cache for longer sequences, and a number such as
+    `self.longest` then says how far it reaches. These numbers are put back with the buffer.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class ModuleTensors:
         self._are_buffers = are_buffers
         self._slots = list(slots)
         owners = {id(owner): owner for owner, _ in self._slots}
-        self._held = [owner.values() for owner in owners.values()]  # views, always of the present
+        self._held = [owner.values() for owner in owners.values()]  # views, so always current
         self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
@@ -168,7 +168,7 @@ class ModuleTensors:
         return _signs(self._marked)
 
     def moved(self, mark: Any) -> bool:
-        """Of the tensors that were there when they were marked last."""
+        """Look at the tensors that were there at the last `mark`."""
         try:
             versions = list(map(_VERSION, self._marked))
         except RuntimeError:
@@ -176,19 +176,18 @@ class ModuleTensors:
         return bool(
             versions != mark[0]
             or list(map(_PLACE, self._marked)) != mark[1]
-            or (self._are_buffers and self._ids() != mark[2])  # assigned anew
+            or (self._are_buffers and self._ids() != mark[2])  # another one was assigned
         )
 
     def _ids(self) -> list[int]:
         return [id(t) for t in chain.from_iterable(self._held) if t is not None]
 
     def tensors(self) -> list[torch.Tensor | None]:
-        """Those that are there now."""
         return [owner.get(name) for owner, name in self._slots]
 
 
 class RequiresGrad(_Small):
-    """Which parameters of a module are trained; GANs and gradual unfreezing change it."""
+    """Which parameters of a module are trained: GANs and gradual unfreezing change that."""
 
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
@@ -215,8 +214,8 @@ class RequiresGrad(_Small):
 
 
 class Modes(_Small):
-    """Which modules of a model are in training mode: one that is set to eval() inside of a block is
-    what it was when the block is handed out again."""
+    """Which modules of a model are in training mode. One that is set to eval() inside of a block is
+    in its old mode again when the block is handed out again."""
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
@@ -232,7 +231,7 @@ class Modes(_Small):
 
 
 class ExtraState:
-    """What a module keeps besides tensors, as `get_extra_state` gives it."""
+    """A module's `get_extra_state` and `set_extra_state`, as `state_dict` and `load_state_dict`."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -248,12 +247,12 @@ class ExtraState:
 
 
 def steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """How often it has stepped, as `Optimizers` counts."""
+    """Return how often the optimizer has stepped, as `Optimizers` counts."""
     return getattr(optimizer, "_elastic_steps", 0)
 
 
 class Rates(_Small):
-    """The settings of an optimizer's parameter groups: rates that a scheduler changes, and such."""
+    """The settings of an optimizer's parameter groups, such as rates that a scheduler changes."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
@@ -281,15 +280,14 @@ class Rates(_Small):
 
 
 class OptimizerState:
-    """What an optimizer keeps for each parameter; counts its steps, which tell of changes that
-    version counters do not show."""
+    """What an optimizer keeps for each parameter. Its step count shows what versions do not."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
         self._optimizer = optimizer
 
     def size_bytes(self) -> int:
-        """As much as its parameters before it has stepped: one of most optimizers' states."""
+        """At least the size of its parameters: most states are that large after a step."""
         parameters = [p for g in self._optimizer.param_groups for p in g["params"]]
         held = [t for state in self._optimizer.state.values() for t in tensors_of(state)]
         return max(sum(t.numel() * t.element_size() for t in each) for each in (parameters, held))
@@ -330,8 +328,8 @@ class OptimizerState:
         )
 
     def mark(self) -> object:
-        """Its steps; and, for what else replaces its state, such as going back to
-        an earlier one, or a step below a block, the tensors of its first parameter."""
+        """Return the step count and, for other replacements of the state, such as going back to an
+        earlier one, signs of the first parameter's tensors."""
         state = self._optimizer.state
         first: object = next(iter(state.values()), None)
         if type(first) is dict:
@@ -347,7 +345,7 @@ class OptimizerState:
         return bool(steps_of(self._optimizer) != mark[0])
 
     def trained(self) -> Iterator[torch.Tensor]:
-        """The parameters, which change with its steps; a fused step moves no version of theirs."""
+        """Yield the parameters: they change with its steps, but a fused step moves no version."""
         return (p for group in self._optimizer.param_groups for p in group["params"])
 
 
@@ -355,7 +353,7 @@ class OptimizerState:
 
 
 class Scheduler(_Small):
-    """A learning-rate scheduler: its attributes but for the optimizer and its functions."""
+    """A learning-rate scheduler: all of its attributes but the optimizer."""
 
     def __init__(self, name: str, scheduler: torch.optim.lr_scheduler.LRScheduler) -> None:
         self.name = name
@@ -380,9 +378,9 @@ class Scheduler(_Small):
 
 
 class Object:
-    """Any other tracked object, by its state_dict().
+    """Any other tracked object, through its state_dict().
 
-    elsewhere: ids of tensors that other cells look after.
+    elsewhere: ids of tensors that belong to other cells.
     """
 
     def __init__(self, name: str, tracked: Any, elsewhere: Collection[int] = ()) -> None:
@@ -405,8 +403,8 @@ class Object:
         return not trees_equal(self._tracked.state_dict(), copy)
 
     def mark(self) -> object:
-        """Of its attributes and those of the objects it is made of: numbers by value, tensors and
-        what modules are made of by version; of a very long container, the first and the last."""
+        """Return signs of its attributes and of the objects in them: numbers by value, arrays by
+        hash, tensors, also of modules, by version; of a very long container, its ends."""
         inside = _ModulesInside(self._elsewhere, known=self._inside)
         sign, self._inside = _sign(self._tracked, inside), inside
         return sign
@@ -416,12 +414,12 @@ class Object:
 
 
 class _ModulesInside:
-    """Signs of modules that a tracked object keeps, such as an average's or a target network.
+    """Signs of modules that a tracked object keeps, such as an averaged model or a target network.
 
-    Their tensors are looked up once: going through a deep module takes a millisecond.
+    Their tensors are looked up once: a walk through a deep module takes a millisecond.
 
-    known: those met on the walk before. Of others nothing is kept, as of targets that were replaced
-    by copies.
+    known: those of the walk before. Modules that this walk does not meet are forgotten, such as
+    targets that copies have replaced.
     """
 
     def __init__(self, elsewhere: Collection[int], known: _ModulesInside | None = None) -> None:
@@ -436,18 +434,17 @@ class _ModulesInside:
         return key, _signs(_present(chain.from_iterable(known[1])))
 
     def _held_by(self, module: nn.Module) -> list[Any]:
-        """Views of its parameters and buffers, always of the present, but for what is tracked as a
-        module of its own."""
+        """Return current views of its parameters and buffers that no other tracked module has."""
         owners = [d for m in module.modules() for d in (m._parameters, m._buffers) if d]
         own = [any(id(t) not in self._elsewhere for t in _present(o.values())) for o in owners]
         return [owner.values() for owner in compress(owners, own)]
 
 
-_NO_MODULES = _ModulesInside(())  # an optimizer keeps none in its state
+_NO_MODULES = _ModulesInside(())  # an optimizer's state has no modules
 
 
 class ScriptValues(Object):
-    """`session.state`: what is put back are the objects that were in it, with their content."""
+    """`session.state`: the objects that were in it are put back with their content."""
 
     def copy(self) -> Copy:
         return [(key, keep(value)) for key, value in self._tracked.items()]
@@ -465,8 +462,7 @@ class ScriptValues(Object):
 
 
 class Scaler(Object):
-    """A GradScaler: also what each optimizer has been through since the last `update()`, which its
-    state_dict() leaves out."""
+    """A GradScaler, with each optimizer's stage since `update()`, absent from its state_dict()."""
 
     def copy(self) -> Copy:
         return copy_tree(self._tracked.state_dict()), self._stages()
@@ -487,8 +483,8 @@ class Scaler(Object):
 
 
 class OwnState(Object):
-    """An optimizer by what its class says its state is, which may be more than torch's part of it:
-    slow weights, counters, the state of an optimizer inside of it."""
+    """An optimizer, through its class's own state, which may have more than torch's: slow weights,
+    counters, the state of an optimizer inside of it."""
 
     def put_back(self, copy: Copy) -> None:
         with kept_in_place([self._tracked]):
@@ -503,12 +499,13 @@ class OwnState(Object):
 
 
 class Gradients:
-    """Gradients that outlive a step: tracked, and put back, where a script accumulates them.
+    """Gradients that outlive a step: tracked and put back where a script accumulates them.
 
     A gradient that is still there when a block begins may be left over, to be zeroed before the
-    first backward pass, or be meant to grow. `before_backward` finds out which, module by module.
-    Gradients that have grown once may do so again, whatever happens in the blocks between: a script
-    may zero them at the begin of every fourth. Until it is known they are taken to be meant to.
+    first backward pass, or may be meant to grow. `before_backward` finds out which, for each
+    module. Gradients that have grown once may do so again, whatever happens in the blocks between:
+    a script may zero them at the begin of every fourth. Until this is known, they are assumed to be
+    meant to grow.
     """
 
     name = "session.gradients"
@@ -520,11 +517,11 @@ class Gradients:
         self._left: dict[str, tuple[int, int]] = {}
 
     def watch(self, name: str, module: nn.Module) -> None:
-        """Look after the gradients of this module's parameters."""
+        """Track the gradients of this module's parameters."""
         self._modules[name] = dict(module.named_parameters())
 
     def begin(self) -> Copy:
-        """A block begins: copy what may be meant to grow."""
+        """A block begins: return a copy of the gradients that may be meant to grow."""
         self._at_begin = dict(self._accumulates)
         self._left = {}
         for name, parameters in self._modules.items():
@@ -534,8 +531,7 @@ class Gradients:
         return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
-        """The block's first backward pass comes. Returns whether gradients will grow that were
-        not expected to."""
+        """The block's first backward pass: return whether gradients unexpectedly grow."""
         if not self._left:
             return False
         surprised = False
@@ -548,7 +544,7 @@ class Gradients:
         return surprised
 
     def copy(self) -> Copy:
-        """Those that may be meant to grow."""
+        """Copy the gradients that may be meant to grow."""
         return [
             (p, p.grad.clone())
             for name, parameters in self._modules.items()
@@ -558,8 +554,8 @@ class Gradients:
         ]
 
     def put_back(self, copies: Copy) -> None:
-        """Make them what they were when the block began. What the block has found out is forgotten
-        as well: members that did not come as far must expect the same."""
+        """Restore the gradients of the block's begin. Also forget what the block has found out:
+        members that did not come as far must expect the same."""
         self._accumulates = dict(self._at_begin)
         for parameters in self._modules.values():
             for parameter in parameters.values():
@@ -568,8 +564,8 @@ class Gradients:
             parameter.grad = gradient.clone()
 
     def state_dict(self) -> dict[str, Any]:
-        """Those that may be meant to grow, by module and parameter, and what is known of each
-        module. Every member has the same: their shares of a checkpoint must fit."""
+        """Return the gradients that may be meant to grow, by module and parameter, and what is
+        known of each module. Every member has the same: their shares of a checkpoint must fit."""
         return {
             "accumulates": dict(self._accumulates),
             "gradients": {
@@ -580,7 +576,6 @@ class Gradients:
         }
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over another member's."""
         self._accumulates = dict(state_dict["accumulates"])
         self._at_begin = dict(self._accumulates)
         for module, parameters in self._modules.items():
@@ -590,7 +585,7 @@ class Gradients:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _unchanged(self, name: str, left: tuple[int, int]) -> bool:
-        """The gradients are those that were there when the block began, and not all zero."""
+        """True if the first gradient is still the same one, and it or the last is not zero."""
         parameters = self._modules[name]
         first = _first_gradient(parameters)
         if first is None or (id(first), first._version) != left:
@@ -600,12 +595,12 @@ class Gradients:
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Of an embedding's sparse gradient, the values."""
+    """Return the values of an embedding's sparse gradient, another gradient as it is."""
     return gradient._values() if gradient.is_sparse else gradient
 
 
 def _stored(gradient: torch.Tensor) -> Any:
-    """A sparse gradient by the tensors that it is made of."""
+    """Return a sparse gradient as the tensors that it is made of."""
     if not gradient.is_sparse:
         return gradient
     coalesced = gradient.detach().coalesce()
@@ -635,8 +630,8 @@ def _first_gradient(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor | No
 
 
 class DefaultGenerators(_Small):
-    """torch's generators that a script uses without naming one (dropout): this worker's own, no
-    part of what members give each other. A copy may be None: then they stay what they are."""
+    """torch's generators that a script uses without naming one (dropout). They are this worker's
+    own, and members do not exchange them. A copy may be None: then they stay as they are."""
 
     name = "torch's default generators"
 
@@ -661,7 +656,7 @@ class DefaultGenerators(_Small):
 
 
 class TorchGenerator:
-    """`session.generator(name)`: tracked by its state."""
+    """`session.generator(name)`: a `torch.Generator`, tracked by its state."""
 
     def __init__(self, generator: torch.Generator) -> None:
         self.generator = generator
@@ -674,7 +669,7 @@ class TorchGenerator:
 
 
 class NumpyGenerator:
-    """The same for a `numpy.random.Generator` on PCG64, whose state is numbers."""
+    """`session.generator(name, kind="numpy")`: on PCG64, whose state is numbers."""
 
     def __init__(self, generator: np.random.Generator) -> None:
         self.generator = generator
@@ -687,7 +682,7 @@ class NumpyGenerator:
 
 
 class PythonGenerator:
-    """The same for a `random.Random`."""
+    """`session.generator(name, kind="python")`: a `random.Random`."""
 
     def __init__(self, generator: random.Random) -> None:
         self.generator = generator
@@ -701,10 +696,10 @@ class PythonGenerator:
         self.generator.setstate((state_dict["version"], numbers, state_dict["gauss"]))
 
 
-# ---- all of a script's
+# ---- the cells of a script
 
 
-# Those that keep nothing but numbers and lists of them; others go by their state_dict().
+# Schedulers that keep only numbers and lists of them; others are copied by their state_dict().
 _PLAIN_SCHEDULERS = {
     kind
     for name in (
@@ -716,7 +711,7 @@ _PLAIN_SCHEDULERS = {
 
 
 def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cell], list[Cell]]:
-    """(large, small) cells of the tracked objects; what two of them share belongs to the first."""
+    """Return (large, small) cells. What two tracked objects share belongs to the first."""
     cells: list[Cell] = [DefaultGenerators(device)]
     seen: set[int] = set()
     modules = [item for item in tracked.values() if isinstance(item, nn.Module)]
@@ -734,7 +729,7 @@ def cells_of(tracked: Mapping[str, Any], device: torch.device) -> tuple[list[Cel
             cells.append(ScriptValues(name, item))
         elif not isinstance(item, Gradients):
             cells.append(Object(name, item, in_modules))
-    kinds = (OptimizerState, OwnState)  # in their order: the second makes tensors anew
+    kinds = (OptimizerState, OwnState)  # both large, in order: an OwnState makes new tensors
     large = [c for c in cells if isinstance(c, kinds) or is_large(c)]
     return large, [c for c in cells if c not in large]
 
@@ -786,7 +781,7 @@ def _slots(
 def _copied(
     data: list[torch.Tensor], reuse: list[torch.Tensor] | None, on_host: bool
 ) -> list[torch.Tensor]:
-    """Copies, in the memory of `reuse` if that fits: fresh memory takes far longer."""
+    """Copy tensors, into the memory of `reuse` if that fits: fresh memory takes far longer."""
     fits = reuse is not None and len(reuse) == len(data) and all(map(_fits, reuse, data))
     copies = reuse if fits and reuse is not None else _room_for(data, on_host)
     if data:
@@ -795,8 +790,8 @@ def _copied(
 
 
 def _room_for(data: list[torch.Tensor], on_host: bool) -> list[torch.Tensor]:
-    """What can hold the tensors. On the host it is one block, for which NumPy asks the kernel for
-    huge pages: the first touch of 40 MB in small ones takes 20 ms."""
+    """Return memory for copies of the tensors. On the host it is one block, for which NumPy asks
+    the kernel for huge pages: the first touch of 40 MB in small pages takes 20 ms."""
     together = [(on_host or t.device.type == "cpu") and t.is_contiguous() for t in data]
     sizes = [-(-t.numel() * t.element_size() // _ALIGNED_TO) * _ALIGNED_TO for t in data]
     block = torch.from_numpy(np.empty(sum(compress(sizes, together)), np.uint8))
@@ -813,7 +808,7 @@ def _room_for(data: list[torch.Tensor], on_host: bool) -> list[torch.Tensor]:
 
 
 def _seems_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Whether some elements of two tensors, from the first to the last, are equal."""
+    """Return whether some elements of two tensors, from the first to the last, are equal."""
     if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
         return False
     if tensor.numel() <= _SOME_ELEMENTS or not (tensor.is_contiguous() and copy.is_contiguous()):
@@ -838,13 +833,13 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
 def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:
     if not data:
         return
-    # What was made in inference mode can be written to only there.
+    # A tensor that was made in inference mode can be written to only in it.
     with torch.inference_mode() if any(t.is_inference() for t in data) else torch.no_grad():
         torch._foreach_copy_(data, content)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
-    """A group's, without what it trains: rates, and whatever else an optimizer keeps there."""
+    """Copy a group without its parameters: rates, and whatever else an optimizer keeps there."""
     settings = dict(group)
     del settings["params"]
     for key, value in settings.items():
@@ -857,7 +852,7 @@ def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _held(live: Any, value: Any) -> Any:
-    """The copied value; a tensor in the one that is there, which others may hold as well."""
+    """Return the copied value, a tensor in the live one if it fits: others may refer to that."""
     if not (isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)):
         return copy_tree(value)
     if not _fits(value, live):
@@ -867,7 +862,7 @@ def _held(live: Any, value: Any) -> Any:
 
 
 def _containers(value: Any) -> Any:
-    """The same tensors in dictionaries and lists of their own: L-BFGS keeps a history in lists."""
+    """Copy dictionaries and lists, not the tensors in them: L-BFGS keeps a history in lists."""
     return copy_tree(value, lambda tensor: tensor)
 
 
@@ -905,7 +900,7 @@ def _sign(value: Any, modules: _ModulesInside, depth: int = 0) -> object:
         return id(value), 0 if value.is_inference() else value._version, _place_of(value)
     if type(value) in UNCHANGING or isinstance(value, (bool, int, float, str)):
         return value
-    if isinstance(value, np.ndarray):  # it counts no versions
+    if isinstance(value, np.ndarray):  # an array counts no versions
         return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
     if isinstance(value, (set, frozenset)):
         return frozenset(value)

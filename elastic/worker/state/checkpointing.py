@@ -1,6 +1,7 @@
-"""The member's side of checkpoints: when it saves and what it restores, how the bytes of a
-replicated state are divided among the writers, its own share, written in the background, and the
-way back, on which no file is trusted before its digest has been compared.
+"""The member's side of checkpoints: writes its share of the state, and restores a checkpoint.
+
+The bytes of the replicated state are divided among the members. Each writes its share in the
+background. No file is used before its digest has been compared.
 """
 
 from __future__ import annotations
@@ -52,14 +53,13 @@ class Place:
 
 
 class Checkpointing:
-    """Saves at step boundaries where every member does, and restores where nobody has the state.
+    """Saves at step boundaries, where every member does; restores where no member has the state.
 
-    At most one save is under way: the next waits its turn, training does not. Without a directory
-    it does nothing.
+    Training goes on while a share is written; the next save waits. No directory: does nothing.
 
     every: steps between two checkpoints; 0: none are saved at intervals.
-    send: takes `shard_saved=`, `save_failed=` or `notice=` for the agent; called on the writing
-    thread too.
+    send: sends `shard_saved=`, `save_failed=` or `notice=` to the agent; called on the writing
+    thread, too.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Checkpointing:
         self._share: HostShare | None = None
         self._changed = threading.Condition()
         self._settled: dict[int, bool] = {}
-        self._reports: dict[int, dict[str, Any]] = {}  # not settled, by step
+        self._reports: dict[int, dict[str, Any]] = {}  # those that are not settled, by step
         self._last: tuple[int, Place] | None = None
         self._write_last: Callable[[], None] | None = None
         self._insists = False
@@ -87,7 +87,8 @@ class Checkpointing:
     # ---- restoring
 
     def load(self) -> tuple[Loaded | None, str]:
-        """The newest intact checkpoint, None if there is none; and where the state comes from."""
+        """Return the newest intact checkpoint, None if there is none, and where the state comes
+        from, in words. Raises CheckpointDamaged if checkpoints exist and none is intact."""
         if self._directory is None:
             return None, "initial"
         damaged: list[int] = []
@@ -107,14 +108,13 @@ class Checkpointing:
     # ---- saving
 
     def save(self, state: JobState, group: Group, *, insists: bool = False) -> None:
-        """At a step boundary: copy this member's share to host memory and write it while training
-        goes on.
+        """At a step boundary, copy this member's share to host memory; write it in the background.
 
-        A group saves a step once: what it would write again has the same names, may by then be part
-        of a checkpoint, and may differ in what was acknowledged meanwhile. If it was abandoned, the
-        coordinator takes no other from this group.
+        A group saves a step only once. A second save would write files of the same names, which may
+        be part of a checkpoint by then, and may differ in what was acknowledged meanwhile. After an
+        abandoned save the coordinator takes no other of that step from this group.
 
-        insists: what the storage refuses is no failure yet: `try_again` does.
+        insists: a refusal of the storage is no failure yet, because `try_again` writes again.
         """
         step = state.committed
         place = Place(
@@ -158,10 +158,10 @@ class Checkpointing:
         *,
         insists: bool = False,
     ) -> None:
-        """Save unless this very step is saved, and wait until it is committed or given up.
+        """Save this step unless it is saved; wait until its checkpoint is committed or given up.
 
-        insists: try again what the storage refuses, until the coordinator ends the job.
-        Raises GroupLost once `superseded`: another group must save then.
+        insists: retry what the storage refuses, until the coordinator ends the job.
+        Raises GroupLost once `superseded`, or the group is aborted: another group must save then.
         """
         step = state.committed
         if self._directory is None or step == 0 or self.is_committed(step):
@@ -173,7 +173,7 @@ class Checkpointing:
             self.try_again()
 
     def try_again(self) -> None:
-        """Write once more what the storage has refused, if it was some time ago."""
+        """Write again what the storage has refused, at most once in _RETRY_S."""
         write, again_at = self._write_last, self._again_at
         if again_at is None or time.monotonic() < again_at or write is None:
             return
@@ -186,7 +186,7 @@ class Checkpointing:
         self._writing.start()
 
     def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
-        """The coordinator has committed the checkpoint of `step`, or abandoned that of the group of
+        """The coordinator has committed the checkpoint of `step`, or abandoned the save of
         `generation` (0: not known which): a later group may be saving the same step."""
         with self._changed:
             if not committed and generation and self._last is not None:
@@ -200,23 +200,21 @@ class Checkpointing:
             self._changed.notify_all()
 
     def report_again(self) -> None:
-        """Tell a coordinator that may be new what it has not settled."""
+        """Send the reports that are not settled to a coordinator that may be new."""
         with self._changed:
             reports = list(self._reports.values())
         for report in reports:
             self._send(**report)
 
     def is_settled(self, step: int, timeout_s: float) -> bool:
-        """Wait up to `timeout_s` until the checkpoint of `step` is committed or abandoned."""
+        """Wait up to `timeout_s`; return whether the step's save is committed or abandoned."""
         with self._changed:
             return self._changed.wait_for(lambda: step in self._settled, timeout_s)
 
     def is_committed(self, step: int) -> bool:
-        """The checkpoint of `step` is known to be committed."""
         return self._settled.get(step, False)
 
     def wait_idle(self) -> None:
-        """Wait until nothing is being written."""
         if self._writing is not None:
             self._writing.join()
             self._writing = None
@@ -233,7 +231,7 @@ class Checkpointing:
         index, count = place.rank, place.world_size
         began_at = time.monotonic()
         try:
-            if is_committed(directory, step):  # restored from it, or by the group before
+            if is_committed(directory, step):  # restored from it, or the group before saved it
                 self.settle(step, committed=True)
                 return
             files = write_share(
@@ -245,7 +243,7 @@ class Checkpointing:
                 share,
                 structure if index == 0 else None,
             )
-        except Exception as error:  # noqa: BLE001 - those that wait for this part must hear of it
+        except Exception as error:  # noqa: BLE001 - reported to those that wait for this share
             failed = job_pb2.SaveFailed(
                 worker=self._worker,
                 step=step,
@@ -254,7 +252,7 @@ class Checkpointing:
                 retried=self._insists,
             )
             if self._insists:
-                _remove_own(directory, step, place)  # a disk that is full needs the room
+                _remove_own(directory, step, place)  # a full disk needs the room
             self._report(step, save_failed=failed)
             if self._insists:
                 self._again_at = time.monotonic() + _RETRY_S
@@ -282,7 +280,7 @@ class Checkpointing:
 
 
 def _remove_own(directory: CheckpointDirectory, step: int, place: Place) -> None:
-    """This member's files of the save; those of the others stay."""
+    """Remove this member's files of the save; the other members' files stay."""
     group = group_name(place.generation, place.run)
     names = [shard_name(place.rank, place.world_size, group)]
     names += [structure_name(group)] if place.rank == 0 else []
@@ -301,7 +299,7 @@ _NO_SHARD = (
     MemoryError,
     RuntimeError,
 )
-"""What readers raise of a file that was not written as `shards` writes it."""
+"""Errors that readers raise for a file that `safetensors_blocks` has not written."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -314,10 +312,10 @@ class Loaded:
 
 
 def load(directory: CheckpointDirectory, step: int) -> Loaded:
-    """Read a committed checkpoint, whatever the number of its shards.
+    """Read a committed checkpoint, whatever its number of shards.
 
-    Holds one shard beside the tensors while it reads. Raises CheckpointDamaged naming the file,
-    TransientError if the storage cannot be reached.
+    Holds one shard beside the tensors while it reads. Raises CheckpointDamaged, which names the
+    file, and TransientError if the storage cannot be reached.
     """
     manifest = read_manifest(directory, step)
     where = f"{directory.url}/{path_in_step(step, '')}"
@@ -338,10 +336,10 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
 def load_latest(
     directory: CheckpointDirectory, on_damaged: Callable[[int, str], None]
 ) -> Loaded | None:
-    """Load the newest checkpoint that is intact; None if there is no checkpoint at all.
+    """Load the newest checkpoint that is intact; return None if there is no checkpoint at all.
 
-    `on_damaged` is told the step and what is wrong of each that had to be passed over. Raises
-    CheckpointDamaged, naming all of them, if none is intact.
+    `on_damaged` is called with step and reason for each checkpoint that is skipped. Raises
+    CheckpointDamaged, which names all of them, if none is intact.
     """
     reasons: list[str] = []
     for step in list_checkpoints(directory):
@@ -371,16 +369,16 @@ def _read_verified(directory: CheckpointDirectory, step: int, expected: FileDige
 
 
 class _Assembly:
-    """Tensors being put together from shards; `where` is the checkpoint, for messages."""
+    """Puts tensors together from shards; `where` names the checkpoint in messages."""
 
     def __init__(self, specs: tuple[TensorSpec, ...], where: str) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._where = where
         self._tensors: dict[str, torch.Tensor] = {}
-        self._filled: dict[str, int] = {}  # elements there so far, from the first one on
+        self._filled: dict[str, int] = {}  # number of leading elements that are there
 
     def add(self, name: str, content: bytes) -> None:
-        """Take what the next shard has; CheckpointDamaged if it does not fit the structure."""
+        """Take the tensors of the next shard. Raises CheckpointDamaged if it does not fit."""
         try:
             slices = _slices(content)
             for tensor_name, tensor in safetensors.torch.load(content).items():
@@ -389,7 +387,7 @@ class _Assembly:
             raise CheckpointDamaged(f"{self._where}{name} does not fit: {error!r}") from error
 
     def finish(self) -> dict[str, torch.Tensor]:
-        """Return all tensors; CheckpointDamaged if any is not complete."""
+        """Return all tensors. Raises CheckpointDamaged if one is not complete."""
         specs = self._specs.values()
         lacking = [spec.name for spec in specs if self._filled.get(spec.name) != spec.element_count]
         if lacking:
@@ -418,19 +416,19 @@ class _Assembly:
 
 
 def _slices(content: bytes) -> dict[str, list[int]]:
-    """Return where a shard's flat slices [start, stop) belong, as its metadata says."""
+    """Return where a shard's flat slices [start, stop) belong, from its metadata."""
     length = int.from_bytes(content[:8], "little")
     header = json.loads(content[8 : 8 + length])
     slices: dict[str, list[int]] = json.loads(header["__metadata__"][SLICES])
     return slices
 
 
-SLICES = "slices"  # the key of a shard's metadata under which it says where its slices belong
+SLICES = "slices"  # the key, in a shard's metadata, of where its slices belong
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Piece:
-    """The elements [start, stop) of a tensor in row-major order; `whole` if that is all of it."""
+    """The elements [start, stop) of a tensor in row-major order; `whole` if these are all."""
 
     name: str
     start: int
@@ -440,7 +438,7 @@ class Piece:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class HostShare:
-    """One writer's pieces in host memory, independent of the live state.
+    """One member's pieces in host memory, independent of the live state.
 
     A whole tensor has its own shape. A slice is flat, and `slices` gives its [start, stop).
     """
@@ -457,14 +455,14 @@ def plan_shards(
 ) -> tuple[tuple[Piece, ...], ...]:
     """Return the pieces of each of `count` shards.
 
-    local: the names of tensors that may differ between the writers. Shard 0 has all of them whole,
-    so that a checkpoint holds those of one writer. The others make up for it: every shard is within
-    one element (of the largest type) of an equal share of the bytes, unless shard 0 has more than
-    that already. If all elements have one type, shards differ by at most one element. Depends on
-    nothing else, so writers need not talk to agree on it.
+    local: names of tensors that may differ between members. Shard 0 has all of them whole, so that
+    a checkpoint holds those of one member. The others take more of the rest: every shard is within
+    one element (of the largest type) of an equal share of the bytes, unless shard 0 already has
+    more. If all elements have one type, shards differ by at most one element. The plan depends on
+    nothing else, so members agree on it without communication.
 
-    uneven: the names of those that not even every writer has, or with the same shape. Shard 0 has
-    them too, and they count for nothing: what they did to the cuts would differ between writers.
+    uneven: names of tensors that some members lack, or have in another shape. Shard 0 has them too.
+    They do not count in the division, because the cuts would then differ between members.
     """
     assert count >= 1, f"a checkpoint has at least one shard, not {count}"
     extra = [
@@ -493,9 +491,9 @@ def copy_share(
 ) -> HostShare:
     """Copy one shard's pieces to host memory; training may go on when this returns.
 
-    `reuse` is an earlier share whose writing has ended: its memory is overwritten wherever it
-    fits. That takes a fifteenth of the time of fresh memory (measured), which the kernel must
-    first find and clear page by page.
+    reuse: an earlier share that has been written. Its memory is overwritten where it fits. That
+    takes a fifteenth of the time of fresh memory (measured), which the kernel must first find and
+    clear page by page.
     """
     buffers = reuse.tensors if reuse is not None else {}
     with torch.no_grad():
@@ -503,7 +501,7 @@ def copy_share(
             piece.name: _copy(tensors[piece.name], piece, buffers.get(piece.name))
             for piece in pieces
         }
-    # Copies from devices run behind this thread: each device's queue is waited for once.
+    # Copies from devices run asynchronously: wait for each device's queue once.
     for device in {tensors[piece.name].device for piece in pieces}:
         if device.type == "cuda":
             torch.cuda.current_stream(device).synchronize()
@@ -522,9 +520,9 @@ def write_share(
 ) -> list[FileDigest]:
     """Write shard `index` of `count`, and the structure if one is given; return their digests.
 
-    group: the name of those who save together; no other group's files have these names. Raises
-    CheckpointWriteError if the storage refuses, or if the step is already committed. Where that is
-    found out too late, the files are of no use and do no harm.
+    group: the name of the group that saves; no other group's files have these names. Raises
+    CheckpointWriteError if the storage refuses, or if the step is already committed. If it is
+    committed meanwhile, the files are useless and harmless.
     """
     if is_committed(directory, step):
         raise CheckpointWriteError(
@@ -549,7 +547,7 @@ def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
         (name, torch.view_as_real(tensor) if tensor.dtype in REAL_PART else tensor)
         for name, tensor in share.tensors.items()
     ]
-    # Widest elements first, as the library does: every tensor is then aligned in the file.
+    # Widest elements first, as in the library: every tensor is then aligned in the file.
     stored.sort(key=lambda entry: (-entry[1].element_size(), entry[0]))
     header = _header(stored, share.slices)
     yield memoryview(len(header).to_bytes(8, "little"))
@@ -560,10 +558,8 @@ def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
 
 
 def _ends(total_bytes: int, count: int, first_bytes: int) -> list[int]:
-    """Where each shard ends, in bytes: equal shares, of which the first has `first_bytes` or more.
-
-    What it has too much, the others have less.
-    """
+    """Return where each shard ends, in bytes. Shares are equal, but the first has at least
+    `first_bytes`; what it has too much, the others have less."""
     if first_bytes * count <= total_bytes:
         return [total_bytes * (index + 1) // count for index in range(count)]
     rest, others = total_bytes - first_bytes, max(1, count - 1)
@@ -573,7 +569,7 @@ def _ends(total_bytes: int, count: int, first_bytes: int) -> list[int]:
 def _cut(
     spec: TensorSpec, offset: int, ends: Sequence[int], shard: int
 ) -> Iterator[tuple[int, Piece]]:
-    """Yield (shard, piece) for the tensor at byte `offset`; `ends` are the shards' last bytes."""
+    """Yield (shard, piece) for the tensor at byte `offset`; shards end at the bytes `ends`."""
     start, count = 0, spec.element_count
     while True:
         room = max((ends[shard] - offset) // spec.element_bytes, start)
@@ -592,7 +588,7 @@ def _copy(tensor: torch.Tensor, piece: Piece, buffer: torch.Tensor | None) -> to
         source = source.reshape(-1)[piece.start : piece.stop]
     on_cuda = source.device.type == "cuda"
     if buffer is None or (buffer.shape, buffer.dtype) != (source.shape, source.dtype):
-        # Page-locked memory is what a device can copy to at full speed and without waiting.
+        # A device copies to page-locked memory at full speed and without waiting.
         buffer = torch.empty(source.shape, dtype=source.dtype, device="cpu", pin_memory=on_cuda)
     return buffer.copy_(source, non_blocking=on_cuda)
 
@@ -619,8 +615,7 @@ FORMAT_VERSION = 1
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Structure:
-    """The document beside the shards: the table of tensors, the skeleton they belong in, and any
-    JSON the caller adds."""
+    """The document beside the shards: the table of tensors, the skeleton and the caller's JSON."""
 
     specs: tuple[TensorSpec, ...]
     skeleton: Json
@@ -640,7 +635,7 @@ def structure_to_json(structure: Structure) -> bytes:
 
 
 def structure_from_json(content: bytes, where: str) -> Structure:
-    """Parse the document; CheckpointDamaged names the file `where` and what is wrong with it."""
+    """Parse the document. Raises CheckpointDamaged, which names the file `where` and the fault."""
     document = documents.decode(content, where)
     version = documents.field(document, "format_version", int, where)
     if version != FORMAT_VERSION:

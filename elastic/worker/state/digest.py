@@ -1,4 +1,4 @@
-"""A number that is equal for equal tensors, taken at the speed of their memory."""
+"""Computes a number that is equal for equal tensors, at the speed of their memory."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import xxhash
 
 _ON_DEVICE_ELEMENTS = 2**24
 _MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
-"""An odd number without a pattern: 2^64 divided by the golden ratio, as a signed one."""
+"""An odd number without a pattern: 2^64 divided by the golden ratio, as a signed integer."""
 
 
 def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
-    """63 bits of the tensors' content in their order, and of `extra`.
+    """Return 63 bits of the tensors' content, in order, and of `extra`; never 0.
 
-    Tensors of the host are hashed in place (xxh3). Those of a device are summed there, each word
-    weighted by its position, so that only 8 bytes of each cross the bus.
+    Host tensors are hashed in place (xxh3). A device's tensors are summed there, each word weighted
+    by its position, so that only 8 bytes of each cross the bus.
     """
     hasher = xxhash.xxh3_64(extra)
     sums = []
@@ -34,14 +34,14 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
 
 
 def _weighted_sum(content: torch.Tensor) -> torch.Tensor:
-    """Sum of each word times a number that is mixed from its position, modulo 2^64."""
+    """Return the sum of each word times a number mixed from its position, modulo 2^64."""
     padded = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=content.device)
     for start in range(0, padded.numel(), _ON_DEVICE_ELEMENTS):
         words = padded[start : start + _ON_DEVICE_ELEMENTS].to(torch.int64)
         stop = start + words.numel()
         places = torch.arange(start + 1, stop + 1, dtype=torch.int64, device=content.device)
-        weights = places * _MULTIPLIER  # mixed, or equal distances would give equal sums
+        weights = places * _MULTIPLIER  # mixed: linear ones miss opposite moves of equal distance
         weights ^= weights >> 29
         weights *= _MULTIPLIER
         weights ^= weights >> 32
@@ -50,9 +50,9 @@ def _weighted_sum(content: torch.Tensor) -> torch.Tensor:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor's memory as a flat uint8 tensor; shares it if contiguous."""
+    """Return the content as a flat uint8 tensor, which shares a contiguous tensor's memory."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
     if flat.is_complex():
         flat = torch.view_as_real(flat).reshape(-1)
-    # A lone element counts as contiguous whatever its stride, but not where types are changed.
+    # A single element counts as contiguous whatever its stride, but view(dtype) needs stride 1.
     return flat.as_strided((flat.numel(),), (1,)).view(torch.uint8)

@@ -1,5 +1,6 @@
-"""What a worker replicates: how far the job is, and everything the script tracks, buffers included
-that change in shape as a script trains, or that come to be only then.
+"""The replicated state of a worker: the job's progress, and everything that the script tracks.
+
+This includes buffers that change in shape as a script trains, or that appear only then.
 """
 
 from __future__ import annotations
@@ -54,33 +55,30 @@ from elastic.worker.state.tree import (
 )
 
 _VALUES = "session.state."
-_DEEPEST_STATES = 3  # in the state that an optimizer's class makes by itself
+_DEEPEST_STATES = 3  # levels in the state that an optimizer's class defines
 _MOST_NAMED = 5  # parameters, in a warning
-_MOST_GROUPS = 20  # of an optimizer, whose learning rates are told
+_MOST_GROUPS = 20  # of an optimizer, whose learning rates are reported
 
 
 @runtime_checkable
 class Stateful(Protocol):
     """Anything that can be tracked: models, optimizers, schedulers, scalers, averages..."""
 
-    def state_dict(self) -> Any:
-        """The object's state."""
-        ...
+    def state_dict(self) -> Any: ...
 
-    def load_state_dict(self, state_dict: Any) -> Any:
-        """Replace the object's state."""
-        ...
+    def load_state_dict(self, state_dict: Any) -> Any: ...
 
 
 class Values(dict[str, Any]):
-    """`session.state`: a dictionary of the script's that is tracked like any other object.
+    """`session.state`: the script's dictionary, which is tracked like any other object.
 
-    Lists, dictionaries, sets and tensors in it stay the objects that they are, since a script may
-    keep one for itself: `history = session.state.setdefault("history", [])`.
+    Lists, dictionaries, sets and tensors in it stay the same objects, since a script may keep a
+    reference: `history = session.state.setdefault("history", [])`.
     """
 
     await_state: Callable[[], bool] = staticmethod(lambda: False)
-    """Whether the script passes loops that are done, at whose end it gets the job's values."""
+    """Returns whether the script passes loops that are done. It gets the job's values
+    afterwards."""
 
     def __missing__(self, key: str) -> Any:
         if not self.await_state():
@@ -93,14 +91,13 @@ class Values(dict[str, Any]):
         )
 
     def __getstate__(self) -> None:
-        """Only the values are pickled, as by `torch.save`."""
+        """`torch.save` and others pickle only the values."""
 
     def state_dict(self) -> dict[str, Any]:
-        """The values."""
         return dict(self)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Replace the values."""
+        """Replace the values, in the objects that are there as far as these can hold them."""
         filling = Filling()
         values = {key: fill(self.get(key), item, filling) for key, item in state_dict.items()}
         self.clear()
@@ -108,27 +105,27 @@ class Values(dict[str, Any]):
 
 
 class JobState:
-    """The replicated state: the job's progress, its ledger, tracked objects.
+    """The replicated state: the job's progress, its ledger, and tracked objects.
 
-    Objects of the session's own are tracked under names with a dot, which a script cannot use.
+    The session's own objects are tracked under names with a dot, which a script cannot use.
     """
 
     def __init__(self) -> None:
         self.progress = Progress()
         self.loader = 0
-        """The number of the loader that the script uses now."""
+        """Number of the loader that the script uses now."""
         self.ledger = LedgerBacklog()
         self.curve: CurvePoints = Backlog(most=MOST_POINTS)
-        """What the script has reported of each step, where that is kept."""
+        """What the script reported of each step, if the coordinator keeps it."""
         self.values = Values()
         self.results = Values()
-        """What calls of `session.run` between two loops have returned, for those who skip them."""
+        """Results of `session.run` calls between two loops, for workers that skip these."""
         self.gradients = Gradients()
         self.buffers = BuiltBuffers()
         self._scripts: dict[str, Stateful] = {}
         self._rank_local: set[str] = set()
         self.means = Values()
-        """What `step.mean` has found in the last committed step."""
+        """Results of `step.mean` in the last committed step."""
         self._own: dict[str, Stateful] = {
             "session.state": self.values,
             "session.results": self.results,
@@ -137,14 +134,14 @@ class JobState:
         }
         self._modes_after_loop: dict[str, Json] = {}
         self._waiting: dict[str, Any] = {}
-        """States of such objects that the script has not made yet, by name."""
+        """States of own objects that the script has not made yet, by name."""
         self.late: dict[str, Any] = {}
-        """How such objects were when they came to be tracked, of those since the block's begin."""
+        """First states of the own objects that came to be tracked since the block's begin."""
         self.version = 0
-        """Grows with everything that comes to be tracked."""
+        """Grows with each object that is tracked."""
 
     def track(self, objects: Mapping[str, Stateful], *, rank_local: bool = False) -> None:
-        """Add objects by name. Raises ConfigurationError."""
+        """Add the script's objects. rank_local: members may differ. Raises ConfigurationError."""
         for name, tracked in objects.items():
             if "." in name:
                 raise ConfigurationError(
@@ -170,8 +167,8 @@ class JobState:
             self.version += 1
 
     def track_own(self, name: str, tracked: Stateful) -> None:
-        """Add an object of the session's own; its name has a dot. It takes over the state that was
-        received for it: a script may make a generator only inside its loop."""
+        """Track an object of the session's own, whose name has a dot. It takes over the state that
+        was received for it, since a script may make a generator only inside its loop."""
         self._own[name] = tracked
         if name in self._waiting:
             tracked.load_state_dict(self._waiting.pop(name))
@@ -179,18 +176,17 @@ class JobState:
         self.version += 1
 
     def put_back_late(self) -> None:
-        """Undo what was done to what came to be tracked in a block that is given up."""
+        """Undo changes to objects that came to be tracked in a block that is given up."""
         for name, state in self.late.items():
             self._own[name].load_state_dict(copy_tree(state))
 
     @property
     def committed(self) -> int:
-        """Steps committed by the job so far."""
         return self.progress.committed
 
     @property
     def position(self) -> DataPosition:
-        """How far the present loader is."""
+        """Position in the present loader's data."""
         return self.progress.position(self.loader)
 
     @property
@@ -206,16 +202,15 @@ class JobState:
 
     @property
     def everything(self) -> Mapping[str, Stateful]:
-        """The tracked objects by name, those of the session's own included."""
+        """All tracked objects by name, including the session's own."""
         return {**self._scripts, **self._own}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Those among the tracked objects."""
         return [t for t in self._scripts.values() if isinstance(t, torch.optim.Optimizer)]
 
     def learning_rates(self) -> dict[str, Any]:
-        """Those of the tracked optimizers, as numbers or tensors: by name, and by the group's index
-        where an optimizer has several. Other threads ask."""
+        """Return the tracked optimizers' rates, as numbers or tensors: by name, or by name/index if
+        an optimizer has several groups. Other threads call this."""
         found: dict[str, Any] = {}
         for name, item in list(self._scripts.items()):
             if isinstance(item, torch.optim.Optimizer):
@@ -226,16 +221,14 @@ class JobState:
         return found
 
     def modules(self) -> dict[str, nn.Module]:
-        """Those among the tracked objects, by name."""
         return {n: t for n, t in self._scripts.items() if isinstance(t, nn.Module)}
 
     # ---- comparing
 
     def structure(self) -> tuple[TensorSpec, ...]:
-        """The tensors that every member must have alike: those of the tracked modules, with buffers
-        as they were built.
+        """Return the tensors that all members must have alike: those of tracked modules, as built.
 
-        An optimizer's are not among them: it makes them at its first step.
+        An optimizer's are not among them, because it makes them at its first step.
         """
         flat = flatten({name: m.state_dict() for name, m in self.modules().items()})
         return as_built(describe(flat.tensors), self.buffers.reshaped())
@@ -246,7 +239,7 @@ class JobState:
         return signature([*self.structure(), *names]) & (2**63 - 1)
 
     def digest(self) -> int:
-        """63 bits that are equal for equal replicated state: not of what is rank-local."""
+        """Return 63 bits that are equal for equal replicated state, without rank-local state."""
         flat = self._replicated()
         local = self.local_names(flat)
         tensors = [t for name, t in sorted(flat.tensors.items()) if name not in local]
@@ -255,7 +248,7 @@ class JobState:
         return digest_of(tensors, documents.encode(document))
 
     def digests(self) -> dict[str, int]:
-        """The same of each tensor, and of the rest: what differs between two members."""
+        """Return a digest of each tensor and of the rest, to find what differs between members."""
         flat = self._replicated()
         local = self.local_names(flat)
         found = {n: digest_of([t]) for n, t in flat.tensors.items() if n not in local}
@@ -267,11 +260,11 @@ class JobState:
         return {**found, "the job's counters": digest_of([], documents.encode(job))}
 
     def parameters_digest(self) -> int:
-        """The same of the tracked modules' parameters alone."""
+        """Return a digest of the parameters of the tracked modules alone."""
         return digest_of(p for m in self._replicated_modules().values() for p in m.parameters())
 
     def parameter_digests(self) -> dict[str, int]:
-        """The same of each parameter."""
+        """Return a digest of each of these parameters."""
         return {
             f"{name}.{path}": digest_of([parameter])
             for name, module in self._replicated_modules().items()
@@ -279,7 +272,7 @@ class JobState:
         }
 
     def saved_shapes(self) -> dict[str, int]:
-        """The types and shapes of the tensors of which each member saves a part, as numbers: they
+        """Return types and shapes, as numbers, of the tensors that all members save a part of. They
         must be the same everywhere, or the parts do not fit."""
         flat = self.capture()
         own = self.declared_local(flat)
@@ -287,8 +280,8 @@ class JobState:
         return {spec.name: signature([spec]) & (2**63 - 1) for spec in specs}
 
     def local_names(self, flat: FlatState) -> frozenset[str]:
-        """The tensors of `flat` that are rank-local: buffers, such as the statistics of BatchNorm
-        between two broadcasts, and what the script has declared so.
+        """Return the names in `flat` of rank-local tensors: buffers, such as the statistics of
+        BatchNorm between two broadcasts, and what the script has declared rank-local.
 
         Buffers are found by their memory: a tensor that is tracked twice has one name in `flat`.
         """
@@ -300,28 +293,27 @@ class JobState:
         }
 
     def declared_local(self, flat: FlatState) -> frozenset[str]:
-        """Those that each member may have others of: what the script has declared rank-local, and
-        what its calls of `session.run` have returned."""
+        """Return the names of tensors that may differ between members: what the script has declared
+        rank-local, and what its calls of `session.run` have returned."""
         owners = (
             f"{at}{n}." for n in self._rank_local for at in ("", "session.gradients.gradients.")
         )
         prefixes = ("session.results.", *owners)
         return frozenset(name for name in flat.tensors if name.startswith(prefixes))
 
-    # ---- taking out and putting in
+    # ---- capturing and restoring
 
     def capture(self) -> FlatState:
-        """The tracked objects' state; tensors share memory with the live ones."""
+        """Return the tracked objects' state; its tensors share memory with the live ones."""
         return self._flatten(self._states())
 
     def receivable(self) -> dict[str, torch.Tensor]:
-        """Those of `capture` that may be overwritten before they are restored: of modules and
-        optimizers. Another object's load_state_dict() may clear what it is given if that is its own
-        tensor."""
+        """Return tensors that may be overwritten before restoring: those of modules and optimizers.
+        Another object's load_state_dict() may clear its own tensor if it is given that."""
         return self._of_modules_and_optimizers(self.capture())
 
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
-        """Everything else, as JSON; `progress`, if it is another one than the present."""
+        """Return everything else, as JSON, with `progress` in place of the present one if given."""
         progress = progress or self.progress
         return {
             **self._position(progress),
@@ -339,12 +331,11 @@ class JobState:
         }
 
     def loop_begins(self) -> None:
-        """The script has come to a loop over the steps."""
         self._modes_after_loop = {}
 
     def loop_ended(self) -> None:
-        """It has left its loop. What it does below, such as a last evaluation in eval(), says
-        nothing of the modes that its next steps are to be computed in."""
+        """Note the modes of modules as the loop ends. Below it, the script may evaluate in eval(),
+        which says nothing about its next steps."""
         self._modes_after_loop = self._modes()
 
     def restore(
@@ -358,7 +349,7 @@ class JobState:
         self.buffers.make_room(states)
         self.buffers.receive_caches(_names(extra.get("caches", [])))
         self._unshare_values()
-        # The script's values first: a tensor among them may be one that another object holds.
+        # The script's values first: another object may hold a tensor that is among them.
         in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
         with kept_in_place(self._scripts.values()):
             for name, tracked in in_order:
@@ -396,9 +387,8 @@ class JobState:
         return {name: tensor for name, tensor in flat.tensors.items() if name.startswith(prefixes)}
 
     def _shared_values(self) -> dict[str, Json]:
-        """Tensors in `session.state` that a module or an optimizer trains with: those of a
-        state_dict() that was kept without a copy, or that an optimizer has loaded. By name, with
-        the name there."""
+        """Return tensors in `session.state` that modules or optimizers train with: name to name
+        there. They come from a state_dict() that was not copied, or that an optimizer loaded."""
         if not tensors_of(self.values.state_dict()):
             return {}
         flat = self.capture()
@@ -408,8 +398,8 @@ class JobState:
         return {name: names[memory] for name, memory in values.items() if memory in names}
 
     def _unshare_values(self) -> None:
-        """What the values share here, the member whose state comes may have by itself: a script may
-        begin with a model's state_dict() and replace it by a copy later."""
+        """Copy values that share memory with modules or optimizers here. Those of the sender may
+        not share: a script may begin with a model's state_dict() and later replace it by a copy."""
         if tensors_of(self.values.state_dict()):
             live = self._of_modules_and_optimizers(self.capture()).values()
             memory = {memory_of(tensor) for tensor in live if tensor.numel()}
@@ -422,8 +412,8 @@ class JobState:
         tensors: Mapping[str, torch.Tensor],
         extra: Mapping[str, Json],
     ) -> None:
-        """Have `session.state` share with modules and optimizers what it shares on the member whose
-        state this is: else it would not follow them as it does there."""
+        """Make `session.state` share with modules and optimizers what it shares on the member whose
+        state this is. Otherwise its values would not follow theirs."""
         shared = cast("Mapping[str, str]", extra.get("shared_values", {}))
         if not shared:
             return
@@ -435,12 +425,12 @@ class JobState:
             raise CheckpointDamaged(f"what values share cannot be read: {error!r}") from error
 
     def _flatten(self, states: Mapping[str, Any]) -> FlatState:
-        """What modules share, as tied weights, they share on every member; of other objects only
-        the names of their tensors are certain to be the same everywhere."""
+        """Flatten states. What modules share, such as tied weights, they share on every member. Of
+        other objects only the names of tensors are certainly the same everywhere."""
         return flatten(states, apart=frozenset(states.keys() - self.modules().keys()))
 
     def _states(self) -> dict[str, Any]:
-        """By name, in an order that does not depend on when the script makes its generators."""
+        """Return states by name, in an order that does not depend on when generators are made."""
         scripts = {name: tracked.state_dict() for name, tracked in self._scripts.items()}
         own = {name: tracked.state_dict() for name, tracked in self._own.items()}
         return {**scripts, **dict(sorted({**own, **self._waiting}.items()))}
@@ -456,7 +446,7 @@ class JobState:
         }
 
     def _flags(self) -> dict[str, Json]:
-        """Which parameters of each module are trained, as a string of 0 and 1."""
+        """Return which parameters of each module are trained, as a string of 0 and 1."""
         return {
             name: "".join("01"[p.requires_grad] for p in module.parameters())
             for name, module in self.modules().items()
@@ -470,25 +460,25 @@ class JobState:
                     parameter.requires_grad_(flag == "1")
 
     def _modes(self) -> dict[str, Json]:
-        """Which of each module's modules are in training mode, as a string of 0 and 1."""
+        """Return which modules inside each module are in training mode, as a string of 0 and 1."""
         return {
             name: "".join("01"[bool(m.training)] for m in module.modules())
             for name, module in self.modules().items()
         }
 
     def _restore_modes(self, extra: Mapping[str, Json]) -> None:
-        """A script may have set some to eval() at a step that this worker has not been through."""
+        """Set modes: the script may have called eval() at a step that did not run here."""
         modes = cast("Mapping[str, str]", extra.get("modes", {}))
         for name, module in self.modules().items():
             inside, wanted = list(module.modules()), modes.get(name, "")
-            if len(inside) != len(wanted):  # built in another way, as around a compiled one
+            if len(inside) != len(wanted):  # built in another way, such as compiled
                 continue
             for each, mode in zip(inside, wanted, strict=True):
                 if each.training != (mode == "1"):
                     each.training = mode == "1"
 
     def _parameter_groups(self) -> dict[str, Json]:
-        """What each group of each optimizer trains, by the names of the modules' parameters."""
+        """Return each optimizer's groups of parameters, by name; None: not in a tracked module."""
         names = {id(p): name for name, p in reversed(self._named_parameters())}
         return {
             name: [[names.get(id(p)) for p in group["params"]] for group in item.param_groups]
@@ -503,16 +493,15 @@ class JobState:
     def _regroup_parameters(
         self, name: str, optimizer: torch.optim.Optimizer, extra: Mapping[str, Json]
     ) -> None:
-        """Form the groups that the script forms in the course of the job, adding some or dividing
-        them anew: it has not come to that here."""
+        """Form groups as the script does in the course of the job; here it has not come to that."""
         saved = _groups_of(name, extra)
         groups = optimizer.param_groups
         here = cast("Any", self._parameter_groups()[name])
         if not saved or saved == here:
             return
         parameters = dict(self._named_parameters())
-        named = bool(groups) and "param_names" in groups[0]  # then torch wants them in all groups
-        # Those that are the same here stay as they are, whatever they train.
+        named = bool(groups) and "param_names" in groups[0]  # then torch wants names in all groups
+        # Groups that are the same here stay as they are, even with parameters that are not tracked.
         same = [paths == mine for paths, mine in zip(saved, here, strict=False)]
         changed = [paths for i, paths in enumerate(saved) if i >= len(same) or not same[i]]
         if not all(path in parameters for paths in changed for path in paths):
@@ -562,7 +551,7 @@ class JobState:
 
 
 def progress_of(extra: Mapping[str, Json]) -> Progress:
-    """The progress that `JobState.extra` wrote. Raises CheckpointDamaged."""
+    """Read the progress that `JobState.extra` wrote. Raises CheckpointDamaged."""
     found = cast("Mapping[str, Any]", extra)
     try:
         positions = found.get("positions")
@@ -580,9 +569,9 @@ def progress_of(extra: Mapping[str, Json]) -> Progress:
 
 
 def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) -> None:
-    """Optimizer.load_state_dict casts each state to its parameter's type, also where the optimizer
-    keeps another one (NAdam's products, ASGD's rates, what others keep in lists), makes every
-    dictionary a plain one, and knows neither strings nor arrays: put back what was saved."""
+    """Load the state, then undo what Optimizer.load_state_dict() changes. It casts each state to
+    its parameter's type, even if the optimizer keeps another (NAdam's products, ASGD's rates, lists
+    of others), makes every dictionary a plain one, and cannot read strings or arrays."""
     states: Mapping[Any, Any] = saved["state"]
     known = {index: _for_torch(state) for index, state in states.items()}
     optimizer.load_state_dict({**saved, "state": known})
@@ -594,7 +583,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
             continue
         loaded = optimizer.state[parameter]
         before = dict(loaded)
-        loaded.clear()  # what was left out goes back to its place in the order
+        loaded.clear()  # so what was left out gets its place in the order
         for key, value in state.items():
             if not isinstance(value, torch.Tensor):
                 loaded[key] = copy_tree(value, operator.methodcaller("to", parameter.device))
@@ -606,8 +595,7 @@ def _load_optimizer(optimizer: torch.optim.Optimizer, saved: Mapping[str, Any]) 
 
 
 def _keep_types(optimizer: torch.optim.Optimizer, saved: Any) -> None:
-    """The same for one whose class loads its state by itself: what that has cast, in it or in an
-    optimizer inside of it, is put back as it was saved."""
+    """Undo casts by an optimizer's own load_state_dict(), in it or in an optimizer inside of it."""
     contents = list(_states_in(saved))
     for each in (optimizer, *optimizers_inside(optimizer)):
         parameters = [p for group in each.param_groups for p in group["params"]]
@@ -626,7 +614,7 @@ def _is_cast(now: Any, value: Any) -> bool:
 
 
 def _states_in(saved: Any, depth: int = 0) -> Iterator[tuple[int, dict[Any, Any]]]:
-    """States of parameters by their indices, wherever a class puts what torch gives it."""
+    """Yield parameters' states by index, wherever a class puts what torch gives it."""
     if isinstance(saved, dict) and depth <= _DEEPEST_STATES:
         for key, value in saved.items():
             if type(key) is int and key >= 0 and isinstance(value, dict):
@@ -636,14 +624,14 @@ def _states_in(saved: Any, depth: int = 0) -> Iterator[tuple[int, dict[Any, Any]
 
 
 def _for_torch(state: Any) -> Any:
-    """What Optimizer.load_state_dict can read of a parameter's state."""
+    """Return the part of a parameter's state that Optimizer.load_state_dict() can read."""
     if not isinstance(state, dict):
         return state
     return {k: v for k, v in state.items() if not isinstance(v, (str, bytes, np.ndarray))}
 
 
 def _groups_of(name: str, extra: Mapping[str, Json]) -> list[list[Any]]:
-    """What each group of the optimizer trained as the state was saved; none, if it is too old."""
+    """Return what each group trained when the state was saved; empty if that is not recorded."""
     groups = cast("Any", extra.get("parameter_groups", {}))
     saved = groups.get(name, []) if isinstance(groups, dict) else None
     if not isinstance(saved, list) or not all(map(_is_group, saved)):
@@ -666,16 +654,15 @@ def _place(tensor: torch.Tensor) -> tuple[object, ...]:
 
 
 Slot = tuple[int, str]
-"""Where a buffer is: the id of its module, and its name in that."""
+"""Where a buffer is: the id of its module, and its name in that module."""
 
 
 class BuiltBuffers:
-    """The buffers of tracked modules as the script has built them, by which two members tell
-    whether they have built the same.
+    """The buffers of tracked modules as the script built them, which all members must build alike.
 
-    Those that are not part of a module's state (persistent=False) are nobody's to give. One of them
-    that has changed in shape is a cache, which a worker that joins fills by itself, and has in
-    another shape until then: members must not broadcast it. All have to leave out the same.
+    Buffers that are not part of a module's state (persistent=False) are not sent. If one has
+    changed in shape it is a cache, which a worker that joins fills by itself and has in another
+    shape until then. So members must not broadcast it, and all must leave out the same ones.
     """
 
     def __init__(self) -> None:
@@ -686,7 +673,7 @@ class BuiltBuffers:
         self._received = False
 
     def watch(self, name: str, module: nn.Module) -> None:
-        """Note what there is now; a module may be tracked again, and be another by then."""
+        """Note the module's buffers, once: it may be tracked again, with others by then."""
         if name in self._modules:
             return
         self._modules[name] = module
@@ -695,17 +682,17 @@ class BuiltBuffers:
 
     @property
     def caches(self) -> list[str]:
-        """By name, for another member, and for checkpoints."""
+        """Names of caches, for another member and for checkpoints."""
         slots = [slot for name in self._modules for slot in self._left_out(name)]
         changed = {p for p, owner, key in slots if _shape(owner[key]) != self._shapes.get(p)}
         return sorted(self._caches | changed)
 
     def receive_caches(self, names: Iterable[str]) -> None:
-        """Those of the member whose state this one takes over."""
+        """Take over the caches of the member whose state this one takes over."""
         self._caches, self._received = set(names), True
 
     def caches_of_group(self) -> frozenset[Slot]:
-        """Those that are known as a group forms: the same on all of its members."""
+        """Return the caches that are known as a group forms: the same on all of its members."""
         if not self._received:
             self._caches.update(self.caches)
         self._received = False
@@ -718,13 +705,13 @@ class BuiltBuffers:
         )
 
     def reshaped(self) -> dict[str, TensorSpec | None]:
-        """What those were built as that are other ones by now; None: not there."""
+        """Return the built specs of buffers that differ by now; None: the buffer was not built."""
         now = [pair for name, module in self._modules.items() for pair in _specs(name, module)]
         return {name: self._built.get(name) for name, s in now if self._built.get(name) != s}
 
     def make_room(self, states: Mapping[str, Any]) -> None:
-        """Give each the shape that it has in the states that come, by the modules' names:
-        load_state_dict() fills only what is there."""
+        """Give each buffer the shape that it has in the states that come, which are keyed by
+        module: load_state_dict() fills only what is there."""
         for name, module in self._modules.items():
             here = module.state_dict().keys()  # a class may leave some out
             for path, owner, key in _slots(module):
@@ -744,18 +731,18 @@ class BuiltBuffers:
 def as_built(
     specs: Iterable[TensorSpec], reshaped: Mapping[str, TensorSpec | None]
 ) -> tuple[TensorSpec, ...]:
-    """The table before buffers were given other shapes."""
+    """Return the specs as they were before buffers were given other shapes."""
     built = (reshaped.get(spec.name, spec) for spec in specs)
     return tuple(spec for spec in built if spec is not None)
 
 
 def to_json(reshaped: Mapping[str, TensorSpec | None]) -> Json:
-    """For another member, and for checkpoints."""
+    """Return `reshaped` as JSON, for another member and for checkpoints."""
     return {name: to_table([spec])[0] if spec else None for name, spec in reshaped.items()}
 
 
 def from_json(document: Json) -> dict[str, TensorSpec | None]:
-    """What `to_json` has written. Raises CheckpointDamaged."""
+    """Read what `to_json` wrote. Raises CheckpointDamaged."""
     rows = cast("Mapping[str, Any]", document)
     try:
         return {name: from_table([row])[0] if row else None for name, row in rows.items()}
@@ -772,8 +759,7 @@ def _specs(name: str, module: nn.Module) -> Iterator[tuple[str, TensorSpec]]:
 def _slots(
     module: nn.Module, *, persistent: bool = True
 ) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str]]:
-    """The names in its state of the buffers that are part of that, or those of the others, and
-    where each of them is."""
+    """Yield (name in the module's state, dictionary, key) of buffers, or of non-persistent ones."""
     for path, inner in module.named_modules():
         for key in inner._buffers:
             if (key not in inner._non_persistent_buffers_set) is persistent:

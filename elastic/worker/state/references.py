@@ -1,5 +1,4 @@
-"""What a script holds on to, such as an optimizer's parameter groups: kept where it is when another
-state is loaded."""
+"""Keeps what a script may refer to, such as parameter groups, in place when a state is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +12,8 @@ _DEEPEST = 3
 
 
 def optimizers_inside(item: Any, depth: int = 0) -> Iterator[torch.optim.Optimizer]:
-    """Optimizers that an object keeps. A scheduler's is not its own: it leaves out its state."""
+    """Yield the optimizers that an object contains. A scheduler's is left out, because the
+    scheduler's state does not contain it."""
     if isinstance(item, torch.optim.lr_scheduler.LRScheduler) or depth > _DEEPEST:
         return
     if depth and isinstance(item, torch.optim.Optimizer):
@@ -31,17 +31,17 @@ def optimizers_inside(item: Any, depth: int = 0) -> Iterator[torch.optim.Optimiz
 
 
 def has_own_state(optimizer: torch.optim.Optimizer) -> bool:
-    """Its class says by itself what its state is, as one around another optimizer does."""
+    """True if its class defines its own state_dict(), as a wrapper of another optimizer does."""
     return type(optimizer).state_dict is not torch.optim.Optimizer.state_dict
 
 
 @contextlib.contextmanager
 def kept_in_place(tracked: Iterable[Any]) -> Iterator[None]:
-    """Within, states are loaded into the tracked objects. Afterwards their optimizers, and those
-    inside of them, have the lists and dictionaries of groups and states that they had before.
+    """Within, states may be loaded into the tracked objects. Afterwards their optimizers, and those
+    inside, have the same lists and dictionaries of groups and states as before, with new content.
 
     Optimizer.load_state_dict() makes new ones. A script may refer to the old ones (`body, head =
-    optimizer.param_groups`), and so does an optimizer around another one, as SAM and Lookahead are.
+    optimizer.param_groups`), and so does an optimizer around another one, such as SAM or Lookahead.
     """
     items = list(tracked)
     optimizers = {
@@ -57,7 +57,7 @@ def kept_in_place(tracked: Iterable[Any]) -> Iterator[None]:
     for optimizer, groups, each, state in held:
         loaded, loaded_state = optimizer.param_groups, optimizer.state
         if loaded is not groups:
-            # Groups that were added meanwhile are in the list itself.
+            # The list itself also has groups that were added meanwhile.
             old = [*each, *groups[len(each) :]]
             for kept, new in zip(old, loaded, strict=False):
                 if kept is not new:

@@ -1,4 +1,4 @@
-"""What a tensor is apart from its values, so that members and checkpoints can be compared."""
+"""Describes tensors without their values, so that members and checkpoints can be compared."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from elastic.errors import ConfigurationError
 
 Place = Literal["cpu", "device"]
 
-# Element types and what a safetensors header calls them. Complex ones are stored as pairs of
-# real numbers, since the format knows only one of them.
+# Element types and their names in a safetensors header. Complex ones are stored as pairs of real
+# numbers, since the format has only one complex type.
 STORED_AS = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -44,10 +44,10 @@ DTYPES = {str(dtype).removeprefix("torch."): dtype for dtype in (*STORED_AS, *RE
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorSpec:
-    """Name, element type ("float32") and shape of a tensor; and where it is kept.
+    """Name, element type ("float32") and shape of a tensor, and where it is kept.
 
     place: "cpu" for what stays in host memory (states of CPU generators, the step count of Adam),
-    "device" for the session's device. No part of what makes two tensors alike.
+    "device" for the session's device. Comparisons ignore it.
     """
 
     name: str
@@ -57,7 +57,7 @@ class TensorSpec:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The element type; ConfigurationError if it is one that cannot be stored."""
+        """The element type. Raises ConfigurationError if it cannot be stored."""
         if self.dtype not in DTYPES:
             raise ConfigurationError(
                 f"{self.name} has elements of type {self.dtype}, which cannot be stored; "
@@ -67,17 +67,15 @@ class TensorSpec:
 
     @property
     def element_count(self) -> int:
-        """Number of elements: 1 for a shape of (), 0 for an empty tensor."""
+        """1 for a shape of (), 0 for an empty tensor."""
         return math.prod(self.shape)
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element."""
         return self.torch_dtype.itemsize
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of all elements."""
         return self.element_count * self.element_bytes
 
     def __str__(self) -> str:
@@ -85,7 +83,7 @@ class TensorSpec:
 
 
 def describe(tensors: Mapping[str, torch.Tensor]) -> tuple[TensorSpec, ...]:
-    """Return the table of the tensors, sorted by name: the same on every member."""
+    """Return the tensors' specs, sorted by name: in the same order on every member."""
     return tuple(
         TensorSpec(
             name=name,
@@ -103,7 +101,7 @@ def to_table(specs: Sequence[TensorSpec]) -> list[Json]:
 
 
 def from_table(table: Sequence[tuple[str, str, Sequence[int], Place]]) -> tuple[TensorSpec, ...]:
-    """Return the specs that `to_table` has turned into JSON."""
+    """Return the specs that `to_table` turned into JSON."""
     return tuple(
         TensorSpec(name=name, dtype=dtype, shape=tuple(shape), place=place)
         for name, dtype, shape, place in table
@@ -111,7 +109,7 @@ def from_table(table: Sequence[tuple[str, str, Sequence[int], Place]]) -> tuple[
 
 
 def signature(specs: Sequence[TensorSpec]) -> int:
-    """Return 64 bits (xxh3) that are equal on two members whose tables are equal."""
+    """Return 64 bits (xxh3) that are equal on two members whose specs are equal."""
     in_order = sorted(specs, key=lambda spec: spec.name)
     rows: list[object] = [[spec.name, spec.dtype, list(spec.shape)] for spec in in_order]
     return xxhash.xxh3_64_intdigest(documents.encode({"tensors": rows}))

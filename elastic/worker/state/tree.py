@@ -1,12 +1,12 @@
 """Turns nested state, such as a `state_dict()`, into JSON and named tensors, and back.
 
-JSON has fewer types than Python, so whatever it lacks is an object with one key, its type:
+JSON has fewer types than Python. A type that it lacks becomes an object whose key is the type:
 
     None, bool, int, float, str    themselves; {"float": "nan"} where JSON has no number
     list                           [...]
     tuple, set, frozenset, size    {"tuple": [...]}
     dict, counter                  {"dict": [[key, value], ...]}: keys of any kind, order kept
-    ordered                        {"ordered": [[...]], "metadata": ...}: as `nn.Module` returns
+    ordered                        {"ordered": [[...]], "metadata": ...}: a module's state_dict()
     defaultdict                    {"defaultdict": [[...]], "factory": "list"}
     tensor, array                  {"tensor": "model.conv1.weight"}: the name of a tensor
     bytes, complex, dtype, device, number (a numpy scalar)
@@ -37,8 +37,8 @@ _NO_SKELETON = (
     ArithmeticError,
     RuntimeError,
 )
-"""What conversions raise of values that `flatten` does not write."""
-_MAX_DEPTH = 100  # far beyond any real state; what is deeper contains itself
+"""Errors that conversions raise for values that `flatten` never writes."""
+_MAX_DEPTH = 100  # far beyond any real state: a deeper one contains itself
 
 _FACTORIES: dict[str, type | None] = {
     "none": None,
@@ -65,7 +65,7 @@ _NUMPY_KINDS = "biuf"  # bool, signed, unsigned, float
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FlatState:
-    """A tree taken apart: `skeleton` is JSON and names the `tensors` where they belong."""
+    """A tree taken apart: `skeleton` is JSON that names each of the `tensors` at its place."""
 
     skeleton: Json
     tensors: Mapping[str, torch.Tensor]
@@ -75,13 +75,12 @@ def flatten(state: object, apart: frozenset[str] = frozenset()) -> FlatState:
     """Take a tree apart; the tensors share memory with those in it.
 
     Names are the dotted path ("optimizer.state.0.momentum_buffer"). A tensor that occurs twice
-    (tied weights) is kept once. Raises ConfigurationError naming path and type of what is not
+    (tied weights) is kept once. Raises ConfigurationError with path and type of what is not
     supported.
 
-    apart: names at the root below which a tensor that occurs twice has two names all the same, of
-    which the skeleton knows the first. So which names there are does not depend on what shares
-    memory: an object may make copies when it loads a state, and then differs in that between
-    members, whose shares of a checkpoint have to fit.
+    apart: names at the root below which a tensor that occurs twice is kept under two names; the
+    skeleton refers to the first. So the names do not depend on what shares memory. That may differ
+    between members, as an object may make copies when it loads a state, but their shares must fit.
     """
     flattening = _Flattening(apart)
     skeleton = flattening.encode(state, ())
@@ -89,9 +88,9 @@ def flatten(state: object, apart: frozenset[str] = frozenset()) -> FlatState:
 
 
 def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
-    """Put a tree together again from its skeleton and its tensors, which are not copied.
+    """Put a tree together from its skeleton and its tensors, which are not copied.
 
-    Raises CheckpointDamaged if the skeleton is not one or names a tensor that is not there.
+    Raises CheckpointDamaged if the skeleton is malformed or names a tensor that is not there.
     """
     try:
         return _decode(skeleton, tensors)
@@ -107,9 +106,9 @@ def _cloned(tensor: torch.Tensor) -> Any:
 
 
 def copy_tree(value: Any, of_tensor: Callable[[torch.Tensor], Any] = _cloned) -> Any:
-    """The tree in memory of its own, as far as changes to it could show.
+    """Copy the tree as far as later changes could show; other objects are shared.
 
-    of_tensor: what takes the place of a tensor; its clone, unless another one is given.
+    of_tensor: called for each tensor; its result takes the tensor's place. By default its clone.
     """
     kind = type(value)
     if kind in UNCHANGING:
@@ -126,7 +125,7 @@ def copy_tree(value: Any, of_tensor: Callable[[torch.Tensor], Any] = _cloned) ->
     if kind in (list, tuple, set):
         return kind(copy_tree(item, of_tensor) for item in value)
     if kind in (collections.OrderedDict, collections.defaultdict):
-        twin = copy.copy(value)  # with its factory, or its versions of modules
+        twin = copy.copy(value)  # with a factory, or with versions of modules
         for key, item in value.items():
             twin[key] = copy_tree(item, of_tensor)
         return twin
@@ -135,16 +134,16 @@ def copy_tree(value: Any, of_tensor: Callable[[torch.Tensor], Any] = _cloned) ->
     return value
 
 
-@dataclass(slots=True)  # made at every block: a frozen one takes twice as long
+@dataclass(slots=True)  # made at every block: frozen takes twice as long
 class Kept:
-    """An object that may change, and what was in it."""
+    """An object that may change, and its content at one time."""
 
     live: Any
     content: Any
 
 
 def keep(value: Any) -> Any:
-    """The tree's content, and the objects that it is made of: a script may hold them as well."""
+    """Return the tree's content and its objects, since a script may hold references to these."""
     kind = type(value)
     if kind in UNCHANGING:
         return value
@@ -157,8 +156,8 @@ def keep(value: Any) -> Any:
 
 
 def refill(kept: Any) -> Any:
-    """What `keep` was given, as it was then: the same objects with their content, but where one
-    cannot hold it any more."""
+    """Return what `keep` was given, as it was then: the same objects with their content, or another
+    where an object can no longer hold it."""
     if type(kept) is not Kept:
         return kept
     live, content = kept.live, kept.content
@@ -178,7 +177,7 @@ def refill(kept: Any) -> Any:
 
 
 def unchanged(value: Any, kept: Any) -> bool:
-    """Whether `keep` would give the same for this value."""
+    """Return whether `keep` would give the same for this value."""
     if type(kept) is not Kept:
         return type(value) is type(kept) and trees_equal(value, kept)
     if value is not kept.live:
@@ -194,17 +193,16 @@ def unchanged(value: Any, kept: Any) -> bool:
 
 
 class Copies:
-    """Copies tensors, as `of_tensor` of `copy_tree`: what shares memory does so in the copy."""
+    """Copies tensors, as `of_tensor` of `copy_tree`. The same elements in memory get one copy."""
 
     __slots__ = ("_copies",)
 
     def __init__(self) -> None:
         self._copies: dict[int, list[tuple[torch.Tensor, torch.Tensor]]] = {}
-        """By the memory's address. Tensors are held, or others could come to be in their memory."""
+        """By address. Tensors are held, or others could be allocated at their address."""
 
     def __call__(self, tensor: torch.Tensor) -> Any:
-        """The copy."""
-        if tensor.layout is not _STRIDED:  # it is made of several tensors
+        if tensor.layout is not _STRIDED:  # sparse: made of several tensors
             return _cloned(tensor)
         at_address = self._copies.get(tensor.data_ptr())
         if at_address is None:
@@ -215,14 +213,14 @@ class Copies:
         return self.keep(tensor, _cloned(tensor)) if known is None else known
 
     def known(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The copy of a tensor that is the same elements in the same memory."""
+        """Return the copy of the same elements in the same memory; None if there is none."""
         if tensor.layout is not _STRIDED or not tensor.numel():
             return None
         at_address = self._copies.get(tensor.data_ptr(), ())
         return next((c for t, c in at_address if memory_of(t) == memory_of(tensor)), None)
 
     def keep(self, tensor: torch.Tensor, copy_: torch.Tensor) -> torch.Tensor:
-        """This is it."""
+        """Note `copy_` as the tensor's copy, and return it."""
         if tensor.layout is _STRIDED:
             self._copies.setdefault(tensor.data_ptr(), []).append((tensor, copy_))
         return copy_
@@ -230,18 +228,17 @@ class Copies:
 
 @dataclass(slots=True)
 class Filling:
-    """What one walk through a tree and its content has come by."""
+    """What `fill` has met on one walk through a tree and its content."""
 
     filled: set[int] = field(default_factory=set)
-    """By id, or for a tensor by its memory: two places that share an object here may have different
-    content there."""
+    """Ids of objects, addresses of tensors: places that share one here may differ in content."""
     copies: Copies = field(default_factory=Copies)
-    """What has the content of each tensor: two places that share one there do so here."""
+    """The tensor that has each content: places that share one there do so here."""
 
 
 def fill(live: Any, content: Any, filling: Filling) -> Any:
-    """Give `live` this content, so that other holders of it, or of an object inside of it, see
-    that. Returns what has the content: `live`, or a copy where another type or shape is needed."""
+    """Give `live` this content, in place: other holders of it, or of an object inside of it, see
+    it. Return what has the content: `live`, or a copy if another type or shape is needed."""
     kind, filled = type(live), filling.filled
     place = live.untyped_storage().data_ptr() if kind is torch.Tensor else id(live)
     if kind is not type(content) or place in filled:
@@ -276,9 +273,9 @@ def fill(live: Any, content: Any, filling: Filling) -> Any:
 
 
 def relink(live: Any, content: Any, shared: Mapping[int, torch.Tensor]) -> Any:
-    """Put tensors of `shared` into the dictionaries and lists of `live`, where `content`, of the
-    same form, has the tensor of that id. Returns `live`, or what takes its place: a tensor, or
-    a tuple that has another one in it."""
+    """Put tensors of `shared`, by id, into the dictionaries and lists of `live` where `content`, of
+    the same form, has the tensor of that id. Return `live`, or what replaces it: a tensor, or a
+    tuple that has another one in it."""
     if id(content) in shared:
         return shared[id(content)]
     if isinstance(live, dict) and isinstance(content, dict):
@@ -297,7 +294,7 @@ def _can_hold(live: torch.Tensor, content: torch.Tensor) -> bool:
     return (
         (live.shape, live.dtype, live.layout) == (content.shape, content.dtype, content.layout)
         and not live.requires_grad
-        # Each element has a place of its own; an expanded tensor's have not.
+        # Each element has its own memory, unlike in an expanded tensor.
         and torch.empty_like(live, device="meta").stride() == live.stride()
     )
 
@@ -307,7 +304,7 @@ def _alike(live: np.ndarray[Any, Any], content: np.ndarray[Any, Any]) -> bool:
 
 
 def trees_equal(left: Any, right: Any) -> bool:
-    """Whether two trees have the same content, bit by bit, in the same types and order."""
+    """Return whether two trees have the same content, bit by bit, with the same types and order."""
     if isinstance(left, torch.Tensor):
         return same_tensor(left, right)
     kind = type(left)
@@ -325,7 +322,7 @@ def trees_equal(left: Any, right: Any) -> bool:
 
 
 def same_tensor(left: Any, right: Any) -> bool:
-    """Whether both are tensors with the same shape, type and bits."""
+    """Return whether both are tensors with the same shape, type and bits."""
     if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
         return False
     if left.shape != right.shape or left.dtype != right.dtype:
@@ -334,7 +331,7 @@ def same_tensor(left: Any, right: Any) -> bool:
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The elements as whole numbers, of which each is equal to itself, and only to itself."""
+    """Return the elements as integers, so that NaN equals itself and 0.0 does not equal -0.0."""
     plain = tensor.detach()
     if not (plain.is_floating_point() or plain.is_complex()):
         return plain
@@ -345,7 +342,7 @@ def _bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:
-    """The tensors in a tree, in its order."""
+    """Return the tensors in a tree, in its order."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
@@ -367,7 +364,7 @@ class _Flattening:
         if len(path) > _MAX_DEPTH:
             raise _unsupported(path, value, "it is nested too deeply; does it contain itself?")
         kind = type(value)
-        # By exact type: a subclass would come back as its base, silently losing what it adds.
+        # By exact type: a subclass would come back as its base and silently lose what it adds.
         if kind is list:
             return self._sequence(cast("list[object]", value), path)
         if kind in _SEQUENCES:
@@ -393,7 +390,7 @@ class _Flattening:
         if tag == "defaultdict":
             encoded["factory"] = _factory(mapping, path)
         if tag == "ordered" and hasattr(mapping, "_metadata"):
-            # Versions of the modules, by which `load_state_dict` reads older state.
+            # Versions of the modules, which `load_state_dict` needs for older states.
             encoded["metadata"] = self.encode(mapping._metadata, (*path, "_metadata"))
         return encoded
 
@@ -419,8 +416,8 @@ class _Flattening:
         return name
 
     def _unused_name(self, name: str) -> str:
-        """Two paths may read alike ({"a": {"b": x}, "a.b": y}), and safetensors keeps one name."""
-        name = name.encode(errors="replace").decode()  # half a surrogate pair is no UTF-8
+        """{"a": {"b": x}, "a.b": y} has two equal paths, and safetensors needs different names."""
+        name = name.encode(errors="replace").decode()  # a lone surrogate is no UTF-8
         candidate, attempt = name, 1
         while candidate in self.tensors or candidate == "__metadata__":
             attempt += 1
@@ -429,7 +426,7 @@ class _Flattening:
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Equal for two tensors that are the same elements in the same memory."""
+    """Return a key that is equal for two tensors with the same elements in the same memory."""
     return (
         tensor.device,
         tensor.data_ptr(),
@@ -487,7 +484,7 @@ def _factory(mapping: dict[object, object], path: tuple[str, ...]) -> str:
 
 
 def _ordered(items: object) -> Iterable[object]:
-    """Sets have no order of their own: one is chosen that is the same on every member."""
+    """Return a set's items in an order that is the same on every member, others as they are."""
     if isinstance(items, (set, frozenset)):
         return sorted(items, key=lambda item: (type(item).__name__, repr(item)))
     return cast("Iterable[object]", items)

@@ -1,19 +1,19 @@
-"""Puts the tracked state back to where a block began, at the cost of what a block really changes.
+"""Restores the tracked state of a block's begin, at the cost of what a block really changes.
 
-A block is given up when its group is lost before its last collective; what the script had changed
-by then has to be undone. Copying all that is tracked at every block would cost as much as a
-checkpoint, so the set of what needs copying is learned:
+A block is given up if its group is lost before the block's last collective. What the script had
+changed by then must be undone. Copying all tracked state at every block would cost as much as a
+checkpoint, so the set of what to copy is learned:
 
 - Small state (rates, schedulers, scalers, `session.state`, generators) is copied at every block.
 - Of large state (tensors of modules, of optimizers, of large objects) everything is copied in the
-  blocks of `_learns`, and afterwards compared: what had changed before the last collective belongs
-  to the *block set* and is copied at every block from then on; what changed between the end of a
-  block and the begin of the next belongs to the *gap set*, copied at every commit.
-- In other blocks version counters, optimizers' hooks and the objects' attributes tell of changes
-  outside of the sets. Such a change extends the set from the next block on. Should the group be
-  lost in that very block, the state cannot be put back, and `put_back` says so.
+  blocks that `_learns` selects, and compared afterwards. What changed before the last collective
+  belongs to the *block set*, which every block copies from then on. What changed between the end of
+  a block and the begin of the next one belongs to the *gap set*, which every commit copies.
+- In other blocks, version counters, optimizers' hooks and objects' attributes show changes outside
+  of the sets. Such a change extends the set from the next block on. If the group is lost in that
+  very block, the state cannot be put back, and `put_back` returns False.
 
-Version counters alone would not do: fused optimizers and writes through `.data` do not move them.
+Version counters alone are not enough: fused optimizers and writes through `.data` do not move them.
 """
 
 from __future__ import annotations
@@ -40,19 +40,18 @@ from elastic.worker.state.cells import (
 from elastic.worker.state.job_state import JobState
 
 _RELEARN_EVERY = 512  # blocks
-_SIZES_EVERY = 16  # blocks: what was small, as `session.state`, may come to hold weights
+_SIZES_EVERY = 16  # blocks: small state, such as `session.state`, may grow to hold weights
 _LEARNT_AT_ONCE = 3  # blocks
-_SELDOM = 50.0  # times as long between two calls as a copy of everything takes
+_SELDOM = 50.0  # calls are rare if this many copies of everything fit between two
 _COSTLY_BYTES = 2**20
 _NO_COPIES: Mapping[int, Copy] = {}
 
 
 class Undo:
-    """The copies and the two sets.
+    """Copies of the tracked state, the block set and the gap set.
 
     wait_for_device: returns when what was queued so far is done.
-    on_costly: told of the names and bytes of large state that is copied at every block, and how
-    many seconds that takes.
+    on_costly: called with names, bytes and copying time in s of large state copied at every block.
     """
 
     def __init__(
@@ -74,7 +73,7 @@ class Undo:
         self._copy_for_commit: list[Callable[[], Copy]] = []
         self._mark_large: list[Callable[[], object]] = []
         self._holders: dict[int, int] = {}
-        """The large cell that each tensor of a module is in, by the tensor's id."""
+        """The large cell that has each tensor of a module, by the tensor's id."""
         self._looks: list[tuple[int, Callable[[Any], bool]]] | None = None
         self._block_set: set[int] = set()
         self._gap_set: set[int] = set()
@@ -88,9 +87,9 @@ class Undo:
         self._call: _Mark | None = None
         self._call_signs: list[object] = []
         self._newer: Undo | None = None
-        """That of a call for which more is tracked than as the block began, whose marks stay."""
+        """The copies of a call, if more is tracked than at the block's begin. Marks here stay."""
         self._calls: dict[str, _Calls] = {}
-        """By the place of the script."""
+        """By place of the script."""
         self._gradients: Copy = []
         self._collectives_seen = 0  # when the newest reduction was complete
         self._missed = False
@@ -99,10 +98,10 @@ class Undo:
 
     @property
     def holds_commit(self) -> bool:
-        """The state right after the last commit can be had.
+        """True if the state right after the last commit is available.
 
-        Asked at any place of the script: a change that `begin` has not seen yet, the first of its
-        kind, may be there, and its copy is not.
+        May be asked at any place of the script. False if something has changed whose copy is
+        missing, because it changes for the first time and `begin` has not seen that yet.
         """
         commit = self._commit
         return (
@@ -114,7 +113,7 @@ class Undo:
     # ---- in the course of a block
 
     def begin(self) -> None:
-        """A step is handed out: its block begins."""
+        """A step is handed out: copy what its block may change."""
         if self._version != self._state.version:
             self._enumerate()
         marks = [mark() for mark in self._mark_large]
@@ -136,27 +135,26 @@ class Undo:
             self._missed = True
 
     def reduced(self, collectives: int) -> None:
-        """A reduction is complete, after so many collectives of the group: what has changed so far
-        changed before a collective."""
+        """A reduction is complete: what has changed so far changed before a collective.
+        collectives: the group's count now."""
         self._collectives_seen = collectives
         self._note_block()
 
     def collectives_since_reduction(self, collectives: int) -> bool:
-        """Whether the block has begun collectives after its reductions; it has had one.
-        collectives: as many as it has begun by now."""
+        """Whether the block has begun collectives after its reductions, by the group's count."""
         return collectives != self._collectives_seen
 
     def end(self, *, collectives_since_reduction: bool) -> None:
         """The block has ended and its step counts.
 
-        Raises ConfigurationError for a state that could not be given to others: now and then, since
-        at the first loss of a group it would be too late.
+        Raises ConfigurationError for a state that could not be sent to other members. Checked now
+        and then, because at the first loss of a group it would be too late.
         """
         if collectives_since_reduction:
-            self._note_block()  # some of them came later, after changes that nothing told apart
+            self._note_block()  # changes since the reductions may precede these
         self._blocks += 1
         if self._blocks % _SIZES_EVERY == 0 and any(map(is_large, self._small)):
-            self._blocks = 0  # learn about what has grown
+            self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
             self._enumerate()
         self._mark_commit()
@@ -164,7 +162,7 @@ class Undo:
             self._state.capture()
 
     def received(self, *, at_commit: bool) -> None:
-        """Another member's state, or a checkpoint, was put in place."""
+        """Another member's state, or a checkpoint, is in place. at_commit: it is a commit mark."""
         self._commit = self._ahead = self._call = self._newer = None
         if at_commit:
             self._mark_commit()
@@ -172,7 +170,7 @@ class Undo:
     # ---- when a block is given up
 
     def put_back(self) -> bool:
-        """Undo what the block has changed. Returns whether that was possible."""
+        """Undo what the block has changed; return whether that was possible."""
         changed = set() if self._learning else self._changed_since(self._begin)
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
@@ -181,14 +179,13 @@ class Undo:
         return not self._missed and changed <= self._begin.large.keys()
 
     def keep_ahead(self) -> None:
-        """Make the copies that `keep_for_retry` needs; on any thread, while nothing changes the
-        state."""
+        """Make the copies for `keep_for_retry`, on any thread while nothing changes the state."""
         self._ahead = self._copy_large(set(range(len(self._large))))
 
     def keep_for_retry(self) -> None:
-        """The script runs what stands below the block, which does not count.
+        """Copy everything before the script runs what stands below a block that does not count.
 
-        Everything is copied, since what it changes there may be changed for the first time.
+        The script may change something there for the first time.
         """
         if self._ahead is None:
             self.keep_ahead()
@@ -197,7 +194,7 @@ class Undo:
         self._retry_gradients = self._state.gradients.copy()
 
     def put_back_for_retry(self) -> None:
-        """The same step is handed out again. Of large state only what has changed is put back."""
+        """The same step is handed out again: put small state back, and large if it has changed."""
         self._state.put_back_late()
         if self._retry is not None:
             changed = self._changed_since(self._retry) | self._gap_set
@@ -214,10 +211,10 @@ class Undo:
     # ---- calls outside of blocks
 
     def begin_call(self, place: str) -> None:
-        """A call that all members make begins: it is made again if the group is lost in it.
+        """Copy what a call of all members may change: it is made again if the group is lost in it.
 
-        Everything is copied at the first one from a place of the script, and where they come so
-        seldom that it costs little; else what earlier ones from there had changed.
+        Copies everything at the first call from a place of the script, and if calls are so rare
+        that it costs little. Otherwise copies what earlier calls from that place have changed.
         """
         self._call, self._newer = None, None
         self._call_signs = [mark() for mark in self._mark_large]
@@ -241,14 +238,12 @@ class Undo:
             known.copy_s = known.at_s - began_s
 
     def end_call(self, place: str) -> None:
-        """It has returned. What it was like when it began is kept until `forget_call`, since other
-        members may have to make it again."""
+        """Note what the call has changed. The copies stay: other members may have to repeat it."""
         if self._call is not None and place in self._calls:
             self._calls[place].changes |= self._changed_since(self._call)
 
     def put_back_call(self) -> bool:
-        """Undo what the call has changed before the group was lost. Returns whether that was
-        possible."""
+        """The group was lost in the call: undo its changes; return whether that was possible."""
         if self._newer is not None:
             undone = self._newer.put_back_call()
             self._sign_others_anew(self._call_signs)
@@ -263,8 +258,8 @@ class Undo:
 
     @contextlib.contextmanager
     def as_of_call(self) -> Iterator[None]:
-        """Within, the state is that with which the last call began, as far as it was copied: for a
-        call that is made once more only for members that have not completed it."""
+        """Within, the state is that of the last call's begin, as far as it was copied: for a call
+        that is made again only for members that have not completed it."""
         call = self._call
         marks = [mark() for mark in self._mark_large]
         if self._newer is not None:
@@ -284,12 +279,13 @@ class Undo:
             self._sign_others_anew(marks)
 
     def forget_call(self) -> None:
-        """Nobody will have to make it again."""
+        """Drop the call's copies: no member will have to make it again."""
         self._call = self._newer = None
 
     def _sign_others_anew(self, signs: list[object]) -> None:
-        """Putting back has moved the signs: of what had not changed since the commit, or since the
-        begin of a block that the call stands above, too. signs: those as of what is back."""
+        """Renew the signs of the commit and begin marks: putting back has moved them for state that
+        had not changed since the commit, or since the begin of a block that the call comes before.
+        signs: those of the state that is back."""
         looks = self._mark_large
         for other in (self._commit, self._begin):
             if other is not None and len(other.marks) == len(signs) == len(looks):
@@ -302,7 +298,7 @@ class Undo:
 
     @contextlib.contextmanager
     def as_of_commit(self) -> Iterator[None]:
-        """Within, the state is that right after the last commit; needs `holds_commit`."""
+        """Within, the state is the one right after the last commit; needs `holds_commit`."""
         commit = self._commit
         assert commit is not None, "there is no commit mark"
         if not self.changed_since_commit():
@@ -316,7 +312,7 @@ class Undo:
             self._restore(now)
 
     def changed_since_commit(self) -> bool:
-        """Whether the state is known not to be the one right after the last commit."""
+        """Whether the state is known to differ from the one right after the last commit."""
         commit = self._commit
         if commit is None:
             return True
@@ -337,8 +333,8 @@ class Undo:
         self._commit = self._copy(wanted, reuse=self._commit, marks=marks, for_commit=True)
 
     def _note_gap(self, commit: _Mark, marks: list[object]) -> None:
-        """Large state that has changed since the commit: from the next commit on it is copied."""
-        if len(commit.large) == len(self._large):  # learnt from the content itself
+        """Add what has changed since the commit to the gap set: the next commits copy it."""
+        if len(commit.large) == len(self._large):  # compare the content itself
             changed = {i for i, copy in commit.large.items() if self._large[i].differs(copy)}
         elif marks == commit.marks:
             return
@@ -346,19 +342,19 @@ class Undo:
             changed = self._differing(marks, commit.marks)
         self._gap_set |= changed
         if changed - commit.large.keys():
-            self._commit = None  # this once nobody can be brought to that mark from here
+            self._commit = None  # this time, that mark cannot be given to others
 
     def _sign_commit_anew(self) -> None:
-        """Putting back has moved the signs, and not the content: it is that of the block's begin
-        again, which `begin` has found to be that of the commit, or to have been copied there."""
+        """Renew the commit mark's signs, which putting back has moved. The content is that of the
+        block's begin: `begin` has found that it equals the commit's, or is copied there."""
         if self._commit is not None and len(self._commit.marks) == len(self._mark_large):
             self._commit.marks = [mark() for mark in self._mark_large]
 
     def _note_block(self) -> None:
-        """Large state that has changed since the block's begin: the next ones copy it."""
+        """Add what has changed since the block's begin to the block set: the next ones copy it."""
         if not self._learning and not self._looks_changed():
             return
-        changed = self._changed_since(self._begin)  # also while learning: put_back goes by it later
+        changed = self._changed_since(self._begin)  # also while learning: put_back uses signs later
         if self._learning:
             changed |= {i for i, c in self._begin.large.items() if self._large[i].differs(c)}
         changed -= self._block_set
@@ -370,7 +366,7 @@ class Undo:
             self._untold = True
 
     def _looks_changed(self) -> bool:
-        """A glance at the large state outside of the block set, since every reduction takes one."""
+        """Take a quick look at large state outside of the block set, as every reduction does."""
         if self._looks is None:
             cells = enumerate(self._large)
             self._looks = [(i, cell.moved) for i, cell in cells if i not in self._block_set]
@@ -384,7 +380,7 @@ class Undo:
         return self._differing(now, earlier.marks)
 
     def _differing(self, now: list[object], before: list[object]) -> set[int]:
-        """The cells whose signs differ; with an optimizer that has stepped, what it trains."""
+        """Return the cells whose signs differ; if an optimizer has stepped, also what it trains."""
         changed = {index for index, mark in enumerate(now) if mark != before[index]}
         for index in tuple(changed):
             cell = self._large[index]
@@ -394,7 +390,7 @@ class Undo:
         return changed
 
     def _tell_cost(self, marks: list[object]) -> _Mark:
-        """Copy the block set, into memory of an earlier copy, and tell how long that takes."""
+        """Copy the block set, into memory of an earlier copy, and report how long that takes."""
         self._wait_for_device()
         began_s = time.perf_counter()
         mark = self._copy(self._block_set, reuse=self._begin, marks=marks)
@@ -432,7 +428,7 @@ class Undo:
         for index in sorted(wanted):
             cell = self._large[index]
             if isinstance(cell, (ModuleTensors, OptimizerState)):
-                # What is copied only to learn from it must not fill a device's memory.
+                # Copies that serve only to learn must not fill a device's memory.
                 on_host = self._device.type != "cpu" and index not in known
                 copies[index] = cell.copy(reuse.get(index), on_host=on_host)
             else:
@@ -446,9 +442,9 @@ class Undo:
             cell.put_back(copy)
 
     def _enumerate(self) -> None:
-        """The cells of all that is tracked."""
+        """List the cells of all that is tracked."""
         if self._version != self._state.version:
-            self._blocks = 0  # learn about what is new
+            self._blocks = 0  # learn, since something is new
         self._version = self._state.version
         names = [cell.name for cell in self._large]
         block = {names[i] for i in self._block_set}
@@ -457,7 +453,7 @@ class Undo:
         self._copy_small = [cell.copy for cell in self._small]
         self._copy_for_commit = [
             (lambda: None) if isinstance(cell, DefaultGenerators) else cell.copy
-            for cell in self._small  # what is not given to others
+            for cell in self._small  # default generators are not sent to others
         ]
         self._looks = None
         self._mark_large = [cell.mark for cell in self._large]
@@ -476,7 +472,7 @@ class Undo:
 
 @dataclass(slots=True)
 class _Mark:
-    """Copies of the small cells and of some large ones, by their index, and signs of all."""
+    """Copies of the small cells and of some large ones, by index, and signs of all large ones."""
 
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
@@ -485,10 +481,10 @@ class _Mark:
 
 @dataclass(slots=True)
 class _Calls:
-    """Those from one place of the script."""
+    """The calls from one place of the script."""
 
     at_s: float = -math.inf
-    """When the last one began."""
+    """When the last one began, by time.perf_counter()."""
     copy_s: float = 0.0
-    """How long it took to copy everything."""
+    """Seconds that a copy of everything took."""
     changes: set[int] = field(default_factory=set)

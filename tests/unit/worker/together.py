@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import faulthandler
 import functools
 import inspect
 import json
@@ -73,6 +75,9 @@ def run_together(*parts: Callable[[Seat], None]) -> None:
         streams.append(ours.makefile("rw"))
     try:
         _serve(streams)
+    except TimeoutError:
+        _show_stacks(pids)
+        raise
     finally:
         for pid in pids:
             os.kill(pid, signal.SIGKILL)
@@ -122,10 +127,19 @@ def _serve(streams: list[IO[str]]) -> None:
             stream.flush()
 
 
+def _show_stacks(pids: list[int]) -> None:
+    """Have processes that hang write the stacks of their threads to stderr, which pytest shows."""
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGUSR1)
+            time.sleep(0.5)  # for it to write them, and not into those of the next one
+
+
 def _be_child(
     rank: int, part: Callable[[Seat], None], pairs: list[tuple[socket.socket, socket.socket]]
 ) -> None:
     try:
+        faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         for other, (ours, theirs) in enumerate(pairs):
             ours.close()
             if other != rank:

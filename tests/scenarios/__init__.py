@@ -1,1 +1,1 @@
-"""Golden transcripts of the machines: REWRITE=1 rewrites them, a reviewer reads the difference."""
+"""Golden transcripts of the machines: REWRITE=1 rewrites them, and a reviewer reads the diff."""

@@ -1,4 +1,4 @@
-"""The machines' transcripts are those in the files next to this one."""
+"""Compare the transcripts of the machines with the golden files in this directory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ SCENARIOS = {
 
 
 @pytest.mark.parametrize("name", SCENARIOS)
-def test_transcript(name: str) -> None:
+def test_transcript_of_a_scenario_equals_its_golden_file(name: str) -> None:
     path = HERE / f"{name}.txt"
     actual = transcript(SCENARIOS[name])
     if os.environ.get("REWRITE") == "1":

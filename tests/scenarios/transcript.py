@@ -1,4 +1,4 @@
-"""Turns what the machines of a simulated history were told and wanted into readable lines."""
+"""Render a simulated history as text: the events that the machines handle and their effects."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _UNINTERESTING = (
 
 
 def transcript(plan: Plan) -> str:
-    """Who was told what and wanted what; whatever led to nothing is left out."""
+    """List each event with the effects that follow from it; omit events without such effects."""
     lines: list[str] = []
 
     def observe(now: float, who: str, event: Any, effects: Sequence[Any]) -> None:

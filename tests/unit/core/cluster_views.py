@@ -1,4 +1,4 @@
-"""Short ways to write down workers, generations and views in tests of the coordinator."""
+"""Short constructors of workers, generations and views for tests of the coordinator."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ POLICY = FormationPolicy(min_workers=2, max_workers=4)
 
 
 def status(worker: str, phase: WorkerPhase, generation: int = 0, **fields: object) -> WorkerStatus:
-    """A worker that has heard of its generation, and has taken part if it is in one."""
+    """A worker that has acknowledged `generation`, and holds the state unless that is 0."""
     base = WorkerStatus(
         worker=worker,
         phase=phase,
@@ -48,14 +48,14 @@ def view(current: Generation | None, *statuses: WorkerStatus, **fields: object) 
 
 
 def leaving(base: GroupView, *nodes: str) -> GroupView:
-    """The same while these nodes leave."""
+    """`base` while exactly these nodes leave: their slots do not count."""
     workers = {w: replace(s, leaving=s.node in nodes) for w, s in base.workers.items()}
     staying = sum(s.node not in nodes for s in base.workers.values())
     return replace(base, workers=workers, slots=staying)
 
 
 def silent(base: GroupView, since: float, nodes: Collection[str]) -> GroupView:
-    """The same while these nodes are out of contact."""
+    """`base` while exactly these nodes are out of contact."""
     workers = {
         w: replace(s, silent_since=since if s.node in nodes else None)
         for w, s in base.workers.items()

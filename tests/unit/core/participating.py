@@ -1,7 +1,7 @@
-"""A driver for a participation: carries its actions out as the test tells it, and writes them down.
+"""A driver of a `Participation` that carries out its actions as the test says, and logs them.
 
-The membership machine is the real one. What the driver does not know it answers with None, and
-every answer may be an exception, which is thrown into the protocol.
+The membership machine is the real one. An action for which the test gives no answer gets a default,
+mostly None. An answer that is an exception is thrown into the protocol.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def generation(number: int, *workers: str, **fields: Any) -> Generation:
 
 
 class Driver:
-    """One worker's participation and all that happens to it."""
+    """Drives the participation of one worker."""
 
     def __init__(self, worker: str = "a", *, save_every: int = 0) -> None:
         self.machine = Worker(worker)
@@ -54,25 +54,24 @@ class Driver:
     # ---- what the test says
 
     def announce(self, number: int, *workers: str, **fields: Any) -> None:
-        """The coordinator decided."""
         self.machine.generation_announced(generation(number, *workers, **fields))
 
     def answer(self, kind: type, *answers: Any) -> None:
-        """The results of the next actions of this kind: values, exceptions, or functions of the
-        action."""
+        """Set the results of the next actions of this kind: values, exceptions, or functions of
+        the action."""
         self._answers[kind].extend(answers)
 
     def peers(self, *declared: Declaration | None) -> None:
-        """The next declarations are these, in the order of ranks; None stands for its own."""
+        """Set what the next group declares, in the order of ranks; None: this member's own."""
         self.answer(act.Declare, lambda mine: tuple(d if d is not None else mine for d in declared))
 
     def meets(self, number: int, **declared: Declaration | None) -> None:
-        """The coordinator decided on these workers, in the order of ranks, who declare that."""
+        """Announce a generation of these workers, in the order of ranks, that declare this."""
         self.announce(number, *declared)
         self.peers(*declared.values())
 
     def lose_at(self, kind: type, number: int, *workers: str, **fields: Any) -> None:
-        """The next action of this kind ends with the loss of the group: this generation follows."""
+        """Lose the group in the next action of this kind, with this generation to follow."""
 
         def lose(_: Any) -> None:
             self.announce(number, *workers, **fields)
@@ -83,7 +82,7 @@ class Driver:
     # ---- what the script does
 
     def drive(self, protocol: Steps) -> Any:
-        """Carry out what the protocol asks for, until it returns."""
+        """Carry out the actions of the protocol, and return its result."""
         resume: Callable[[Any], act.Action] = protocol.send
         value: Any = None
         while True:
@@ -105,7 +104,7 @@ class Driver:
             self.drive(self.part.boundary())
 
     def enter_block(self) -> None:
-        """Come to the next step's block."""
+        """Pass the boundary and begin the block of the next step."""
         self.boundary()
         self.part.begin_block()
 
@@ -119,15 +118,15 @@ class Driver:
         self.part.commit(SampleRange(epoch=0, start=start, stop=start + 4))
 
     def give_up(self) -> bool:
-        """The group is lost in the block."""
+        """Lose the group in the block; return whether the block counts."""
         return bool(self.drive(self.part.give_up_block(LOST)))
 
     def call(self, name: str) -> Any:
-        """session.run: returns the name unless the test has given another answer."""
+        """Call session.run; return the name unless the test has given another answer."""
         return self.drive(self.part.run(name))
 
     def taken(self) -> list[str]:
-        """What was asked for since the last time."""
+        """Return the actions since the last call of this method."""
         log, self.log = self.log, []
         return log
 
@@ -187,14 +186,14 @@ class Driver:
 
 
 def with_digests(mine: Declaration) -> Declaration:
-    """The declaration with the digests of a state that is what it should be."""
+    """The declaration with the digests of a right state, if its state is intact."""
     if not mine.intact:
         return mine
     return replace(mine, commit_digest=DIGEST if mine.committed else 0, begin_digest=DIGEST)
 
 
 def described(action: act.Action) -> str:
-    """The action in one line: its name, and what tells it from others of the name."""
+    """The action in one line: its name and the fields that matter."""
     words = [type(action).__name__]
     for field in dataclasses.fields(action):
         value = getattr(action, field.name)
@@ -213,7 +212,7 @@ def described(action: act.Action) -> str:
 
 
 def veteran(committed: int, committed_in: int = 1, **fields: Any) -> Declaration:
-    """What an intact member that trains declares."""
+    """The declaration of an intact member that trains."""
     known: dict[str, Any] = {
         "intact": True,
         "signature": 0,
@@ -230,7 +229,6 @@ ME: Declaration | None = None
 
 
 def begun(worker: str = "a", **options: int) -> Driver:
-    """A job of one worker that has begun."""
     driver = Driver(worker, **options)
     driver.announce(1, worker)
     driver.begin_loop()
@@ -239,7 +237,7 @@ def begun(worker: str = "a", **options: int) -> Driver:
 
 
 def trained(steps: int, worker: str = "a", **options: int) -> Driver:
-    """The same after some steps."""
+    """A job of one worker that has committed this many steps."""
     driver = begun(worker, **options)
     for _ in range(steps):
         driver.step()
@@ -248,7 +246,7 @@ def trained(steps: int, worker: str = "a", **options: int) -> Driver:
 
 
 def joined(number: int, *between: str, committed: int, marks: str = "") -> list[str]:
-    """What is asked for on the way into a group: between the declarations and the news of it."""
+    """The actions on the way into a group; `between` follow the declarations."""
     return [
         f"Join {marks}".strip(),
         "Declare",
@@ -260,7 +258,7 @@ def joined(number: int, *between: str, committed: int, marks: str = "") -> list[
 
 
 def struck(steps: int, *workers: str) -> Driver:
-    """In the block of the next step, where it hears that these are the next group."""
+    """A worker in the next step's block that has been told of generation 2 of these workers."""
     driver = trained(steps)
     driver.enter_block()
     driver.announce(2, *workers)

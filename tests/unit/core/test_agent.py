@@ -1,4 +1,4 @@
-"""Which processes a node runs, in which slots, and how it ends."""
+"""The agent's machine: which processes a node runs, in which slots, and how it ends."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def reported(worker: str, phase: WorkerPhase, **fields: object) -> ev.WorkerRepo
 
 
 def full() -> Agent:
-    """Two workers in slots, one spare."""
+    """Two workers have slots, and the third one is a spare."""
     agent = serving()
     for worker in ("a-1", "a-2", "a-3"):
         agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
@@ -43,7 +43,7 @@ def killed(worker: str) -> ev.WorkerExited:
     return ev.WorkerExited(worker=worker, exit_code=0, signal=9)
 
 
-def test_spares_start_only_when_the_script_is_known_to_wait() -> None:
+def test_spares_start_only_once_the_script_is_known_to_wait_in_init() -> None:
     agent = Agent(SETTINGS)
     started = of(fx.SpawnWorker, agent.handle(ev.Started(), 0.0))
     assert started == [fx.SpawnWorker(worker="a-1"), fx.SpawnWorker(worker="a-2")]
@@ -52,8 +52,8 @@ def test_spares_start_only_when_the_script_is_known_to_wait() -> None:
     assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-3")]
 
 
-def test_a_worker_that_has_not_heard_of_its_slot_is_told_again() -> None:
-    """Its connection broke on the way: it connects anew, and says what it was before."""
+def test_a_worker_that_reports_as_spare_again_is_assigned_its_slot_again() -> None:
+    """Its connection broke before the message came. It connects again and reports its old phase."""
     agent = full()
     again = agent.handle(reported("a-1", WorkerPhase.SPARE), 2.0)
     assert starts(again) == [fx.AssignSlot(worker="a-1", slot=0)]
@@ -73,7 +73,7 @@ def test_a_spare_takes_the_slot_of_a_killed_worker() -> None:
 
 
 def training(*workers: str) -> Agent:
-    """Members of generation 1; "a-4" is a spare."""
+    """These workers train in generation 1; "a-4" is a spare."""
     agent = serving(replace(SETTINGS, slots=3))
     for worker in ("a-1", "a-2", "a-3", "a-4"):
         agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
@@ -88,7 +88,7 @@ def starts(effects: list[fx.Effect]) -> list[fx.Effect]:
 
 
 def until(effects: list[fx.Effect]) -> float:
-    """When the agent looks again; until then it starts nobody."""
+    """Return when the agent looks again; it must start no worker before that."""
     assert not starts(effects)
     (timer,) = of(fx.SetTimer, effects)
     assert isinstance(timer, fx.SetTimer)
@@ -104,13 +104,13 @@ def test_a_lost_worker_is_replaced_when_the_survivors_have_trained_on() -> None:
     until(agent.handle(killed("a-3"), 10.0))
     announced = ev.GenerationAnnounced(generation=generation(2, "a-1", "a-2"))
     assert not starts(agent.handle(announced, 10.02))
-    late = ev.WorkerRecovered(worker="a-1", generation=1)  # of the group before
+    late = ev.WorkerRecovered(worker="a-1", generation=1)  # of the earlier group
     assert not starts(agent.handle(late, 10.05))
     done = ev.WorkerRecovered(worker="a-1", generation=2)
     assert starts(agent.handle(done, 10.1)) == TAKES_OVER
 
 
-def test_survivors_whose_steps_are_long_are_not_waited_for() -> None:
+def test_a_lost_worker_is_replaced_after_a_delay_when_the_survivors_steps_are_long() -> None:
     agent = training("a-1", "a-2", "a-3")
     agent.handle(killed("a-3"), 10.0)
     announced = ev.GenerationAnnounced(generation=generation(2, "a-1", "a-2"))
@@ -119,7 +119,7 @@ def test_survivors_whose_steps_are_long_are_not_waited_for() -> None:
     assert starts(agent.handle(ev.TimerFired(), at)) == TAKES_OVER
 
 
-def test_survivors_that_cannot_go_on_without_it_wait_for_nothing() -> None:
+def test_a_lost_worker_is_replaced_early_when_the_survivors_cannot_go_on_without_it() -> None:
     agent = training("a-1", "a-2", "a-3")
     at = until(agent.handle(killed("a-3"), 10.0))
     assert at <= 10.1
@@ -143,13 +143,13 @@ def test_a_worker_that_never_trained_is_replaced_at_once() -> None:
     assert starts(agent.handle(killed("a-3"), 10.0)) == TAKES_OVER
 
 
-def test_a_worker_that_could_not_be_forked_is_missing_and_tried_again_later() -> None:
+def test_a_worker_that_could_not_be_forked_is_retried_after_growing_delays() -> None:
     agent = full()
     (spawn,) = of(fx.SpawnWorker, agent.handle(killed("a-2"), 3.0))
     now, asked = 3.0, []
     for _ in range(4):
         effects = agent.handle(ev.WorkerNotSpawned(worker=spawn.worker), now)
-        assert not of(fx.ReportFailure, effects)  # the job's budget is for what its script does
+        assert not of(fx.ReportFailure, effects)  # the restart budget is for failures of the script
         assert not of(fx.EndWorker, effects)
         if not (again := of(fx.SpawnWorker, effects)):
             (timer,) = of(fx.SetTimer, effects)
@@ -162,14 +162,14 @@ def test_a_worker_that_could_not_be_forked_is_missing_and_tried_again_later() ->
     assert not agent.handle(ev.WorkerNotSpawned(worker="a-99"), now + 100.0)[:-1]
 
 
-def test_what_the_script_raised_is_reported_instead_of_its_exit_code() -> None:
+def test_an_exception_of_the_script_is_reported_instead_of_its_exit_code() -> None:
     agent, raised = full(), Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="x")
     agent.handle(ev.WorkerReportedFailure(failure=raised), 3.0)
     effects = agent.handle(ev.WorkerExited(worker="a-1", exit_code=1), 3.0)
     assert of(fx.ReportFailure, effects) == [fx.ReportFailure(failure=raised)]
 
 
-def test_of_a_worker_that_ended_unseen_what_it_said_itself_counts() -> None:
+def test_a_worker_that_ended_unseen_is_judged_by_its_own_last_report() -> None:
     def unseen(worker: str) -> ev.WorkerExited:
         return ev.WorkerExited(worker=worker, exit_code=0, unseen=True)
 
@@ -193,7 +193,7 @@ def test_of_a_worker_that_ended_unseen_what_it_said_itself_counts() -> None:
         (99, False, "was ended by signal 99"),
     ],
 )
-def test_a_signal_is_told_by_name_and_with_its_cause(
+def test_a_death_by_signal_is_reported_with_the_signals_name_and_cause(
     number: int, out_of_memory: bool, said: str
 ) -> None:
     exited = ev.WorkerExited(worker="a-2", exit_code=0, signal=number, out_of_memory=out_of_memory)
@@ -203,7 +203,7 @@ def test_a_signal_is_told_by_name_and_with_its_cause(
     assert failure.failure.code == number
 
 
-def test_the_agents_own_kill_is_none_for_want_of_memory() -> None:
+def test_a_kill_by_the_agent_is_not_reported_as_out_of_memory() -> None:
     agent = full()
     agent.handle(ev.WorkerFrozen(worker="a-2", silent_s=70.0), 3.0)
     exited = ev.WorkerExited(worker="a-2", exit_code=0, signal=9, out_of_memory=True)
@@ -232,7 +232,7 @@ def test_a_late_status_does_not_take_the_slot_away() -> None:
     assert [w.slot for w in view.workers] == [0, 1, None]
 
 
-def test_generations_go_to_workers_with_a_slot_and_later_to_the_others() -> None:
+def test_a_generation_goes_to_workers_with_a_slot_and_later_to_those_that_prepare() -> None:
     agent, first = full(), generation(1, "a0")
     effects = agent.handle(ev.GenerationAnnounced(generation=first), 3.0)
     assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-1", "a-2"]
@@ -254,7 +254,7 @@ def test_the_settled_form_of_a_generation_is_forwarded_once() -> None:
     assert caught_up.generation == settled
 
 
-def test_a_worker_that_never_asks_for_a_group_is_replaced() -> None:
+def test_a_worker_that_never_gets_ready_is_replaced_after_the_start_timeout() -> None:
     agent = serving(AgentSettings(node="a", slots=1, spares=0, start_timeout_s=10.0))
     agent.handle(reported("a-1", WorkerPhase.SPARE), 1.0)
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 10.9))
@@ -264,7 +264,7 @@ def test_a_worker_that_never_asks_for_a_group_is_replaced() -> None:
     assert failure.failure.kind is FailureKind.START_TIMEOUT
 
 
-def test_a_replaced_worker_is_ended_once_and_reported_as_the_coordinator_said() -> None:
+def test_a_replaced_worker_is_ended_once_and_reported_with_the_coordinators_kind() -> None:
     agent = full()
     request = ev.ReplaceRequested(worker="a-1", kind=FailureKind.LEFT_OUT, message="late")
     assert len(of(fx.EndWorker, agent.handle(request, 3.0))) == 1
@@ -273,7 +273,7 @@ def test_a_replaced_worker_is_ended_once_and_reported_as_the_coordinator_said() 
     assert failure.failure.kind is FailureKind.LEFT_OUT
 
 
-def test_a_complete_job_lets_finished_scripts_exit_and_kills_the_rest_after_the_grace() -> None:
+def test_a_complete_job_ends_finished_workers_only_after_a_grace_and_the_rest_at_once() -> None:
     agent = full()
     agent.handle(reported("a-1", WorkerPhase.FINISHED), 3.0)
     effects = agent.handle(ev.JobEnded(exit_code=0), 4.0)
@@ -287,8 +287,8 @@ def test_a_complete_job_lets_finished_scripts_exit_and_kills_the_rest_after_the_
     assert of(fx.ExitAgent, agent.handle(killed("a-3"), 10.0)) == [fx.ExitAgent(exit_code=0)]
 
 
-def test_an_agent_ends_although_nobody_tells_of_the_end_of_its_workers() -> None:
-    """A zygote that is stopped, or whose disk hangs, neither forks nor tells."""
+def test_an_agent_exits_in_time_although_the_ends_of_its_workers_are_never_reported() -> None:
+    """A zygote that is stopped, or whose disk hangs, neither forks nor reports."""
     agent = full()
     (timer,) = of(fx.SetTimer, agent.handle(ev.StopRequested(exit_code=130), 4.0))
     assert timer.at is not None
@@ -297,7 +297,7 @@ def test_an_agent_ends_although_nobody_tells_of_the_end_of_its_workers() -> None
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=130)]
 
 
-def test_the_first_signal_asks_and_the_second_one_ends() -> None:
+def test_the_first_signal_asks_the_job_to_stop_and_the_second_ends_the_workers() -> None:
     agent = full()
     leave = ev.LeaveRequested(exit_code=143, reason="SIGTERM")
     assert of(fx.AskToStop, agent.handle(leave, 3.0))
@@ -312,7 +312,7 @@ CLASSIC = AgentSettings(node="a", slots=2, spares=1, classic=True, end_grace_s=5
 
 
 def running_pair(settings: AgentSettings = CLASSIC) -> Agent:
-    """Two workers run a classic script in generation 1, one spare waits."""
+    """Two workers run a classic script in generation 1, and one spare waits."""
     agent = serving(settings)
     for worker in ("a-1", "a-2", "a-3"):
         agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
@@ -334,7 +334,7 @@ def test_a_classic_script_has_spares_from_the_start() -> None:
     assert len(of(fx.SpawnWorker, Agent(CLASSIC).handle(ev.Started(), 0.0))) == 3
 
 
-def test_whoever_has_run_is_asked_to_end_once_its_group_is_no_more() -> None:
+def test_classic_workers_that_have_run_are_asked_to_end_once_their_group_is_dissolved() -> None:
     agent = running_pair()
     assert not asked(agent.handle(ev.TimerFired(), 3.5))
     effects = agent.handle(dissolved(), 4.0)
@@ -347,7 +347,7 @@ def test_whoever_has_run_is_asked_to_end_once_its_group_is_no_more() -> None:
     assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-3", slot=1)]
 
 
-def test_a_member_that_had_not_begun_yet_is_ended_with_the_others() -> None:
+def test_a_classic_member_that_has_not_begun_yet_is_ended_with_the_others() -> None:
     agent = serving(CLASSIC)
     for worker in ("a-1", "a-2"):
         agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
@@ -366,7 +366,7 @@ def test_a_classic_script_that_does_not_end_is_killed_after_the_grace() -> None:
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 9.1))
 
 
-def test_failures_of_classic_scripts_are_not_spaced_out() -> None:
+def test_restarts_of_classic_scripts_are_not_spaced_out() -> None:
     agent = serving(replace(CLASSIC, slots=1))
     for worker in ("a-1", "a-2"):
         agent.handle(reported(worker, WorkerPhase.SPARE), 1.0)
@@ -381,7 +381,7 @@ def test_failures_of_classic_scripts_are_not_spaced_out() -> None:
         agent.handle(reported(fresh, WorkerPhase.SPARE), 5.0)
 
 
-def test_a_signal_reaches_classic_scripts_at_once_and_nobody_starts_any_more() -> None:
+def test_a_signal_reaches_classic_scripts_at_once_and_no_worker_starts_after_it() -> None:
     agent = running_pair()
     effects = agent.handle(ev.LeaveRequested(exit_code=143, reason="SIGTERM"), 4.0)
     assert of(fx.AskToStop, effects)
@@ -392,8 +392,8 @@ def test_a_signal_reaches_classic_scripts_at_once_and_nobody_starts_any_more() -
         assert not of(fx.ReportFailure, effects)
 
 
-def test_scripts_that_end_well_when_asked_are_let_go_together() -> None:
-    """One of them may have the store of their group."""
+def test_classic_scripts_that_end_well_when_asked_are_dismissed_together() -> None:
+    """One of them may host the store of their group."""
     agent = running_pair()
     agent.handle(ev.LeaveRequested(exit_code=143, reason="SIGTERM"), 4.0)
     assert not of(fx.DismissWorker, agent.handle(reported("a-1", WorkerPhase.FINISHED), 4.2))
@@ -402,7 +402,7 @@ def test_scripts_that_end_well_when_asked_are_let_go_together() -> None:
     assert not of(fx.DismissWorker, agent.handle(ev.TimerFired(), 4.6))
 
 
-def test_classic_scripts_have_their_grace_also_when_the_job_has_failed() -> None:
+def test_classic_scripts_get_their_grace_even_when_the_job_has_failed() -> None:
     agent = running_pair()
     effects = agent.handle(ev.JobEnded(exit_code=1), 4.0)
     assert asked(effects) == ["a-1", "a-2"]
@@ -417,7 +417,7 @@ def compiled(worker: str, committed: int | None) -> ev.WorkerCompiled:
     return ev.WorkerCompiled(worker=worker, committed=committed)
 
 
-def test_that_a_worker_compiles_is_part_of_the_view_until_it_is_over() -> None:
+def test_a_compilation_is_part_of_the_nodes_view_until_it_is_over() -> None:
     agent = full()
     (view,) = of(fx.ReportNode, agent.handle(compiled("a-1", 7), 3.0))
     assert [s.compiling for s in view.workers] == [7, None, None]
@@ -430,7 +430,7 @@ def test_that_a_worker_compiles_is_part_of_the_view_until_it_is_over() -> None:
 
 
 @pytest.mark.parametrize(("first_step_s", "ended_at"), [(50.0, 70.0), (0.0, None)])
-def test_a_worker_that_compiles_before_its_first_group_may_take_longer(
+def test_a_worker_that_compiles_before_its_first_group_gets_more_time(
     first_step_s: float, ended_at: float | None
 ) -> None:
     settings = AgentSettings(
@@ -450,7 +450,7 @@ def test_a_worker_that_compiles_before_its_first_group_may_take_longer(
     assert of(fx.EndWorker, agent.handle(ev.TimerFired(), ended_at))
 
 
-def test_an_adopted_worker_that_compiles_still_has_to_say_where_it_is() -> None:
+def test_an_adopted_worker_that_compiles_gets_no_more_time_to_report() -> None:
     agent = Agent(replace(SETTINGS, start="2"))
     effects = agent.handle(ev.Started(workers=(("a-1", 11),)), 0.0)
     (before,) = of(fx.SetTimer, effects)

@@ -1,4 +1,4 @@
-"""What a node's agent does with workers that an earlier one has left, and when it is to leave."""
+"""An agent that finds the workers of an earlier one, that leaves the job, or that is cut off."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def view(effects: list[fx.Effect]) -> list[WorkerStatus]:
 
 
 def serving(settings: AgentSettings = SETTINGS) -> Agent:
-    """Two in slots and a spare, all its own."""
+    """An agent that has started its workers itself: two in slots and a spare."""
     agent = Agent(settings)
     agent.handle(ev.Started(), 0.0)
     for n in (1, 2, 3):
@@ -57,7 +57,7 @@ def serving(settings: AgentSettings = SETTINGS) -> Agent:
 
 
 def leaving(timeout_s: float = 60.0) -> Agent:
-    """Asked to leave at 10 s."""
+    """An agent that was asked to leave at 10 s."""
     agent = serving(replace(SETTINGS, leave_timeout_s=timeout_s))
     agent.handle(ev.GenerationAnnounced(generation=generation(1, "b1")), 9.0)
     assert of(fx.AskToLeave, agent.handle(LEAVE, 10.0)) == [fx.AskToLeave(reason="SIGTERM")]
@@ -67,7 +67,7 @@ def leaving(timeout_s: float = 60.0) -> Agent:
 # ---- workers that are found alive
 
 
-def test_nothing_is_said_or_done_before_all_have_reported() -> None:
+def test_an_agent_reports_and_starts_nothing_before_all_found_workers_have_reported() -> None:
     agent = Agent(SETTINGS)
     effects = agent.handle(ev.Started(workers=FOUND), 0.0)
     effects += agent.handle(SPARE, 1.0)
@@ -86,7 +86,7 @@ def test_nothing_is_said_or_done_before_all_have_reported() -> None:
     assert not of(fx.SpawnWorker, effects)
 
 
-def test_the_slots_that_they_have_are_not_given_away() -> None:
+def test_slots_of_adopted_workers_are_not_given_away() -> None:
     agent = adopting()
     for event in (TRAINS, TRAINS_TOO, SPARE):
         agent.handle(event, 1.0)
@@ -95,11 +95,11 @@ def test_the_slots_that_they_have_are_not_given_away() -> None:
     ]
 
 
-def test_one_that_is_found_late_hears_of_the_generation_that_it_has_missed() -> None:
+def test_a_found_worker_that_reports_late_is_sent_the_generation_that_it_has_missed() -> None:
     agent = Agent(SETTINGS)
     agent.handle(ev.Started(workers=FOUND[:2]), 0.0)
     agent.handle(TRAINS, 1.0)
-    agent.handle(ev.TimerFired(), 2.0)  # reports without it
+    agent.handle(ev.TimerFired(), 2.0)  # the agent reports without a-s1-2
     newest = generation(5, "a0")
     effects = agent.handle(ev.GenerationAnnounced(generation=newest), 2.1)
     assert [e.worker for e in of(fx.ForwardGeneration, effects)] == ["a-s1-1"]  # type: ignore[attr-defined]
@@ -120,7 +120,7 @@ def test_a_later_report_does_not_change_an_adopted_slot() -> None:
     assert view(effects)[0].slot == 1
 
 
-def test_one_that_dies_meanwhile_is_not_waited_for() -> None:
+def test_a_found_worker_that_dies_before_it_reports_is_not_waited_for() -> None:
     agent = adopting()
     agent.handle(TRAINS, 1.0)
     agent.handle(SPARE, 1.0)
@@ -132,8 +132,8 @@ def test_one_that_dies_meanwhile_is_not_waited_for() -> None:
     assert failed.failure.worker == "a-s1-2"  # type: ignore[attr-defined]
 
 
-def test_one_that_does_not_report_soon_is_taken_for_one_that_starts() -> None:
-    """It was forked shortly before: its script has not come to elastic.init()."""
+def test_a_found_worker_that_does_not_report_soon_counts_as_starting() -> None:
+    """The worker was forked shortly before, and its script has not come to elastic.init() yet."""
     agent = adopting(replace(SETTINGS, start_timeout_s=30.0))
     agent.handle(SPARE, 0.5)
     effects = agent.handle(TRAINS, 0.5)
@@ -146,7 +146,7 @@ def test_one_that_does_not_report_soon_is_taken_for_one_that_starts() -> None:
     assert phases[:3] == [WorkerPhase.TRAINING, WorkerPhase.STARTING, WorkerPhase.SPARE]
 
 
-def test_one_that_never_reports_is_replaced() -> None:
+def test_a_found_worker_that_never_reports_is_replaced_after_the_start_timeout() -> None:
     agent = adopting(replace(SETTINGS, start_timeout_s=30.0))
     agent.handle(TRAINS, 0.5)
     agent.handle(reported("a-s1-3", WorkerPhase.TRAINING, 0), 0.5)
@@ -162,7 +162,7 @@ def test_one_that_never_reports_is_replaced() -> None:
     assert failed.failure.kind is FailureKind.START_TIMEOUT  # type: ignore[attr-defined]
 
 
-def test_one_that_has_a_slot_and_prepares_gets_the_time_that_a_new_one_gets() -> None:
+def test_a_found_worker_that_prepares_gets_as_much_time_as_a_new_one() -> None:
     agent = adopting(replace(SETTINGS, slots=1, spares=0, start_timeout_s=30.0))
     agent.handle(killed("a-s1-2"), 0.5)
     agent.handle(killed("a-s1-3"), 0.5)
@@ -171,7 +171,7 @@ def test_one_that_has_a_slot_and_prepares_gets_the_time_that_a_new_one_gets() ->
     assert of(fx.EndWorker, agent.handle(ev.TimerFired(), 31.0))
 
 
-def test_names_differ_from_start_to_start() -> None:
+def test_worker_names_omit_an_empty_start_token() -> None:
     agent = Agent(replace(SETTINGS, start=""))
     started = of(fx.SpawnWorker, agent.handle(ev.Started(), 0.0))
     assert started == [fx.SpawnWorker(worker="a-1"), fx.SpawnWorker(worker="a-2")]
@@ -180,7 +180,7 @@ def test_names_differ_from_start_to_start() -> None:
 # ---- leaving
 
 
-def test_a_node_that_may_not_leave_alone_asks_for_the_jobs_end() -> None:
+def test_a_node_that_may_not_leave_alone_asks_the_job_to_stop() -> None:
     effects = serving().handle(LEAVE, 10.0)
     assert of(fx.AskToStop, effects) == [fx.AskToStop(exit_code=143, reason="SIGTERM")]
     assert not of(fx.AskToLeave, effects)
@@ -199,7 +199,7 @@ def test_a_node_that_leaves_ends_when_it_is_drained() -> None:
 
 
 @pytest.mark.parametrize("adopts", [False, True])
-def test_a_node_that_knows_no_group_leaves_at_once_unless_one_may_be_here(adopts: bool) -> None:
+def test_a_node_that_knows_no_group_leaves_at_once_unless_it_found_workers(adopts: bool) -> None:
     settings = replace(SETTINGS, leave_timeout_s=60.0)
     agent = adopting(settings) if adopts else serving(settings)
     effects = agent.handle(LEAVE, 1.5)
@@ -207,7 +207,7 @@ def test_a_node_that_knows_no_group_leaves_at_once_unless_one_may_be_here(adopts
     assert len(of(fx.EndWorker, effects)) == (0 if adopts else 3)
 
 
-def test_a_node_that_is_not_drained_in_time_ends_all_the_same() -> None:
+def test_a_node_that_is_not_drained_in_time_ends_and_reports_the_timeout_once() -> None:
     agent = leaving(timeout_s=60.0)
     (timer,) = of(fx.SetTimer, agent.handle(ev.TimerFired(), 11.0))
     assert timer.at == 70.0  # type: ignore[attr-defined]
@@ -218,13 +218,13 @@ def test_a_node_that_is_not_drained_in_time_ends_all_the_same() -> None:
     assert not of(fx.TellLeaveTimedOut, agent.handle(ev.TimerFired(), 71.0)), "told once"
 
 
-def test_a_node_that_is_drained_in_time_has_not_waited_in_vain() -> None:
+def test_a_node_that_is_drained_in_time_reports_no_timeout() -> None:
     agent = leaving(timeout_s=60.0)
     agent.handle(ev.Drained(), 69.0)
     assert not of(fx.TellLeaveTimedOut, agent.handle(ev.TimerFired(), 70.5))
 
 
-def test_asked_again_it_asks_again_and_has_no_more_time() -> None:
+def test_a_repeated_request_to_leave_is_passed_on_and_gives_no_more_time() -> None:
     agent = leaving(timeout_s=60.0)
     later = ev.LeaveRequested(exit_code=130, reason="Ctrl-C")
     assert of(fx.AskToLeave, agent.handle(later, 40.0)) == [fx.AskToLeave(reason="Ctrl-C")]
@@ -234,15 +234,15 @@ def test_asked_again_it_asks_again_and_has_no_more_time() -> None:
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
 
 
-def test_the_second_signal_ends_a_node_that_leaves() -> None:
+def test_a_second_signal_ends_the_workers_of_a_node_that_leaves() -> None:
     assert len(of(fx.EndWorker, leaving().handle(ev.StopRequested(exit_code=130), 11.0))) == 3
 
 
-def test_a_node_that_an_operator_drains_has_the_same_time() -> None:
+def test_a_node_that_an_operator_drains_ends_after_the_same_timeout() -> None:
     agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
     (timer,) = of(fx.SetTimer, agent.handle(ev.DrainRequested(), 10.0))
     assert timer.at == 70.0  # type: ignore[attr-defined]
-    agent.handle(ev.DrainRequested(), 40.0)  # by the next leader, who knows of it too
+    agent.handle(ev.DrainRequested(), 40.0)  # the next leader repeats the request
     effects = agent.handle(ev.TimerFired(), 70.0)
     assert len(of(fx.EndWorker, effects)) == 3
     assert of(fx.TellLeaveTimedOut, effects) == [fx.TellLeaveTimedOut(waited_s=60.0)]
@@ -251,7 +251,7 @@ def test_a_node_that_an_operator_drains_has_the_same_time() -> None:
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=80)]
 
 
-def test_a_drain_that_is_called_off_ends_nobody() -> None:
+def test_a_drain_that_is_called_off_ends_no_worker() -> None:
     agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
     agent.handle(ev.DrainRequested(), 10.0)
     (timer,) = of(fx.SetTimer, agent.handle(ev.DrainRequested(called_off=True), 11.0))
@@ -259,13 +259,13 @@ def test_a_drain_that_is_called_off_ends_nobody() -> None:
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 70.0))
 
 
-def test_on_one_machine_a_drain_ends_nobody() -> None:
+def test_a_drain_of_a_node_that_may_not_leave_alone_ends_no_worker() -> None:
     agent = serving()
     agent.handle(ev.DrainRequested(), 10.0)
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 1000.0))
 
 
-def test_a_node_that_has_left_ends_with_the_code_of_who_wanted_that() -> None:
+def test_a_drained_node_exits_with_the_code_of_its_own_request_or_of_the_drain() -> None:
     for own, code in ((None, 81), (143, 143)):
         agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
         if own is not None:
@@ -277,7 +277,7 @@ def test_a_node_that_has_left_ends_with_the_code_of_who_wanted_that() -> None:
 
 
 @pytest.mark.parametrize("started", [False, True])
-def test_a_node_without_workers_ends_at_once(started: bool) -> None:
+def test_a_node_without_workers_exits_at_once_when_asked_to_leave(started: bool) -> None:
     agent = Agent(replace(SETTINGS, slots=0, spares=0, leave_timeout_s=60.0))
     if started:
         agent.handle(ev.Started(), 0.0)
@@ -288,7 +288,7 @@ def test_a_node_without_workers_ends_at_once(started: bool) -> None:
 # ---- cut off
 
 
-def test_cut_off_from_everybody_all_workers_are_replaced() -> None:
+def test_an_agent_that_is_cut_off_replaces_all_of_its_workers() -> None:
     agent = serving()
     effects = agent.handle(ev.CutOff(silent_s=31.4), 50.0)
     dumped = [fx.EndWorker(worker=f"a-s2-{n}", how=fx.How.DUMP_AND_KILL) for n in (1, 2, 3)]
@@ -301,7 +301,7 @@ def test_cut_off_from_everybody_all_workers_are_replaced() -> None:
     assert of(fx.SpawnWorker, effects) == [fx.SpawnWorker(worker="a-s2-4")]
 
 
-def test_cut_off_it_ends_workers_that_it_has_only_found() -> None:
+def test_an_agent_that_is_cut_off_ends_found_workers_that_have_not_reported() -> None:
     assert len(of(fx.EndWorker, adopting().handle(ev.CutOff(silent_s=31.4), 1.0))) == 3
 
 
@@ -325,7 +325,7 @@ def test_a_worker_that_reports_late_keeps_a_slot_that_is_still_free() -> None:
     assert {s.worker: s.slot for s in view(effects)}["a-s1-1"] == 1
 
 
-def test_the_last_of_the_nodes_that_leave_is_drained_all_the_same() -> None:
+def test_a_drained_node_exits_as_drained_even_if_the_job_ends_meanwhile() -> None:
     agent = serving(replace(SETTINGS, leave_timeout_s=60.0))
     agent.handle(ev.DrainRequested(), 10.0)
     agent.handle(ev.JobEnded(exit_code=143), 11.0)
@@ -334,7 +334,7 @@ def test_the_last_of_the_nodes_that_leave_is_drained_all_the_same() -> None:
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=80)]
 
 
-def test_workers_of_a_group_that_was_lost_end_and_what_follows_is_news() -> None:
+def test_a_strayed_agent_ends_its_workers_and_accepts_lower_generation_numbers() -> None:
     agent = serving()
     agent.handle(ev.GenerationAnnounced(generation=generation(57, "b1")), 9.0)
     ended = of(fx.EndWorker, agent.handle(ev.Strayed(), 10.0))
@@ -344,7 +344,7 @@ def test_workers_of_a_group_that_was_lost_end_and_what_follows_is_news() -> None
     assert agent.generation == generation(1, "c1")
 
 
-def test_the_group_that_trains_until_a_planned_one_takes_effect_is_known_too() -> None:
+def test_an_agent_knows_the_group_that_trains_until_a_planned_change_takes_effect() -> None:
     agent = serving()
     first, later = generation(1, "b1"), generation(3, "b1")
     planned = replace(generation(2, "b1"), leave_after=9, provisional=True)

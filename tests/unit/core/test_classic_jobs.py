@@ -1,4 +1,4 @@
-"""The coordinator of a script written for torchrun: each change costs one restart of all."""
+"""The coordinator of a script written for torchrun: each change restarts all workers once."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Job:
         return self.tell(ev.WorkerFailed(node=worker[0], failure=failure))
 
     def run(self, number: int) -> None:
-        """Fresh workers come and form the group."""
+        """Report two fresh workers, which form the next group and train."""
         fresh = [status(f"{node}{number}", READY) for node in "ab"]
         self.report(*fresh)
         current = self.current
@@ -69,13 +69,13 @@ class Job:
         return next((e for e in self.effects if isinstance(e, fx.EndJob)), None)
 
 
-def test_a_failure_restarts_all_of_them_once() -> None:
+def test_a_failure_restarts_all_workers_once() -> None:
     job = Job()
     job.run(0)
     assert (job.current.restart_count, job.current.max_restarts) == (0, 2)
     job.fail("a0")
     assert job.current.members == ()
-    job.fail("b0")  # of the loss of a0
+    job.fail("b0")  # because a0 was lost
     assert job.machine.restarts_spent(job.now) == 1
     job.run(1)
     assert job.current.restart_count == 1
@@ -92,7 +92,7 @@ def test_fresh_workers_wait_for_the_end_of_those_that_have_run() -> None:
     assert len(job.current.members) == 2
 
 
-def test_the_same_failure_again_and_again_is_bounded_by_the_budget_alone() -> None:
+def test_a_failure_that_recurs_ends_the_job_only_once_the_budget_is_spent() -> None:
     job = Job()
     for number in range(3):
         assert job.ended() is None
@@ -117,7 +117,7 @@ def test_a_newcomer_costs_a_restart_and_none_of_the_budget() -> None:
     assert job.machine.restarts_spent(job.now) == 0
 
 
-def test_the_job_is_done_when_all_are() -> None:
+def test_the_job_is_complete_once_all_workers_have_finished() -> None:
     job = Job()
     job.run(0)
     job.report(status("a0", FINISHED, 1), status("b0", TRAINING, 1))
@@ -129,7 +129,7 @@ def test_the_job_is_done_when_all_are() -> None:
     assert end.exit_code == 0
 
 
-def test_a_stop_ends_the_job_when_nobody_runs_any_more() -> None:
+def test_a_stop_ends_the_job_once_no_worker_runs() -> None:
     job = Job()
     job.run(0)
     job.tell(ev.StopRequested(exit_code=143, reason="SIGTERM"))

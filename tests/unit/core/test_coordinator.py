@@ -1,4 +1,4 @@
-"""What the coordinator remembers between decisions, and what it makes of them."""
+"""The coordinator's machine: what it remembers between decisions, and what follows from them."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def persisted(effects: list[fx.Effect]) -> fx.PersistGeneration:
     return effect
 
 
-def test_a_generation_is_announced_only_when_it_exists() -> None:
+def test_a_generation_is_announced_only_once_it_is_stored() -> None:
     machine = Coordinator(SETTINGS, last=generation(7))
     later = return_patience_s(SETTINGS.formation)
     effects = machine.handle(report("a", status("a0", READY), status("a1", READY)), later)
@@ -89,7 +89,7 @@ def test_a_leader_that_was_deposed_steps_down_and_does_nothing_more() -> None:
     assert machine.current is None
 
 
-def test_a_death_while_a_generation_is_written_is_dealt_with_after_it() -> None:
+def test_a_death_while_a_generation_is_written_is_handled_once_it_is_stored() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
     assert not of(fx.PersistGeneration, machine.handle(killed("a1"), 0.05))
@@ -99,14 +99,14 @@ def test_a_death_while_a_generation_is_written_is_dealt_with_after_it() -> None:
 
 
 @pytest.mark.parametrize("event", [killed("a1"), report("a", status("a0", TRAINING, 1))])
-def test_a_lost_member_is_noted_and_left_behind(event: ev.Event) -> None:
+def test_a_lost_member_is_reported_and_the_next_group_forms_without_it(event: ev.Event) -> None:
     effects = running().handle(event, 1.0)
     assert [m.worker for m in persisted(effects).generation.members] == ["a0"]
     (lost,) = of(fx.Lost, effects)
     assert lost.workers == ("a1",)
 
 
-def test_a_node_that_comes_back_may_use_the_names_of_its_dead() -> None:
+def test_a_newcomer_may_have_the_name_of_a_dead_worker_once_its_node_reports_without_it() -> None:
     machine = running()
     machine.handle(killed("a1"), 1.0)
     machine.handle(ev.GenerationPersisted(number=2), 1.1)
@@ -139,7 +139,7 @@ def hearing(worker: str, committed: int) -> WorkerStatus:
     return status(worker, TRAINING, 1, acknowledged=2, committed=committed)
 
 
-def test_a_planned_change_is_settled_when_all_who_leave_have_heard_of_it() -> None:
+def test_a_planned_change_is_settled_when_all_leaving_members_have_acknowledged_it() -> None:
     machine = planned()
     effects = machine.handle(report("a", hearing("a0", 0), status("a1", TRAINING, 1)), 1.4)
     assert not of(fx.SettleGeneration, effects)
@@ -158,7 +158,7 @@ def test_a_member_lost_before_a_planned_change_is_settled_makes_it_an_unplanned_
     assert (generation.leave_after, generation.provisional) == (None, False)
 
 
-def test_a_step_that_lasts_too_long_gets_a_new_group_also_before_a_planned_change() -> None:
+def test_a_step_that_lasts_too_long_leads_to_a_new_group_even_before_a_planned_change() -> None:
     long = ev.ProgressReported(generation=1, committed=4, step_s=0.1, in_step_s=5.1)
     assert persisted(running().handle(long, 9.0)).generation.reason.name == "STALLED"
     machine = running()
@@ -168,7 +168,7 @@ def test_a_step_that_lasts_too_long_gets_a_new_group_also_before_a_planned_chang
     assert persisted(machine.handle(long, 9.0)).generation.reason.name == "STALLED"
 
 
-def test_a_slow_step_is_named_also_where_others_were_committed_before_the_next_report() -> None:
+def test_a_slow_step_is_named_even_if_others_were_committed_before_the_next_report() -> None:
     machine = running()
     began = ev.ProgressReported(generation=1, committed=4, step_s=0.1, in_step_s=0.1)
     machine.handle(began, 9.0)
@@ -178,8 +178,8 @@ def test_a_slow_step_is_named_also_where_others_were_committed_before_the_next_r
     assert slow.lasted_s == pytest.approx(3.8)
 
 
-def test_a_pause_that_lasts_too_long_gets_a_new_group_also_before_a_planned_change() -> None:
-    """Rank 0 stands between two steps, and those who wait for it are in the old group still."""
+def test_a_pause_that_lasts_too_long_leads_to_a_new_group_even_before_a_planned_change() -> None:
+    """Rank 0 is between two steps, and the members that wait for it are still in the old group."""
     machine = running(replace(SETTINGS, stall=StallPolicy(floor_s=5.0, pause_s=2.0)))
     machine.handle(report("b", status("b0", READY)), 1.0)
     machine.handle(ev.TimerFired(), 1.2)
@@ -220,7 +220,7 @@ def test_a_checkpoint_is_committed_with_its_last_part_or_abandoned_with_its_writ
     assert persisted(effects).generation.save_first
 
 
-def test_a_stop_is_a_last_generation_that_saves() -> None:
+def test_a_stop_forms_a_last_generation_that_saves_and_leaves() -> None:
     machine = running()
     stop = ev.StopRequested(exit_code=143, reason="SIGTERM")
     generation = persisted(machine.handle(stop, 1.0)).generation
@@ -263,7 +263,7 @@ def reported(in_step_s: float, committed: int = 7, **fields: Any) -> ev.Progress
     )
 
 
-def test_a_first_step_has_a_patience_of_its_own() -> None:
+def test_a_first_step_is_stalled_only_after_a_timeout_of_its_own() -> None:
     machine = running()
     assert not of(fx.PersistGeneration, machine.handle(reported(599.0, first_step=True), 600.0))
     effects = machine.handle(reported(601.0, first_step=True), 602.0)
@@ -282,7 +282,7 @@ def test_a_member_that_compiles_excuses_the_step_of_all_until_it_is_committed() 
     assert persisted(effects).generation.reason is ChangeReason.STALLED
 
 
-def test_what_the_others_wait_for_counts_from_the_end_of_a_compilation() -> None:
+def test_the_busy_timeout_counts_from_the_end_of_a_compilation() -> None:
     formation = replace(SETTINGS.formation, busy_timeout_s=8.0, first_step_s=100.0)
     machine = running(replace(SETTINGS, formation=formation))
     machine.handle(report("b", status("b0", READY)), 0.3)
@@ -297,7 +297,7 @@ def test_what_the_others_wait_for_counts_from_the_end_of_a_compilation() -> None
     assert of(fx.PersistGeneration, machine.handle(ev.TimerFired(), 98.0))
 
 
-def test_patience_without_end_sets_no_timer() -> None:
+def test_an_infinite_first_step_timeout_sets_no_timer() -> None:
     formation = replace(SETTINGS.formation, first_step_s=math.inf)
     machine = running(replace(SETTINGS, formation=formation))
     machine.handle(killed("a1"), 1.0)
@@ -312,7 +312,7 @@ def replaced(effects: list[fx.Effect]) -> list[str]:
     return [e.worker for e in of(fx.ReplaceWorker, effects)]
 
 
-def test_who_is_being_ended_is_in_no_group() -> None:
+def test_a_worker_that_is_being_ended_is_in_no_group() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", READY), status("a1", READY)), 0.0)
     machine.handle(ev.GenerationPersisted(number=1), 0.1)
@@ -329,7 +329,7 @@ def test_who_is_being_ended_is_in_no_group() -> None:
     assert [m.worker for m in persisted(late).generation.members] == ["a0", "a1"]
 
 
-def test_who_is_being_ended_is_in_no_group_also_if_none_could_be_formed_without_it() -> None:
+def test_a_worker_that_is_being_ended_is_in_no_group_even_if_none_can_form_without_it() -> None:
     machine = Coordinator(SETTINGS)
     both = [report(n, status(f"{n}0", READY), slots=1) for n in "ab"]
     machine.handle(ev.NodesReported(reports=tuple(both)), 40.0)
@@ -337,7 +337,7 @@ def test_who_is_being_ended_is_in_no_group_also_if_none_could_be_formed_without_
     unheard = status("b0", JOINING, 1, has_state=False)
     machine.handle(report("b", unheard, slots=1), 40.2)
     machine.handle(report("c", status("c0", READY), status("c1", READY)), 40.3)
-    second = machine.handle(ev.NodeLost(node="a"), 41.0)  # it may train on with b0
+    second = machine.handle(ev.NodeLost(node="a"), 41.0)  # a0 may train on with b0
     assert persisted(second).generation.worker_ids == {"b0", "c0", "c1"}
     machine.handle(ev.GenerationPersisted(number=2), 41.1)
     joining = [status(c, JOINING, 2, has_state=False) for c in ("c0", "c1")]

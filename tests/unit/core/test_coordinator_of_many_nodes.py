@@ -1,4 +1,4 @@
-"""What a coordinator makes of nodes that fall silent, go, leave, or trained before its time."""
+"""The coordinator with nodes that fall silent, end, leave, or trained under an earlier leader."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def settings(**policy: object) -> CoordinatorSettings:
 
 
 class Job:
-    """A machine that is told what happens, one second after the other; all that is asked of the
-    store is done at once."""
+    """Feeds events to a machine, by default one second apart, and completes each write to the
+    store at once."""
 
     def __init__(self, machine: Coordinator) -> None:
         self.machine = machine
@@ -53,7 +53,7 @@ class Job:
         self.effects: list[fx.Effect] = []
 
     def tell(self, *events: ev.Event, after_s: float = 1.0) -> list[str] | None:
-        """The members of the generation that follows, if one does."""
+        """Return the members of the newest generation that the events lead to; None without one."""
         self.now += after_s
         before, self.effects = len(self.formed), []
         for event in events:
@@ -65,7 +65,7 @@ class Job:
     def report(
         self, *workers: WorkerStatus, node: NodeId = "", after_s: float = 1.0
     ) -> list[str] | None:
-        """Of the workers' one node."""
+        """Report the workers of one node: `node`, or that of the first worker."""
         return self.tell(reported(*workers, node=node), after_s=after_s)
 
     def told(self, kind: type) -> list[fx.Effect]:
@@ -89,7 +89,7 @@ def reported(*workers: WorkerStatus, node: NodeId = "") -> ev.NodeReported:
 
 
 def adopted(last: Generation = PAIR, *before: Generation, **policy: object) -> Job:
-    """A new coordinator, to which no node has reported yet."""
+    """A newly elected coordinator that no node has reported to yet."""
     return Job(Coordinator(settings(**policy), last=last, may_train=before, now=0.0))
 
 
@@ -98,10 +98,10 @@ def trains(worker: str, number: int = 5, **fields: object) -> WorkerStatus:
 
 
 def running(*workers: str, **policy: object) -> Job:
-    """Generation 1 of these trains, each on its own node."""
+    """Generation 1 of these workers trains, each on a node of its own."""
     job = Job(Coordinator(settings(**policy)))
     first = [reported(status(w, READY)) for w in workers]
-    first[0] = replace(first[0], slots=len(workers))  # so that the others are waited for
+    first[0] = replace(first[0], slots=len(workers))  # so that the machine waits for the others
     first[1:] = [replace(r, slots=0) for r in first[1:]]
     assert job.tell(*first) == list(workers)
     job.tell(*(reported(trains(w, 1)) for w in workers))
@@ -112,7 +112,7 @@ def running(*workers: str, **policy: object) -> Job:
 # ---- a running group under a new coordinator
 
 
-def test_a_group_that_trains_is_adopted_as_it_is() -> None:
+def test_a_group_that_trains_is_adopted_unchanged() -> None:
     job = adopted()
     assert job.machine.current == PAIR
     assert job.machine.phase is JobPhase.RUNNING
@@ -122,7 +122,7 @@ def test_a_group_that_trains_is_adopted_as_it_is() -> None:
     assert job.formed == []
 
 
-def test_a_save_of_the_group_before_a_planned_change_is_completed() -> None:
+def test_a_new_coordinator_completes_a_save_of_the_group_before_a_planned_change() -> None:
     job = adopted(generation(6, "b0", leave_after=9), generation(5, "a0", "b0"))
     for index, worker in enumerate(("a0", "b0")):
         job.tell(ev.ShardReported(worker=worker, generation=5, step=9, index=index, count=2))
@@ -130,7 +130,7 @@ def test_a_save_of_the_group_before_a_planned_change_is_completed() -> None:
 
 
 @pytest.mark.parametrize("first", ["shard", "finished"])
-def test_nobody_waits_for_a_part_of_who_was_done_under_the_coordinator_before(first: str) -> None:
+def test_a_new_coordinator_abandons_a_save_that_lacks_a_finished_members_part(first: str) -> None:
     job = adopted()
     part = ev.ShardReported(worker="b0", generation=5, step=9, index=1, count=2)
     events = [reported(trains("b0", committed=9)), part]
@@ -140,7 +140,7 @@ def test_nobody_waits_for_a_part_of_who_was_done_under_the_coordinator_before(fi
     assert (abandoned.step, abandoned.reason) == (9, "member_lost")  # type: ignore[attr-defined]
 
 
-def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
+def test_a_member_that_reports_its_part_later_is_also_told_that_the_save_is_abandoned() -> None:
     job = adopted(generation(5, "a0", "b0", "c0"))
     part = ev.ShardReported(worker="b0", generation=5, step=9, index=1, count=3)
     job.tell(reported(status("a0", FINISHED, 5, committed=9)), part)
@@ -149,20 +149,20 @@ def test_whose_node_comes_later_hears_as_well_that_a_save_is_given_up() -> None:
     assert job.told(fx.AbandonCheckpoint)
 
 
-def test_who_was_out_of_contact_hears_that_its_save_was_given_up() -> None:
-    """Others have heard, and may have ended: nobody saves this step again."""
+def test_a_member_back_in_contact_is_told_that_its_save_was_abandoned() -> None:
+    """The other members have been told and may have ended, so nobody saves this step again."""
     job = running("a0", "b0", agent_grace_s=0.0)
     first, second = (
         ev.ShardReported(worker=worker, generation=1, step=9, index=index, count=2)
         for index, worker in enumerate(("a0", "b0"))
     )
     job.tell(first)
-    job.machine.handle(ev.NodeLost(node="b"), job.now)  # its successor is not in the store yet
+    job.machine.handle(ev.NodeLost(node="b"), job.now)  # the next generation is not stored yet
     job.tell(reported(trains("b0", 1, committed=9)), second)
     assert job.told(fx.AbandonCheckpoint)
 
 
-def test_a_spare_group_may_follow_under_the_next_number() -> None:
+def test_a_new_coordinator_admits_a_newcomer_under_the_next_generation_number() -> None:
     job = adopted()
     job.report(trains("a0"))
     job.report(trains("b0"))
@@ -195,7 +195,7 @@ def test_members_whose_nodes_stay_silent_keep_their_place_while_the_group_trains
     assert job.tell(ev.TimerFired(), after_s=60.0) is None
 
 
-def test_members_are_asked_once_in_each_interval() -> None:
+def test_members_are_probed_once_in_each_interval() -> None:
     job = adopted()
     job.report(trains("a0"))
     assert len(job.told(fx.ProbeGroup)) == 1
@@ -205,7 +205,7 @@ def test_members_are_asked_once_in_each_interval() -> None:
     assert job.told(fx.ProbeGroup)
 
 
-def test_the_silent_are_left_out_after_the_grace() -> None:
+def test_members_out_of_contact_are_left_out_after_the_grace() -> None:
     job = adopted()
     job.report(trains("a0"))
     assert job.tell(ev.TimerFired(), after_s=8.9) is None
@@ -213,7 +213,7 @@ def test_the_silent_are_left_out_after_the_grace() -> None:
     assert job.tell(ev.TimerFired(), after_s=0.1) == ["a0"]
 
 
-def test_the_silent_are_left_out_when_a_member_is_stuck() -> None:
+def test_members_out_of_contact_are_left_out_when_a_member_is_stuck() -> None:
     job = adopted()
     job.report(trains("a0"))
     late = ev.ProgressReported(generation=4, committed=1, step_s=0.1, in_step_s=9.0, probed=True)
@@ -222,38 +222,36 @@ def test_the_silent_are_left_out_when_a_member_is_stuck() -> None:
     assert job.tell(stuck) == ["a0"]
 
 
-def test_the_silent_are_left_out_when_the_group_breaks() -> None:
+def test_members_out_of_contact_are_left_out_when_the_group_breaks() -> None:
     job = adopted()
     job.report(trains("a0"))
     assert job.report(status("a0", READY, 5, **BREAKS)) == ["a0"]
 
 
-def test_while_all_are_silent_nothing_is_decided() -> None:
+def test_nothing_is_decided_while_all_members_are_out_of_contact() -> None:
     job = adopted()
     assert job.tell(ev.TimerFired(), after_s=3600.0) is None
     assert job.wakes_at() is None
-    assert job.report(status("c0", READY)) is None  # it would be a second group
+    assert job.report(status("c0", READY)) is None  # c0 would form a second group
     assert job.tell(ev.TimerFired(), after_s=3600.0) is None
 
 
 @pytest.mark.parametrize("gone", ["a", "b"])
-def test_nobody_forms_a_group_beside_one_that_may_train_until_a_node_of_it_is_gone(
-    gone: str,
-) -> None:
+def test_no_second_group_forms_until_a_node_of_the_group_that_may_train_is_gone(gone: str) -> None:
     job = adopted()
     assert job.report(status("c0", READY)) is None
-    assert job.tell(ev.NodeGone(node=gone)) is None  # the other holds the state, and may come
+    assert job.tell(ev.NodeGone(node=gone)) is None  # the other holds the state and may come back
     assert job.tell(ev.TimerFired(), after_s=8.0) == ["c0"]
 
 
-def test_a_member_of_a_group_that_may_train_is_taken_along_where_there_is_no_room() -> None:
+def test_a_member_of_a_group_that_may_train_takes_the_place_of_another_worker() -> None:
     job = adopted(generation(6), generation(5, "z0"), max_workers=2)
     job.tell(*(reported(status(w, READY, acknowledged=6)) for w in ("a0", "b0")))
     job.tell(reported(status("z0", READY, acknowledged=5)))
     assert set(job.tell(ev.TimerFired(), after_s=30.0) or ()) == {"a0", "z0"}
 
 
-def test_nobody_begins_again_while_who_holds_the_state_may_come_back() -> None:
+def test_no_group_begins_without_the_state_while_its_holder_may_come_back() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))
     assert job.tell(ev.WorkerFailed(node="a", failure=killed("a0").failure)) is None
@@ -269,19 +267,19 @@ def test_a_dissolved_group_waits_for_a_member_out_of_contact() -> None:
     assert job.tell(ev.TimerFired(), after_s=30.0) == ["c0", "c1"]
 
 
-def test_a_member_that_holds_up_a_planned_end_of_the_group_costs_the_others_nothing() -> None:
+def test_only_the_member_that_holds_up_a_planned_dissolution_is_replaced() -> None:
     job = running("a0", "b0", min_workers=2, busy_timeout_s=20.0)
     assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == []
     assert job.tell(ev.TimerFired(), after_s=20.0) == []
-    assert job.formed[-1].leave_after is None  # frees who is blocked
+    assert job.formed[-1].leave_after is None  # frees scripts that are blocked
     assert job.told(fx.ReplaceWorker) == []
     job.report(status("a0", READY, 1, acknowledged=3, committed=5))
     job.tell(ev.TimerFired(), after_s=20.0)
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
 
 
-def test_who_comes_back_is_given_the_time_to_hear_of_a_generation() -> None:
-    """Its coordinator has died with the news; it has been cut off for longer than most wait."""
+def test_a_member_back_in_contact_gets_time_to_acknowledge_a_generation() -> None:
+    """The earlier coordinator died before it told b0 of generation 6; b0 was cut off for 60 s."""
     job = adopted(generation(6, "b0"), generation(5, "a0", "b0"))
     assert job.report(trains("b0", 5), after_s=60.0) is None
     assert job.told(fx.ReplaceWorker) == []
@@ -290,15 +288,15 @@ def test_who_comes_back_is_given_the_time_to_hear_of_a_generation() -> None:
     assert job.told(fx.ReplaceWorker) == []
 
 
-def test_who_does_not_hear_all_the_same_is_left_out() -> None:
+def test_a_member_back_in_contact_that_does_not_acknowledge_in_time_is_replaced() -> None:
     job = adopted(generation(6, "b0"), generation(5, "a0", "b0"))
     assert job.report(trains("b0", 5), after_s=60.0) is None
     job.tell(ev.TimerFired(), after_s=10.0)
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
 
 
-def test_a_node_whose_stream_was_replaced_is_given_the_time_to_hear_of_a_generation() -> None:
-    """The news was said on the stream before, the end of which nobody has noticed here."""
+def test_a_node_whose_stream_was_replaced_gets_time_to_acknowledge_a_generation() -> None:
+    """The generation was announced on the earlier stream, whose end went unnoticed here."""
     job = Job(Coordinator(settings(join_timeout_s=10.0)))
     two = [replace(reported(status(w, READY)), slots=n) for w, n in (("a0", 2), ("b0", 0))]
     assert job.tell(*two) == ["a0", "b0"]
@@ -310,7 +308,7 @@ def test_a_node_whose_stream_was_replaced_is_given_the_time_to_hear_of_a_generat
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
 
 
-def test_a_node_in_doubt_whose_stream_is_replaced_stays_so_until_it_reports() -> None:
+def test_a_node_out_of_contact_whose_stream_is_replaced_stays_so_until_it_reports() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))
     assert job.tell(ev.NodeReconnected(node="b")) is None
@@ -318,33 +316,33 @@ def test_a_node_in_doubt_whose_stream_is_replaced_stays_so_until_it_reports() ->
     assert job.tell(ev.NodeReconnected(node="elsewhere")) is None
 
 
-def test_a_stuck_member_without_state_makes_room_for_newcomers() -> None:
+def test_a_stuck_member_without_state_is_replaced_so_that_newcomers_can_begin() -> None:
     job = Job(Coordinator(settings(max_workers=1, busy_timeout_s=30.0)))
     assert job.report(status("b0", READY)) == ["b0"]
     job.report(status("b0", JOINING, 1, has_state=False))
     assert job.report(status("a0", READY)) is None
-    assert job.tell(ev.TimerFired(), after_s=30.0) is None  # a0 would be a second group
+    assert job.tell(ev.TimerFired(), after_s=30.0) is None  # a0 would form a second group
     assert [e.worker for e in job.told(fx.ReplaceWorker)] == ["b0"]  # type: ignore[attr-defined]
     assert job.tell(killed("b0")) == ["a0"]
 
 
-def test_a_holder_of_the_state_is_waited_for_though_another_member_is_lost() -> None:
-    """As when the machine of the coordinator before takes a worker with it (P2)."""
+def test_a_new_coordinator_waits_for_a_holder_of_the_state_after_another_member_is_lost() -> None:
+    """The machine of the earlier coordinator may fail together with a worker on it (P2)."""
     job = adopted()
     assert job.report(status("b1", READY), after_s=0.1) is None  # b0 has died
     job.report(trains("a0"), after_s=0.1)
     assert job.formed[-1].members[0].worker == "a0"
 
 
-def test_what_follows_when_only_one_node_is_gone() -> None:
+def test_a_silent_member_left_out_when_another_node_is_gone_rejoins_later() -> None:
     job = adopted(generation(5, "a0", "b0", "d0"))
     job.report(trains("d0"))
-    assert job.tell(ev.NodeGone(node="a")) == ["d0"]  # b0 is silent still
+    assert job.tell(ev.NodeGone(node="a")) == ["d0"]  # b0 is still out of contact
     assert job.report(status("b0", READY, 5, acknowledged=6), after_s=0.1) is None
     assert job.report(trains("d0", 6)) == ["d0", "b0"]
 
 
-def test_a_coordinator_of_a_dissolved_group_gathers() -> None:
+def test_a_new_coordinator_of_a_dissolved_group_waits_before_it_forms_one() -> None:
     job = adopted(generation(5))
     assert job.machine.phase is JobPhase.WAITING
     assert job.report(status("a0", READY, 4)) is None  # others may hold a later state
@@ -360,27 +358,27 @@ def test_a_coordinator_of_a_dissolved_group_gathers() -> None:
 PLANNED = generation(6, "a0", "b0", "c0", leave_after=9, provisional=True)
 
 
-def test_newcomers_alone_are_not_taken_for_the_group_that_they_were_to_join() -> None:
+def test_newcomers_of_a_provisional_group_form_none_alone_until_an_old_node_is_gone() -> None:
     job = adopted(PLANNED, PAIR)
     assert job.report(status("c0", READY)) is None
     assert job.tell(ev.TimerFired(), after_s=3600.0) is None
     assert job.tell(ev.NodeGone(node="b")) == ["c0"]
 
 
-def test_newcomers_go_with_a_member_of_the_group_before() -> None:
+def test_newcomers_of_a_provisional_group_form_one_only_with_a_member_of_the_old_group() -> None:
     job = adopted(PLANNED, PAIR)
     job.report(status("c0", READY))
     members = job.tell(reported(trains("a0")), reported(trains("b0")))
     assert members is None or "a0" in members
 
 
-def test_members_dropped_by_a_change_in_doubt_are_awaited_if_only_they_have_the_state() -> None:
+def test_members_that_a_provisional_change_drops_are_awaited_if_only_they_have_the_state() -> None:
     job = adopted(generation(6, "a0", leave_after=9, provisional=True), PAIR)
     assert job.report(status("a1", READY)) is None
     assert job.report(status("b0", READY, 5, committed=9)) == ["b0"]
 
 
-def test_a_group_that_was_in_doubt_is_kept_with_the_next_generation() -> None:
+def test_a_group_that_may_train_is_stored_with_the_next_generation() -> None:
     job = Job(Coordinator(settings(), last=PLANNED, may_train=(PAIR,), now=0.0))
     effects = job.machine.handle(reported(trains("a0")), 1.0)
     effects += job.machine.handle(ev.NodeGone(node="c"), 1.1)
@@ -389,26 +387,26 @@ def test_a_group_that_was_in_doubt_is_kept_with_the_next_generation() -> None:
     assert kept
 
 
-# ---- a node that the newest group does without, and that an earlier one may train on
+# ---- a node that is not in the newest group, but in an earlier one that may still train
 
 
 WITHOUT_B = generation(6, "a0")
 
 
 def newest_group_is_lost() -> Job:
-    """a0 has ended, a1 holds nothing; of b0, in generation 5, nothing is known."""
+    """a0 has ended, a1 has no state, and nothing is known of b0, a member of generation 5."""
     job = adopted(WITHOUT_B, PAIR)
     assert job.report(status("a1", READY)) is None
     return job
 
 
-def test_nobody_begins_anew_while_a_member_of_an_earlier_group_may_come_back() -> None:
+def test_no_group_begins_without_the_state_while_an_earlier_member_may_come_back() -> None:
     job = newest_group_is_lost()
     back = status("b0", READY, 5, committed=9)
     assert job.report(back, after_s=8.0) == ["b0", "a1"]
 
 
-def test_a_member_of_an_earlier_group_is_waited_for_as_long_as_any_that_is_out_of_contact() -> None:
+def test_a_member_of_an_earlier_group_is_waited_for_like_any_that_is_out_of_contact() -> None:
     job = newest_group_is_lost()
     assert job.wakes_at() is not None
     assert job.tell(ev.TimerFired(), after_s=8.5) is None
@@ -429,15 +427,15 @@ def test_members_of_the_newest_group_go_on_without_one_of_an_earlier_group() -> 
     assert job.tell(killed("c0")) == ["a0"]
 
 
-def test_a_job_is_stopped_when_every_node_leaves_but_one_that_only_may_come_back() -> None:
+def test_the_job_stops_when_every_node_leaves_except_one_that_may_never_come_back() -> None:
     job = adopted(WITHOUT_B, PAIR)
     job.report(trains("a0", 6, committed=9))
     job.tell(ev.NodeLeaving(node="a", reason="drained"))
     assert job.machine.phase is JobPhase.DRAINING
 
 
-def test_a_node_that_has_left_under_the_coordinator_before_does_not_hold_up_who_leaves() -> None:
-    """It left at a step boundary and ended; the next coordinator only knows it for a member."""
+def test_a_node_that_left_under_an_earlier_coordinator_does_not_hold_up_the_stop() -> None:
+    """b0 left at a step boundary and ended. The new coordinator only knows that it was a member."""
     job = adopted(generation(6, "a0", "c0", leave_after=9), generation(5, "a0", "b0", "c0"))
     job.tell(reported(trains("a0", 6, committed=9)), reported(trains("c0", 6, committed=9)))
     job.tell(ev.NodeLeaving(node="a", reason="SIGTERM"))
@@ -450,7 +448,7 @@ def test_a_node_that_has_left_under_the_coordinator_before_does_not_hold_up_who_
 
 
 def written_without_state(**policy: object) -> Coordinator:
-    """Generation 7 of a1, which holds nothing, is being written: b0 was waited for in vain."""
+    """Generation 7 of a1, which has no state, is being written: b0 did not come in time."""
     machine = adopted(WITHOUT_B, PAIR, **policy).machine
     machine.handle(reported(status("a1", READY)), 1.0)
     (persist,) = persisted(machine.handle(ev.TimerFired(), 10.0))
@@ -466,7 +464,7 @@ def announced(effects: list[fx.Effect]) -> list[int]:
     return [e.generation.number for e in effects if isinstance(e, fx.AnnounceGeneration)]
 
 
-def test_nobody_begins_without_a_state_that_comes_while_the_group_is_being_written() -> None:
+def test_a_group_without_state_is_superseded_if_a_holder_comes_while_it_is_written() -> None:
     machine = written_without_state()
     assert machine.handle(reported(status("b0", READY, 5, committed=9)), 10.1) == []
     effects = machine.handle(ev.GenerationPersisted(number=7), 10.2)
@@ -477,13 +475,13 @@ def test_nobody_begins_without_a_state_that_comes_while_the_group_is_being_writt
     assert announced(machine.handle(ev.GenerationPersisted(number=8), 10.3)) == [8]
 
 
-def test_a_group_that_was_announced_does_not_go_back_for_a_state_that_comes() -> None:
+def test_a_group_without_state_is_kept_if_a_holder_comes_after_its_announcement() -> None:
     machine = written_without_state()
     assert announced(machine.handle(ev.GenerationPersisted(number=7), 10.1)) == [7]
     assert persisted(machine.handle(reported(status("b0", READY, 5, committed=9)), 10.2)) == []
 
 
-def test_a_group_is_announced_that_no_other_can_follow() -> None:
+def test_a_group_without_state_is_announced_if_no_other_group_can_follow_it() -> None:
     machine = written_without_state(max_workers=1)
     machine.handle(reported(status("b0", READY, 5, committed=9)), 10.1)
     effects = machine.handle(ev.GenerationPersisted(number=7), 10.2)
@@ -491,7 +489,7 @@ def test_a_group_is_announced_that_no_other_can_follow() -> None:
     assert persisted(effects) == []
 
 
-def test_whoever_comes_without_a_step_changes_nothing() -> None:
+def test_a_holder_without_a_committed_step_does_not_supersede_a_group_being_written() -> None:
     machine = written_without_state()
     machine.handle(reported(status("b0", READY, 5)), 10.1)
     assert announced(machine.handle(ev.GenerationPersisted(number=7), 10.2)) == [7]
@@ -500,12 +498,12 @@ def test_whoever_comes_without_a_step_changes_nothing() -> None:
 # ---- nodes out of contact
 
 
-def test_without_grace_a_node_whose_stream_ends_is_lost() -> None:
+def test_a_node_whose_stream_ends_is_lost_at_once_without_a_grace() -> None:
     job = running("a0", "b0", agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="b")) == ["a0"]
 
 
-def test_with_grace_its_members_keep_their_place() -> None:
+def test_members_of_a_node_whose_stream_ends_keep_their_place_for_the_grace() -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLost(node="b")) is None
     assert job.told(fx.ProbeGroup)
@@ -514,16 +512,16 @@ def test_with_grace_its_members_keep_their_place() -> None:
     assert job.tell(ev.TimerFired(), after_s=10.0) == ["a0"]
 
 
-def test_a_node_without_a_member_is_lost_at_once_also_with_grace() -> None:
+def test_a_node_without_a_member_is_lost_at_once_despite_the_grace() -> None:
     job = running("a0", "b0", max_workers=2)
     job.report(status("c0", READY))
     job.tell(ev.NodeLost(node="c"))
     assert job.tell(killed("b0")) == ["a0"]
-    assert job.report(trains("a0", 2)) is None  # c0 is not there to be taken in
+    assert job.report(trains("a0", 2)) is None  # c0 is lost and cannot be admitted
 
 
 def test_a_holder_outside_of_the_group_is_waited_for_when_the_group_is_lost() -> None:
-    """It had come back to a group without room for it, and its agent is started anew."""
+    """b0 came back when the group had no room for it, and then its agent was restarted."""
     job = running("a0", max_workers=1)
     job.report(status("b0", READY, 1, acknowledged=1, committed=9))
     job.report(status("c0", READY))
@@ -533,7 +531,7 @@ def test_a_holder_outside_of_the_group_is_waited_for_when_the_group_is_lost() ->
     assert job.report(status("b0", READY, 1, acknowledged=1, committed=9)) == ["b0"]
 
 
-def test_a_holder_that_stays_away_is_not_waited_for_any_longer() -> None:
+def test_a_holder_outside_of_the_group_is_waited_for_no_longer_than_the_grace() -> None:
     job = running("a0", max_workers=1)
     job.report(status("b0", READY, 1, acknowledged=1, committed=9))
     job.report(status("c0", READY))
@@ -541,7 +539,7 @@ def test_a_holder_that_stays_away_is_not_waited_for_any_longer() -> None:
     assert job.tell(ev.TimerFired(), after_s=10.0) == ["c0"]
 
 
-def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
+def test_a_member_that_comes_back_after_it_was_left_out_is_a_newcomer() -> None:
     job = running("a0", "b0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="b"))
     job.report(trains("a0", 2))
@@ -550,7 +548,7 @@ def test_one_that_comes_back_when_it_has_been_left_out_is_a_newcomer() -> None:
 
 
 def starts(*workers: str) -> Job:
-    """Generation 1 of these, each on its own node, is formed; only the first is heard of again."""
+    """Generation 1 of these workers, each on its own node, is formed. None has reported since."""
     job = Job(Coordinator(settings(max_workers=len(workers))))
     both = [replace(reported(status(w, READY)), slots=1) for w in workers]
     assert job.tell(ev.NodesReported(reports=tuple(both))) == list(workers)
@@ -558,7 +556,7 @@ def starts(*workers: str) -> Job:
 
 
 @pytest.mark.parametrize("acknowledged", [0, 1])
-def test_who_fell_silent_on_its_way_in_may_have_trained_with_one_that_is_lost(
+def test_a_member_silent_while_joining_is_awaited_if_it_may_have_trained_with_a_lost_one(
     acknowledged: int,
 ) -> None:
     job = starts("a0", "b0")
@@ -572,16 +570,16 @@ def test_who_fell_silent_on_its_way_in_may_have_trained_with_one_that_is_lost(
     assert job.report(status("b0", READY, 1, committed=3)) == ["b0", "c0"]
 
 
-def test_who_fell_silent_on_its_way_in_is_remembered_when_others_go_on() -> None:
+def test_a_member_silent_while_joining_is_awaited_when_those_that_went_on_are_lost() -> None:
     job = starts("a0", "b0")
     job.report(trains("a0", 1))
-    assert job.tell(ev.NodeLost(node="b")) == ["a0"]  # whose group was not whole
+    assert job.tell(ev.NodeLost(node="b")) == ["a0"]  # the group of a0 was not whole
     job.report(status("c0", READY))
     assert job.tell(killed("a0")) is None  # b0 may have trained with it
     assert job.tell(ev.TimerFired(), after_s=10.0) == ["c0"]
 
 
-def test_steps_of_another_life_do_not_put_off_a_planned_change() -> None:
+def test_steps_of_a_member_that_was_left_out_do_not_delay_a_planned_change() -> None:
     job = running("a0", "b0", agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="b")) == ["a0"]
     job.report(trains("a0", 2, committed=4))
@@ -589,7 +587,7 @@ def test_steps_of_another_life_do_not_put_off_a_planned_change() -> None:
     assert job.formed[-1].leave_after == 5
 
 
-def test_a_lost_node_may_train_on_until_it_is_gone() -> None:
+def test_no_group_follows_that_of_a_lost_node_until_the_node_is_gone() -> None:
     job = running("a0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="a"))
     assert job.report(status("c0", READY)) is None
@@ -597,13 +595,13 @@ def test_a_lost_node_may_train_on_until_it_is_gone() -> None:
     assert job.tell(ev.NodeGone(node="a")) == ["c0"]
 
 
-def test_a_node_known_to_be_gone_is_waited_for_no_longer() -> None:
+def test_a_node_known_to_be_gone_is_not_waited_for() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))
     assert job.tell(ev.NodeGone(node="b")) == ["a0"]
 
 
-def test_who_comes_back_is_given_the_time_to_hear_that_its_group_is_dissolved() -> None:
+def test_a_member_back_in_contact_gets_time_to_hear_that_its_group_is_dissolved() -> None:
     job = running("a0", "b0", min_workers=2, agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="a")) == []
     job.report(status("b0", READY, 1, acknowledged=2))
@@ -612,8 +610,8 @@ def test_who_comes_back_is_given_the_time_to_hear_that_its_group_is_dissolved() 
     assert job.report(status("a0", READY, 1, acknowledged=2, committed=4)) == ["a0", "b0"]
 
 
-def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> None:
-    """Its node does not hear; the group was dissolved because another node left."""
+def test_no_replacement_is_requested_for_a_silent_member_of_a_dissolved_group() -> None:
+    """Its node, whose leave dissolved the group, is out of contact and would get no request."""
     job = running("a0", "b0", min_workers=2)
     assert job.tell(ev.NodeLeaving(node="a", reason="drain")) == []
     assert job.tell(ev.NodeLost(node="a")) is None
@@ -625,7 +623,7 @@ def test_a_silent_member_of_a_dissolved_group_is_not_asked_to_be_replaced() -> N
 # ---- nodes that leave
 
 
-def test_the_members_of_a_node_that_leaves_go_at_a_step_boundary_and_it_is_told() -> None:
+def test_a_leaving_node_is_drained_once_its_members_have_left_at_a_step_boundary() -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLeaving(node="a", reason="drain")) == ["b0"]
     assert job.formed[-1].leave_after is not None
@@ -638,8 +636,8 @@ def test_the_members_of_a_node_that_leaves_go_at_a_step_boundary_and_it_is_told(
     assert not job.told(fx.NodeDrained)
 
 
-def test_a_node_that_leaves_again_is_told_again() -> None:
-    """After it was gone, or because the message was lost with a stream."""
+def test_a_node_that_repeats_its_leave_is_told_again_that_it_is_drained() -> None:
+    """The first message may have been lost with a stream, or the node may have been gone since."""
     job, leaving = running("a0", "b0"), ev.NodeLeaving(node="a", reason="drain")
     job.tell(leaving)
     job.tell(reported(status("a0", READY, 1, acknowledged=2)), reported(trains("b0", 2)))
@@ -651,7 +649,7 @@ def test_a_node_that_leaves_again_is_told_again() -> None:
     assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
 
 
-def test_a_node_that_is_welcome_again_takes_part_again() -> None:
+def test_a_drained_node_that_is_welcomed_again_rejoins_the_group() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLeaving(node="a", reason="drain"))
     job.tell(reported(status("a0", READY, 1, acknowledged=2)), reported(trains("b0", 2)))
@@ -673,14 +671,14 @@ def test_when_every_node_leaves_the_job_is_saved_and_stopped() -> None:
     assert job.machine.phase is JobPhase.FINISHED
 
 
-def test_a_node_that_is_kept_out_and_comes_first_does_not_stop_the_job() -> None:
+def test_a_drained_node_that_is_the_first_to_report_does_not_stop_the_job() -> None:
     job = Job(Coordinator(settings()))
     job.tell(ev.NodeLeaving(node="a", reason="drained"), reported(status("a0", READY)))
     assert not job.told(fx.EndJob)
     assert job.report(status("b0", READY)) == ["b0"]
 
 
-def test_a_node_that_leaves_while_the_group_assembles_is_seen_off_afterwards() -> None:
+def test_a_node_that_leaves_while_the_group_assembles_is_dropped_once_it_trains() -> None:
     job = running("a0", "b0", "c0")
     assert job.tell(killed("c0")) is not None
     assert job.tell(ev.NodeLeaving(node="b", reason="drain")) is None
@@ -688,7 +686,7 @@ def test_a_node_that_leaves_while_the_group_assembles_is_seen_off_afterwards() -
     assert job.tell(reported(trains("a0", 2)), reported(trains("b0", 2))) == ["a0"]
 
 
-def test_steps_that_were_lost_do_not_put_off_a_planned_change() -> None:
+def test_lost_steps_do_not_delay_a_planned_change() -> None:
     job = running("a0", agent_grace_s=0.0)
     job.report(trains("a0", 1, committed=40))
     job.tell(ev.NodeLost(node="a"), ev.NodeGone(node="a"))
@@ -698,8 +696,8 @@ def test_steps_that_were_lost_do_not_put_off_a_planned_change() -> None:
     assert job.formed[-1].leave_after == 1
 
 
-def test_who_comes_back_with_more_steps_than_the_group_has_does_not_put_off_its_change() -> None:
-    """The others had to return to a checkpoint meanwhile."""
+def test_a_returning_worker_with_more_steps_than_the_group_does_not_delay_its_change() -> None:
+    """The group had to go back to a checkpoint in the meantime."""
     job = adopted()
     job.report(trains("a0", committed=7))
     job.report(trains("b0", committed=7))
@@ -709,7 +707,7 @@ def test_who_comes_back_with_more_steps_than_the_group_has_does_not_put_off_its_
     assert job.machine.committed == 7
 
 
-def test_a_save_does_not_wait_for_who_was_left_behind_before_a_part_of_it_came() -> None:
+def test_a_save_is_abandoned_if_a_member_was_left_behind_before_its_first_part_came() -> None:
     job = running("a0", "b0", "c0")
     job.tell(ev.NodeLost(node="c"))
     assert job.report(status("a0", READY, 1, committed=9, **BREAKS)) == ["a0", "b0"]
@@ -720,7 +718,7 @@ def test_a_save_does_not_wait_for_who_was_left_behind_before_a_part_of_it_came()
 
 
 def test_a_newcomer_that_finds_the_state_lost_ends_the_job() -> None:
-    """It is rank 0, since no member has the state; any other would find the same."""
+    """The newcomer is rank 0, since no member has the state. Any other would find the same."""
     job = running("a0", "b0")
     failure = Failure(
         worker="c0", kind=FailureKind.EXCEPTION, signature="x", retryable=False, state_lost=True
@@ -734,8 +732,8 @@ def test_a_newcomer_that_finds_the_state_lost_ends_the_job() -> None:
     assert [e.exit_code for e in job.told(fx.EndJob)] == [78]  # type: ignore[attr-defined]
 
 
-def test_a_state_that_has_come_back_since_is_not_lost() -> None:
-    """b0 was given up, and those that were left could not go on: a1 finds nothing to begin with."""
+def test_a_report_of_a_lost_state_does_not_end_the_job_once_a_holder_is_back() -> None:
+    """b0 was given up and the others could not go on, so a1 finds no state to begin from."""
     job = running("a0", "b0", agent_grace_s=0.0)
     job.tell(ev.NodeLost(node="b"))
     job.report(status("a0", READY, 1, acknowledged=2, committed=4, has_state=False))
@@ -750,8 +748,8 @@ def test_a_state_that_has_come_back_since_is_not_lost() -> None:
     assert job.told(fx.EndJob) == []
 
 
-def test_a_member_that_holds_up_a_planned_change_is_not_waited_for_long() -> None:
-    """Those that leave join no other group, so nobody's arrival starts the clock."""
+def test_a_planned_change_that_a_member_holds_up_is_superseded_after_the_busy_timeout() -> None:
+    """A leaving member joins no other group, so no arrival starts the clock of the timeout."""
     job = running("a0", "b0", busy_timeout_s=20.0)
     assert job.tell(ev.NodeLeaving(node="b", reason="drained")) == ["a0"]
     job.tell(reported(trains("a0", 1, acknowledged=2)), reported(trains("b0", 1, acknowledged=2)))
@@ -762,9 +760,9 @@ def test_a_member_that_holds_up_a_planned_change_is_not_waited_for_long() -> Non
     assert sorted(job.tell(ev.TimerFired(), after_s=11.0) or []) == ["a0", "b0"]
 
 
-def test_members_that_are_to_leave_may_hold_a_step_that_nobody_else_has() -> None:
-    """The group breaks before it is settled where it is left: a0 has completed the step, b0 has
-    not, and c0 is gone."""
+def test_a_leaving_member_with_the_only_copy_of_a_step_stays_when_the_group_breaks() -> None:
+    """The group breaks before the boundary is settled: a0 has completed the step, b0 has not, and
+    c0 is gone."""
     job = running("a0", "b0", "c0")
     assert sorted(job.tell(ev.NodeLeaving(node="a", reason="drained")) or []) == ["b0", "c0"]
     assert job.formed[-1].provisional
@@ -774,7 +772,7 @@ def test_members_that_are_to_leave_may_hold_a_step_that_nobody_else_has() -> Non
     assert sorted(job.tell(killed("c0"), after_s=0.1) or []) == ["a0", "b0"]
 
 
-def test_a_group_that_breaks_before_a_change_that_drops_members_is_mended_with_them() -> None:
+def test_a_group_that_breaks_before_a_change_that_drops_members_re_forms_with_them() -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLeaving(node="a", reason="drained")) == ["b0"]
     job.report(status("b0", READY, 1, acknowledged=2, committed=3, **BREAKS))
@@ -783,7 +781,7 @@ def test_a_group_that_breaks_before_a_change_that_drops_members_is_mended_with_t
 
 
 @pytest.mark.parametrize(("committed", "whole"), [(3, True), (4, False)])
-def test_a_group_that_breaks_before_the_settled_boundary_is_mended_with_all(
+def test_a_group_that_breaks_before_the_settled_boundary_re_forms_with_all_members(
     committed: int, whole: bool
 ) -> None:
     job = running("a0", "b0")

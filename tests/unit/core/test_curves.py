@@ -1,4 +1,4 @@
-"""Curves forget nothing of a run that matters, and never grow beyond their rings."""
+"""Curves keep a whole run, and its dips, in rings of fixed size."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def sample(step: int = 0, **fields: object) -> Sample:
     return Sample(step=step, **(base | fields))  # type: ignore[arg-type]
 
 
-def test_samples_of_one_interval_are_one_point_that_shows_the_dip() -> None:
+def test_samples_of_one_interval_make_one_point_that_shows_the_dip() -> None:
     curves = Curves()
     curves.add(100.0, sample(1, step_s=0.1, samples_per_s=100.0, values={"loss": 2.0}))
     curves.add(100.5, sample(1, world_size=1, samples_per_s=400.0))
@@ -28,7 +28,7 @@ def test_samples_of_one_interval_are_one_point_that_shows_the_dip() -> None:
     assert [len(curves.curve(name).rows) for name in curves.ranges] == [2, 1, 1]
 
 
-def test_a_day_is_kept_whole_in_rings_of_fixed_size() -> None:
+def test_a_run_of_three_days_is_kept_whole_in_rings_of_fixed_size() -> None:
     curves, ends_at = Curves(), 3 * 24 * 3600
     for second in range(0, ends_at, 10):
         dips = second == 4000
@@ -45,7 +45,7 @@ def test_a_day_is_kept_whole_in_rings_of_fixed_size() -> None:
     assert all(later - earlier == run.width_s for earlier, later in itertools.pairwise(times))
 
 
-def test_values_are_few_finite_and_named() -> None:
+def test_only_finite_values_with_short_names_are_kept_up_to_a_limit() -> None:
     curves = Curves()
     many = {f"value-{n}": float(n) for n in range(10_000)}
     curves.add(1.0, sample(values={"bad": math.nan, "worse": math.inf, "x" * 1000: 1.0, **many}))
@@ -56,7 +56,7 @@ def test_values_are_few_finite_and_named() -> None:
     assert len(curve.rows[-1]) == 7 + MOST_VALUES
 
 
-def test_a_clock_that_goes_back_a_little_adds_to_the_newest_point() -> None:
+def test_a_sample_is_added_to_the_newest_point_when_the_clock_goes_back_a_little() -> None:
     curves = Curves()
     curves.add(10.0, sample(5))
     curves.add(7.0, sample(6))

@@ -1,4 +1,4 @@
-"""Every sample once and the right gradient, whatever the world sizes."""
+"""Each sample is consumed once and the gradient is right at any sequence of world sizes."""
 
 from __future__ import annotations
 
@@ -222,7 +222,7 @@ def test_small_steps_are_dealt_in_batches_that_batch_norm_accepts(
     assert found == expected
 
 
-def test_the_policies_grow_with_the_group_or_do_not() -> None:
+def test_only_the_batch_of_the_per_worker_policy_grows_with_the_group() -> None:
     growing = PerWorkerBatch(batch_size=8, accumulate=3)
     fixed = FixedGlobalBatch(batch_size=8, size=100)
     assert [growing.global_batch(world_size) for world_size in (1, 4)] == [24, 96]
@@ -248,7 +248,7 @@ def test_a_remainder_of_one_sample_gets_another_unless_it_is_dropped() -> None:
     assert full == SampleRange(epoch=0, start=5, stop=9)
 
 
-def test_a_group_too_large_for_the_data_takes_an_epoch_a_step() -> None:
+def test_a_group_too_large_for_the_data_takes_one_epoch_per_step() -> None:
     whole = next_range(DataPosition(), length=10, global_batch=16, drop_last=True)
     assert whole == SampleRange(epoch=0, start=0, stop=10)
     following = next_range(DataPosition(cursor=8), length=10, global_batch=16, drop_last=True)
@@ -291,6 +291,6 @@ NO_SAMPLES = SampleRange(epoch=0, start=4, stop=4)
         (lambda: micro_batches(NO_SAMPLES, rank=0, world_size=1, batch_size=1), "samples"),
     ],
 )
-def test_an_impossible_argument_is_named(call: Callable[[], object], named: str) -> None:
+def test_an_error_names_the_impossible_argument(call: Callable[[], object], named: str) -> None:
     with pytest.raises(ValueError, match=named):
         call()

@@ -1,4 +1,4 @@
-"""Who keeps the others waiting, told from the stacks of all ranks at one instant."""
+"""Which rank keeps the others waiting, as the stacks of all ranks at one instant show."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def odd_ranks(found: Diagnosis) -> list[int]:
     return [o.rank for o in found.odd]
 
 
-def test_the_verdict_names_rank_node_place_and_who_waits() -> None:
+def test_the_verdict_names_rank_node_and_place_and_the_ranks_that_wait() -> None:
     hung = rank(2, Place.DATA, (GETITEM, *LOADER[2:]), node="b", collectives=698)
     found = diagnose([*in_backward(0, 1, 3), hung])
     assert found.text == (
@@ -102,7 +102,7 @@ def test_the_verdict_names_rank_node_place_and_who_waits() -> None:
         (Place.DATA, LOADER, 512, "loading data"),
     ],
 )
-def test_who_stands_elsewhere_is_named_with_what_it_does(
+def test_a_rank_outside_of_the_collective_is_named_with_what_it_does(
     place: Place, frames: tuple[Frame, ...], committed: int, said: str
 ) -> None:
     hung = rank(1, place, frames, committed=committed)
@@ -114,7 +114,7 @@ def test_who_stands_elsewhere_is_named_with_what_it_does(
 
 
 @pytest.mark.parametrize("frames", [ENGINE, MEAN, SETTLE])
-def test_nobody_is_odd_where_all_wait_for_the_same(frames: tuple[Frame, ...]) -> None:
+def test_no_rank_is_odd_when_all_wait_for_the_same_collective(frames: tuple[Frame, ...]) -> None:
     waiting = [rank(n, Place.BACKWARD, frames) for n in range(3)]
     found = diagnose(waiting)
     assert found.odd == ()
@@ -123,8 +123,8 @@ def test_nobody_is_odd_where_all_wait_for_the_same(frames: tuple[Frame, ...]) ->
     assert [where_it_hangs(r) for r in waiting] == [None] * 3
 
 
-def test_in_one_place_who_has_begun_fewer_collectives_computes_still() -> None:
-    """With a GPU the backward pass runs on a thread of the engine's, which has no Python stack."""
+def test_a_rank_in_the_same_place_that_has_begun_fewer_collectives_is_odd() -> None:
+    """With a GPU the backward pass runs on a thread of the engine, which has no Python stack."""
     found = diagnose([*in_backward(0, 2, collectives=702), *in_backward(1, collectives=701)])
     assert odd_ranks(found) == [1]
     assert found.waiting == (0, 2)
@@ -132,7 +132,7 @@ def test_in_one_place_who_has_begun_fewer_collectives_computes_still() -> None:
     assert found.odd[0].frame == Frame(TRAIN, 60, "<module>")
 
 
-def test_a_child_that_loads_data_tells_where_its_parent_waits() -> None:
+def test_the_stack_of_a_child_that_loads_data_tells_where_its_parent_waits() -> None:
     hung = rank(1, Place.DATA, LOADER, children=(IDLE_CHILD, HUNG_CHILD))
     found = diagnose([*in_backward(0), hung])
     assert "in `__getitem__`, data.py:41 of its child 72, for 34 s; rank 0 waits" in found.text
@@ -142,7 +142,7 @@ def test_a_child_that_loads_data_tells_where_its_parent_waits() -> None:
     assert where_it_hangs(elsewhere) == LOCK[1]
 
 
-def test_a_collective_of_its_own_is_odd_among_those_of_all() -> None:
+def test_a_rank_that_waits_in_a_collective_of_its_own_is_odd() -> None:
     own = (*ALL_REDUCE, Frame(TRAIN, 51, "log_norm"), *MAIN)
     found = diagnose([*in_backward(0), rank(1, Place.FORWARD, own)])
     assert odd_ranks(found) == [1]
@@ -151,13 +151,13 @@ def test_a_collective_of_its_own_is_odd_among_those_of_all() -> None:
     assert found.odd[0].frame == own[2]
 
 
-def test_who_waits_in_another_step_hangs_at_no_place_of_the_script() -> None:
+def test_a_rank_that_waits_in_another_step_is_odd_without_a_frame_of_the_script() -> None:
     found = diagnose([*in_backward(0, 2), *in_backward(1, committed=511)])
     assert odd_ranks(found) == [1]
     assert found.odd[0].frame is None
 
 
-def test_in_a_call_who_does_not_stand_in_its_collective_is_odd() -> None:
+def test_a_rank_in_a_call_that_is_not_in_the_collective_of_the_others_is_odd() -> None:
     waits = (*ALL_REDUCE, Frame(TRAIN, 22, "evaluate"), *MAIN)
     hung = rank(1, Place.RUN, (Frame(TRAIN, 20, "evaluate"), *MAIN))
     found = diagnose([rank(0, Place.RUN, waits), hung])
@@ -169,7 +169,7 @@ def test_in_a_call_who_does_not_stand_in_its_collective_is_odd() -> None:
     assert odd_ranks(found) == [1]
 
 
-def test_who_does_not_come_to_a_call_or_to_a_group_is_odd() -> None:
+def test_a_rank_that_does_not_come_to_a_call_or_to_a_group_is_odd() -> None:
     hung = rank(0, Place.BETWEEN, (Frame(TRAIN, 80, "log"), *MAIN))
     found = diagnose([hung, rank(1, Place.MEETING, MEET), rank(2, Place.MEETING, MEET)])
     assert odd_ranks(found) == [0]
@@ -181,7 +181,7 @@ def test_who_does_not_come_to_a_call_or_to_a_group_is_odd() -> None:
     assert "not come to the new group" in found.text
 
 
-def test_buffers_that_are_broadcast_are_waited_for() -> None:
+def test_a_rank_that_does_not_come_to_the_broadcast_of_buffers_is_odd() -> None:
     hung = rank(0, Place.BETWEEN, (Frame(TRAIN, 80, "log"), *MAIN))
     found = diagnose([hung, rank(1, Place.FORWARD, BUFFERS)])
     assert odd_ranks(found) == [0]
@@ -196,7 +196,7 @@ def test_buffers_that_are_broadcast_are_waited_for() -> None:
         (Answer.ABSENT, "does not tell: its agent is out of contact"),
     ],
 )
-def test_a_process_that_does_not_tell_is_said_so(answer: Answer, said: str) -> None:
+def test_a_rank_that_does_not_answer_is_odd_and_is_described(answer: Answer, said: str) -> None:
     silent = rank(1, Place.FORWARD, (), answer=answer)
     found = diagnose([*in_backward(0), silent])
     assert odd_ranks(found) == [1]
@@ -205,7 +205,7 @@ def test_a_process_that_does_not_tell_is_said_so(answer: Answer, said: str) -> N
     assert where_it_hangs(silent) is None
 
 
-def test_a_stack_that_a_signal_has_brought_counts_like_any_other() -> None:
+def test_a_stack_obtained_by_a_signal_counts_like_any_other() -> None:
     keeps = Frame(TRAIN, 17, "keep")
     hung = rank(1, Place.FORWARD, (keeps, *MAIN), answer=Answer.SIGNALLED)
     found = diagnose([*in_backward(0), hung])
@@ -215,8 +215,8 @@ def test_a_stack_that_a_signal_has_brought_counts_like_any_other() -> None:
     assert diagnose([*in_backward(0), waits]).odd == ()
 
 
-def test_who_was_freed_a_moment_before_is_not_odd() -> None:
-    """By a member that had heard of the new group sooner."""
+def test_a_rank_that_was_freed_a_moment_before_is_not_odd() -> None:
+    """Another member, which heard of the new group earlier, has freed rank 0."""
     boundary = (Frame("/src/elastic/worker/training.py", 9, "_drive"), *MAIN)
     freed = rank(0, Place.BOUNDARY, boundary, place_s=0.01)
     hung = rank(2, Place.FORWARD, LOCK, place_s=2.1)
@@ -227,7 +227,7 @@ def test_who_was_freed_a_moment_before_is_not_odd() -> None:
     assert odd_ranks(diagnose([*in_backward(0, 1), busy])) == [2]
 
 
-def test_several_at_one_place_are_one_clause() -> None:
+def test_ranks_at_the_same_place_share_one_clause() -> None:
     hung = [rank(n, Place.DATA, (GETITEM, *MAIN), place_s=30.0 + n) for n in (1, 2)]
     found = diagnose([*in_backward(0, 3, 4, 5, 6), *hung])
     assert found.text == (
@@ -236,7 +236,7 @@ def test_several_at_one_place_are_one_clause() -> None:
     )
 
 
-def test_where_all_hang_each_place_is_told() -> None:
+def test_the_verdict_names_each_place_when_all_ranks_hang() -> None:
     found = diagnose(
         [rank(0, Place.DATA, (GETITEM, *MAIN)), rank(1, Place.FORWARD, (Frame(TRAIN, 47, "f"),))]
     )
@@ -248,14 +248,14 @@ def test_where_all_hang_each_place_is_told() -> None:
     )
 
 
-def test_many_places_are_not_all_told() -> None:
+def test_a_verdict_on_many_places_has_a_bounded_length() -> None:
     lost = [rank(n, Place.FORWARD, (Frame(TRAIN, n, "f"),)) for n in range(1000)]
     text = diagnose(lost).text
     assert text.endswith("and 1000 ranks in all, at 1000 places")
     assert len(text) < 1000
 
 
-def test_a_group_of_one_and_none() -> None:
+def test_a_group_of_one_gets_a_verdict_and_an_empty_one_gets_none() -> None:
     assert diagnose([]) == Diagnosis()
     found = diagnose([rank(0, Place.DATA, (GETITEM, *MAIN), place_s=0.1)])
     assert found.text == "rank 0 (node a) is loading data, in `__getitem__`, data.py:41"
@@ -265,7 +265,7 @@ def test_a_group_of_one_and_none() -> None:
 @pytest.mark.parametrize("place", list(Place))
 @pytest.mark.parametrize("answer", list(Answer))
 @pytest.mark.parametrize("frames", [(), ENGINE, LOADER, LOCK, JOIN, (Frame("<string>", 0, ""),)])
-def test_whatever_is_known_there_are_words_for_it(
+def test_any_combination_of_place_answer_and_stack_has_words(
     place: Place, answer: Answer, frames: tuple[Frame, ...]
 ) -> None:
     one = rank(1, place, frames, answer=answer)
@@ -288,6 +288,6 @@ def test_whatever_is_known_there_are_words_for_it(
         ("<frozen runpy>", False, False),
     ],
 )
-def test_whose_code_it_is(file: str, ours: bool, scripts: bool) -> None:
+def test_a_frame_tells_whose_code_it_is_in(file: str, ours: bool, scripts: bool) -> None:
     frame = Frame(file, 1, "f")
     assert (frame.is_ours, frame.is_scripts) == (ours, scripts)

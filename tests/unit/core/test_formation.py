@@ -1,4 +1,4 @@
-"""Each situation of the group, and what is decided in it."""
+"""The decisions of `decide` and `decide_stop` in each situation of the group."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ STOP = Stop(exit_code=143, reason="a test", deadline=30.0)
 
 
 def short(decision: Decision | End) -> object:
-    """Reason and members, as the tables below have them."""
+    """Render a decision as the tables below write it: its reason and members."""
     if isinstance(decision, Wait):
         return decision.reason
     if isinstance(decision, Form):
@@ -66,7 +66,7 @@ def short(decision: Decision | End) -> object:
         (view(None, NEW, status("d0", READY), slots=3, enough_since=0.0), "STARTED [c0 d0]"),
         # A new leader that knows of no generation must not form a second group.
         (view(None, A, B, NEW, status("d0", READY)), WaitReason.STEADY),
-        # Holders of the state are waited for as long as they may be busy, then ended.
+        # Holders of the state are waited for until the busy timeout, then ended.
         (view(NOBODY, A, NEW, status("d0", READY), formed_at=99.0), WaitReason.ASSEMBLING),
         (view(NOBODY, A, NEW, status("d0", READY), formed_at=-900.0), "JOIN_TIMED_OUT [] -a0"),
         (view(NOBODY, A_DONE, status("b0", READY, 3, committed=7)), "STARTED [b0]"),
@@ -74,7 +74,7 @@ def short(decision: Decision | End) -> object:
         (view(NOBODY, A_DONE, NEW), Complete),
     ],
 )
-def test_without_a_group(situation: GroupView, expected: object) -> None:
+def test_a_group_forms_once_enough_are_ready(situation: GroupView, expected: object) -> None:
     assert short(decide(situation, POLICY, 100.0)) == expected
 
 
@@ -95,14 +95,14 @@ def test_without_a_group(situation: GroupView, expected: object) -> None:
         (view(PAIR, A_BROKEN, B, fruitless_breaks=5), GiveUp),
         (view(PAIR, A, B, NEW), WaitReason.COLLECTING_NEWCOMERS),
         (view(PAIR, A, B, NEW, newcomers_since=99.0), "MEMBER_JOINED planned [a0 b0 c0]"),
-        # Nobody with the state is left in the group: one that came back is taken in at once.
+        # The group has no holder left, so a holder that came back is admitted at once.
         (
             view(generation(3, "a0", "c0"), NEW, status("b0", READY, 2)),
             "MEMBER_LOST [b0 c0]",
         ),
     ],
 )
-def test_with_a_group(situation: GroupView, expected: object) -> None:
+def test_a_group_changes_on_losses_and_newcomers(situation: GroupView, expected: object) -> None:
     assert short(decide(situation, POLICY, 100.0)) == expected
 
 
@@ -110,9 +110,9 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
     ("situation", "expected"),
     [
         (view(PAIR, A, status("b0", JOINING, 3), assembling_since=99.0), WaitReason.ASSEMBLING),
-        # Deaf: has not even acknowledged. Busy: has, and may take its time, but not for ever.
+        # A member that has not acknowledged is left out soon, one that has and is busy later.
         (view(PAIR, A_JOINS, status("b0", TRAINING, 2)), "BELOW_MINIMUM [] -b0"),
-        # Or its reports are late: another would not train if it had not come.
+        # a0 trains, so b0 has joined too, and only its reports are late.
         (view(PAIR, A, status("b0", TRAINING, 2), assembling_since=0.0), WaitReason.ASSEMBLING),
         (
             view(PAIR, A, status("b0", TRAINING, 2, acknowledged=3), assembling_since=0.0),
@@ -122,7 +122,7 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
             view(PAIR, A, status("b0", TRAINING, 2, acknowledged=3), assembling_since=-900.0),
             "BELOW_MINIMUM [] -b0",
         ),
-        # Before a planned change takes effect nobody is late ...
+        # Before a planned change takes effect no member is late ...
         (
             view(
                 PLANNED,
@@ -131,7 +131,7 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
             ),
             WaitReason.ASSEMBLING,
         ),
-        # ... and if it never does, one of the members holds up the others.
+        # ... and if it never takes effect, one of the members holds up the others.
         (
             view(
                 PLANNED,
@@ -143,7 +143,7 @@ def test_with_a_group(situation: GroupView, expected: object) -> None:
         ),
     ],
 )
-def test_on_the_way_in(situation: GroupView, expected: object) -> None:
+def test_members_that_arrive_too_late_are_left_out(situation: GroupView, expected: object) -> None:
     assert short(decide(situation, POLICY, 100.0)) == expected
 
 
@@ -153,16 +153,16 @@ def test_on_the_way_in(situation: GroupView, expected: object) -> None:
         (view(PAIR, A_DONE, B), WaitReason.STEADY),
         (view(PAIR, A_DONE), Complete),
         (view(PAIR, A_DONE, status("b0", READY, 3, broken=True, committed=7)), "MEMBER_LOST [b0]"),
-        # It would wait in generation 4 for one that needs no group any more.
+        # b0 would wait in generation 4 for a0, which no longer needs a group.
         (view(SAVING, A_DONE, status("b0", JOINING, 4, committed=7)), "MEMBER_LOST [b0]"),
         # A newcomer has nothing to do in a job that others have finished.
         (view(PLANNED, A_DONE, A_DONE, status("c0", JOINING, 4, has_state=False)), Complete),
-        # Members that had finished come back to a group that is to begin anew; or has begun to.
+        # A finished member comes back to a group that is about to begin again, or has begun.
         (view(generation(4, "c0"), A_DONE, status("c0", READY)), Complete),
         (view(generation(4, "c0"), A_DONE, status("c0", TRAINING, 4)), WaitReason.STEADY),
     ],
 )
-def test_towards_the_end(situation: GroupView, expected: object) -> None:
+def test_a_job_is_complete_once_all_holders_finish(situation: GroupView, expected: object) -> None:
     assert short(decide(situation, POLICY, 100.0)) == expected
 
 
@@ -170,7 +170,7 @@ def test_towards_the_end(situation: GroupView, expected: object) -> None:
     ("situation", "now", "expected"),
     [
         (view(None), 0.0, End(in_time=True)),
-        (view(NOBODY, NEW), 0.0, WaitReason.ASSEMBLING),  # it may have been a member
+        (view(NOBODY, NEW), 0.0, WaitReason.ASSEMBLING),  # c0 may have been a member
         (view(NOBODY, NEW), 10.0, End(in_time=True)),
         (view(NOBODY, NEW_HEARD), 0.0, End(in_time=True)),
         (view(NOBODY, status("a0", JOINING, 3, has_state=False)), 9.0, WaitReason.ASSEMBLING),
@@ -193,19 +193,19 @@ def test_towards_the_end(situation: GroupView, expected: object) -> None:
         (view(SAVING, A_DONE, status("b0", FINISHED, 4), NEW), 0.0, Complete),
     ],
 )
-def test_while_stopping(situation: GroupView, now: float, expected: object) -> None:
+def test_a_stop_saves_before_it_ends(situation: GroupView, now: float, expected: object) -> None:
     assert short(decide_stop(situation, POLICY, STOP, now)) == expected
 
 
 @pytest.mark.parametrize(
     ("b_held", "now", "expected"),
     [
-        (6, 10.0, "JOIN_TIMED_OUT [b0] -a0"),  # the other saves as much
+        (6, 10.0, "JOIN_TIMED_OUT [b0] -a0"),  # b0 saves as many steps
         (5, 10.0, WaitReason.ASSEMBLING),  # only a0 has the last step, and may be evaluating
         (5, 20.0, "JOIN_TIMED_OUT [b0] -a0"),  # the rest of the grace is for the save
     ],
 )
-def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_step(
+def test_a_late_member_gets_the_grace_of_a_stop_if_only_it_has_the_last_step(
     b_held: int, now: float, expected: object
 ) -> None:
     late = status("a0", TRAINING, 3, acknowledged=4, committed=6)
@@ -213,7 +213,7 @@ def test_while_stopping_a_late_member_gets_the_grace_if_only_it_has_the_last_ste
     assert short(decide_stop(situation, POLICY, STOP, now)) == expected
 
 
-def test_while_stopping_a_late_member_is_hurried_if_one_that_is_back_has_as_many_steps() -> None:
+def test_a_late_member_gets_no_grace_of_a_stop_if_one_that_is_back_has_as_many_steps() -> None:
     late, back = (
         status("a0", TRAINING, 3, acknowledged=4, committed=6),
         status("c0", READY, 3, committed=6),
@@ -223,7 +223,7 @@ def test_while_stopping_a_late_member_is_hurried_if_one_that_is_back_has_as_many
     assert short(decision) == "BELOW_MINIMUM [c0] -a0"
 
 
-def test_while_stopping_who_has_not_left_an_earlier_group_saves_the_step_that_only_it_has() -> None:
+def test_a_stop_includes_a_worker_still_in_an_earlier_group_if_only_it_has_the_last_step() -> None:
     evaluates = status("d0", TRAINING, 2, committed=6)
     alone = view(SAVING, evaluates, status("c0", READY, 1, committed=4), trained_in=2)
     assert short(decide_stop(alone, POLICY, STOP, 0.0)) == "STOPPING [c0 d0]"
@@ -239,17 +239,17 @@ def test_while_stopping_who_has_not_left_an_earlier_group_saves_the_step_that_on
         (2, "STOPPING [a0 b0]"),  # a group that trained later went on without it
     ],
 )
-def test_a_new_leader_has_who_is_back_with_the_last_step_save_with_those_that_were_saving(
+def test_a_new_leader_adds_a_worker_back_with_the_last_step_to_the_members_that_save(
     trained_in: int, expected: str
 ) -> None:
-    """A group that saves adds no step, and is no later than the groups that trained."""
+    """A group that only saves adds no step, so it does not count as later than one that trained."""
     saving = [status(name, TRAINING, 4, committed=2, trained_in=3) for name in ("a0", "b0")]
     back = status("c0", READY, 3, committed=6, trained_in=trained_in)
     situation = view(SAVING, *saving, back, trained_in=4, adopted_at=0.0)
     assert short(decide_stop(situation, POLICY, STOP, 1.0)) == expected
 
 
-def test_the_next_look_is_when_patience_ends() -> None:
+def test_a_wait_for_a_late_member_lasts_until_its_timeout() -> None:
     late = status("b0", TRAINING, 2, acknowledged=3)
     decision = decide(view(PAIR, A, late, assembling_since=50.0), POLICY, 100.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=50.0 + POLICY.busy_timeout_s)
@@ -258,7 +258,7 @@ def test_the_next_look_is_when_patience_ends() -> None:
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)
 
 
-def test_members_in_a_slow_step_may_come_later_unless_it_has_stalled() -> None:
+def test_members_in_a_slow_step_get_more_time_unless_the_step_has_stalled() -> None:
     policy = replace(POLICY, first_step_s=1000.0)
     late = status("b0", TRAINING, 2, acknowledged=3)
     decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 500.0)
@@ -267,7 +267,7 @@ def test_members_in_a_slow_step_may_come_later_unless_it_has_stalled() -> None:
         decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 1050.0), Form
     )
     assert isinstance(decide(view(PAIR, A, late, assembling_since=-950.0), policy, 50.0), Form)
-    impatient = replace(POLICY, first_step_s=1.0)  # no less than any busy one
+    impatient = replace(POLICY, first_step_s=1.0)  # no shorter than the busy timeout
     decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), impatient, 100.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=50.0 + POLICY.busy_timeout_s)
     stalled = generation(3, "a0", "b0", reason=ChangeReason.STALLED)
@@ -275,7 +275,7 @@ def test_members_in_a_slow_step_may_come_later_unless_it_has_stalled() -> None:
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)
 
 
-def test_members_may_still_come_when_a_slow_step_is_over() -> None:
+def test_members_get_the_busy_timeout_again_once_a_slow_step_is_over() -> None:
     late = status("b0", TRAINING, 2, acknowledged=3)
     found = view(PAIR, A, late, assembling_since=50.0, slow_at=600.0)
     decision = decide(found, POLICY, 600.0)
@@ -307,19 +307,19 @@ D = status("d0", READY)
         (view(None, C, D, status("e0", STARTING)), WaitReason.GATHERING),
         (view(None, C, D, slots=3, enough_since=71.0), WaitReason.GATHERING),
         (view(None, C, D, slots=3, enough_since=70.0), "STARTED [c0 d0]"),
-        # A new leader that knows of no generation: they train.
+        # A new leader that knows of no generation: a0 and b0 train.
         (view(None, A, B, C, D), WaitReason.ENDING_THE_LAST_GROUP),
-        # Nobody starts beside one that has run, or may have begun without having said so.
+        # No group forms beside a worker that has run, or may have begun without a report.
         (view(NOBODY, A, C, D), WaitReason.ENDING_THE_LAST_GROUP),
         (view(NOBODY, A_DONE, C, D), WaitReason.ENDING_THE_LAST_GROUP),
         (view(NOBODY, C, D, spent=frozenset({"c0"})), WaitReason.ENDING_THE_LAST_GROUP),
         (view(NOBODY, C, D, spent=frozenset({"a0", "b0"})), "STARTED [c0 d0]"),
-        # After a restart the nodes are there, and others are waited for less long.
+        # After a restart the nodes are there already: the wait for others is shorter.
         (view(NOBODY, C, D, slots=3, enough_since=96.0), WaitReason.GATHERING),
         (view(NOBODY, C, D, slots=3, enough_since=95.0), "STARTED [c0 d0]"),
     ],
 )
-def test_without_a_group_of_classic_scripts(situation: GroupView, expected: object) -> None:
+def test_a_classic_group_forms_after_the_last_ended(situation: GroupView, expected: object) -> None:
     assert short(decide(situation, WHOLE, 100.0)) == expected
 
 
@@ -330,7 +330,7 @@ def test_without_a_group_of_classic_scripts(situation: GroupView, expected: obje
         (view(PAIR, A, B, stalled=True), WaitReason.STEADY),
         (view(PAIR, A), "MEMBER_LOST []"),
         (view(PAIR, A, C, D), "MEMBER_LOST []"),
-        # One that is done waits for the others; if one of these is lost, it starts again, too.
+        # A finished worker waits for the others; if one of them is lost, it restarts, too.
         (view(PAIR, A_DONE, B), WaitReason.STEADY),
         (view(PAIR, A_DONE), "MEMBER_LOST []"),
         (view(PAIR, A_DONE, status("b0", FINISHED, 3)), Complete),
@@ -346,7 +346,7 @@ def test_without_a_group_of_classic_scripts(situation: GroupView, expected: obje
         ),
     ],
 )
-def test_with_a_group_of_classic_scripts(situation: GroupView, expected: object) -> None:
+def test_any_change_dissolves_a_classic_group(situation: GroupView, expected: object) -> None:
     assert short(decide(situation, WHOLE, 100.0)) == expected
 
 
@@ -355,7 +355,7 @@ def test_a_full_group_of_classic_scripts_is_not_restarted_for_newcomers() -> Non
     assert short(decide(situation, replace(WHOLE, max_workers=2), 100.0)) is WaitReason.STEADY
 
 
-def test_classic_scripts_on_a_node_that_leaves_end_with_all_others() -> None:
+def test_a_classic_group_is_dissolved_when_one_of_its_nodes_leaves() -> None:
     situation = view(PAIR, A, B)
     leaving = replace(situation.workers["b0"], leaving=True)
     situation = replace(situation, workers={**situation.workers, "b0": leaving})
@@ -370,7 +370,7 @@ def test_classic_scripts_on_a_node_that_leaves_end_with_all_others() -> None:
         ("a0 b0", 0.0, WaitReason.OUT_OF_CONTACT),
     ],
 )
-def test_classic_scripts_out_of_contact(silent: str, since: float, expected: object) -> None:
+def test_silent_classic_members_get_the_grace(silent: str, since: float, expected: object) -> None:
     situation = view(PAIR, A, B)
     workers = {
         name: replace(w, silent_since=since) if name in silent.split() else w
@@ -392,7 +392,7 @@ def test_classic_scripts_out_of_contact(silent: str, since: float, expected: obj
         (view(PAIR, A_DONE, status("b0", FINISHED, 3)), 0.0, Complete),
     ],
 )
-def test_while_classic_scripts_stop(situation: GroupView, now: float, expected: object) -> None:
+def test_a_stop_ends_classic_scripts(situation: GroupView, now: float, expected: object) -> None:
     assert short(decide_stop(situation, WHOLE, STOP, now)) == expected
 
 
@@ -403,14 +403,14 @@ def test_members_inside_a_call_go_on_without_newcomers() -> None:
     assert short(decide(view(group, *inside, newcomer), POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
 
 
-def test_a_member_that_a_planned_change_drops_is_lost_before_it_takes_place() -> None:
+def test_the_loss_of_a_member_that_a_planned_change_drops_counts_before_the_change() -> None:
     waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
     planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
     situation = view(planned, *waiting, leaving=before)
     assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
 
 
-def test_a_dropped_member_is_lost_also_when_newcomers_wait_in_the_planned_group() -> None:
+def test_the_loss_of_a_dropped_member_counts_while_newcomers_wait_in_the_planned_group() -> None:
     waiting = [status("a0", TRAINING, 3), status("d0", JOINING, 4, has_state=False)]
     planned, before = generation(4, "a0", "d0", leave_after=9), generation(3, "a0", "c0")
     situation = view(planned, *waiting, leaving=before)
@@ -420,14 +420,14 @@ def test_a_dropped_member_is_lost_also_when_newcomers_wait_in_the_planned_group(
 @pytest.mark.parametrize(
     ("dropped", "expected"),
     [
-        # It may have completed the last step of the group before, or still be about to.
+        # c0 may have completed the last step of the earlier group, or be about to.
         (status("c0", READY, 3, acknowledged=4, committed=10), "MEMBER_LOST [a0 c0]"),
         (status("c0", TRAINING, 3, acknowledged=4, committed=9), "MEMBER_LOST [a0 c0]"),
-        # It has left, and the others went on from where it was.
+        # c0 has left, and the others went on from its last step.
         (status("c0", READY, 3, acknowledged=4, committed=9), "MEMBER_LOST [a0]"),
     ],
 )
-def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
+def test_a_dropped_member_rejoins_only_if_it_may_have_a_step_that_no_other_has(
     dropped: WorkerStatus, expected: str
 ) -> None:
     planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
@@ -436,7 +436,7 @@ def test_who_was_dropped_is_asked_once_more_only_for_what_no_other_has(
     assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
 
 
-def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() -> None:
+def test_newcomers_make_room_for_dropped_members_that_hold_the_state() -> None:
     planned = generation(4, "c0", "d0", "e0", leave_after=9)
     new = [status(w, READY, has_state=False) for w in ("d0", "e0")]
     dropped = [
@@ -449,7 +449,7 @@ def test_newcomers_make_room_for_those_that_were_dropped_and_hold_the_state() ->
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0 b0 d0]"
 
 
-def test_a_leader_that_allows_fewer_members_has_the_last_ranks_wait() -> None:
+def test_a_leader_that_allows_fewer_members_drops_the_last_ranks() -> None:
     situation = view(generation(3, "a0", "b0", "c0"), A, B, status("c0", TRAINING, 3, committed=5))
     fewer = replace(POLICY, max_workers=2)
     assert short(decide(situation, fewer, 100.0)) == "MEMBER_LEAVING planned [a0 b0]"
@@ -457,7 +457,7 @@ def test_a_leader_that_allows_fewer_members_has_the_last_ranks_wait() -> None:
     assert short(decide(replace(situation, current=saves), fewer, 100.0)) is WaitReason.STEADY
 
 
-def test_one_that_is_back_in_its_old_group_with_more_steps_is_taken_along() -> None:
+def test_a_worker_still_in_its_old_group_with_more_steps_is_taken_along() -> None:
     behind = status("a0", JOINING, 5, committed=10)
     ahead = status("c0", TRAINING, 3, committed=22)
     situation = view(generation(5, "a0", "b0"), behind, ahead, trained_in=3)
@@ -474,13 +474,13 @@ def test_newcomers_make_room_for_members_that_may_hold_the_state_by_now() -> Non
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [c0 d0 a0]"
 
 
-def test_a_member_is_lost_while_its_group_comes_to_a_planned_end() -> None:
+def test_the_loss_of_a_member_dissolves_its_group_before_the_planned_end() -> None:
     waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
     ends, before = generation(4, leave_after=9), generation(3, "a0", "b0", "c0")
     assert short(decide(view(ends, *waiting, leaving=before), POLICY, 100.0)) == "MEMBER_LOST []"
 
 
-def test_a_member_that_a_new_agent_has_not_heard_of_is_in_no_new_group() -> None:
+def test_a_member_that_its_new_agent_has_not_heard_from_is_in_no_new_group() -> None:
     unheard = status("b0", STARTING, slot=None, endpoint="")
     situation = view(generation(3, "a0", "b0", "c0"), status("a0", TRAINING, 3), unheard)
     policy = replace(POLICY, min_workers=1)
@@ -491,10 +491,10 @@ def test_a_member_that_a_new_agent_has_not_heard_of_is_in_no_new_group() -> None
 
 @pytest.mark.parametrize(
     ("trained_in", "expected"),
-    # The others have got no further than the group before; or have gone on without it.
+    # The others have got no further than c0's group; or have gone on without it.
     [(3, "JOIN_TIMED_OUT [b0 c0] -a0"), (4, "JOIN_TIMED_OUT [b0] -a0")],
 )
-def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expected: str) -> None:
+def test_a_returning_holder_of_the_last_step_is_taken_along(trained_in: int, expected: str) -> None:
     stuck = status("a0", READY, 3, acknowledged=4, committed=9)
     waits = status("b0", JOINING, 4, committed=8)
     back = status("c0", READY, 3, acknowledged=4, committed=9)
@@ -504,15 +504,13 @@ def test_who_came_back_with_the_last_step_is_taken_along(trained_in: int, expect
     assert short(decide(situation, policy, 100.0)) == expected
 
 
-def test_nobody_begins_anew_while_one_comes_out_of_a_group_where_it_may_have_got_the_state() -> (
-    None
-):
+def test_no_group_begins_without_the_state_while_a_worker_may_have_got_it_in_another() -> None:
     comes_out = status("b0", JOINING, 3, acknowledged=4, has_state=False)
     newcomer = status("d0", READY, has_state=False)
     situation = view(generation(4, "c0"), comes_out, newcomer, trained_in=2, formed_at=100.0)
     policy = replace(POLICY, min_workers=1)
     assert short(decide(situation, policy, 109.0)) == WaitReason.OUT_OF_CONTACT
-    assert short(decide(situation, policy, 110.0)) == "MEMBER_LOST [d0]"  # it is stuck there
+    assert short(decide(situation, policy, 110.0)) == "MEMBER_LOST [d0]"  # b0 is stuck there
     first = replace(situation, trained_in=0)  # there is no state yet
     assert short(decide(first, policy, 109.0)) == "MEMBER_LOST [d0]"
 
@@ -522,10 +520,10 @@ def test_nobody_begins_anew_while_one_comes_out_of_a_group_where_it_may_have_got
     [
         (1, "MEMBER_LOST [a0 c0]"),  # a later group of others trained too, and all of it is lost
         (3, "MEMBER_LOST [a0]"),  # the members' group went on without it
-        (0, "MEMBER_LOST [a0]"),  # not known: an earlier version of elastic
+        (0, "MEMBER_LOST [a0]"),  # unknown: an earlier version of elastic does not report it
     ],
 )
-def test_who_came_back_with_more_steps_is_judged_by_where_the_members_have_trained(
+def test_a_worker_back_with_more_steps_is_taken_along_unless_the_members_trained_later(
     members_trained_in: int, expected: str
 ) -> None:
     member = status("a0", JOINING, 5, committed=6, trained_in=members_trained_in)
@@ -538,7 +536,7 @@ def test_who_came_back_with_more_steps_is_judged_by_where_the_members_have_train
     ("trained_in", "expected"),
     [(2, Complete), (3, "STARTED [c0]"), (0, "STARTED [c0]")],
 )
-def test_a_job_is_done_where_only_steps_are_left_that_it_had_to_go_back_from(
+def test_a_job_is_complete_if_only_steps_are_left_that_it_had_to_go_back_from(
     trained_in: int, expected: object
 ) -> None:
     done = status("a0", FINISHED, 3, committed=6, trained_in=3)
@@ -547,8 +545,8 @@ def test_a_job_is_done_where_only_steps_are_left_that_it_had_to_go_back_from(
     assert short(decide(situation, POLICY, 100.0)) == expected
 
 
-def test_members_out_of_contact_are_not_waited_for_for_ever_where_others_have_finished() -> None:
-    """Who has finished is in contact, so it is not the coordinator that is cut off."""
+def test_members_out_of_contact_are_awaited_only_for_the_grace_once_others_have_finished() -> None:
+    """A finished member is in contact, so it is not the coordinator that is cut off."""
     gone = silent(view(PAIR, A_DONE, B), since=90.0, nodes="b")
     patient = replace(POLICY, agent_grace_s=20.0)
     assert short(decide(gone, patient, 100.0)) is WaitReason.OUT_OF_CONTACT
@@ -557,8 +555,8 @@ def test_members_out_of_contact_are_not_waited_for_for_ever_where_others_have_fi
     assert short(decide(everybody, patient, 111.0)) is WaitReason.OUT_OF_CONTACT
 
 
-def test_who_comes_back_with_the_state_is_taken_in_before_others_begin_without_it() -> None:
-    """It has not heard yet that it was left out, and trains for all that it knows."""
+def test_a_holder_that_comes_back_joins_a_group_without_state_that_is_not_announced() -> None:
+    """a0 has not heard yet that it was left out, so it still trains."""
     begun = view(
         generation(5, "c0"),
         status("c0", READY),

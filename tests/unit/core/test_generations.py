@@ -1,5 +1,5 @@
-"""Which groups may train still, and which may follow them (P1); what is remembered of generations,
-which failures count where all workers restart; and which of their checkpoints are whole.
+"""What the coordinator knows of generations: which groups may still train and which may follow
+them (P1), which failures count when all workers restart, and which checkpoints are whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from tests.unit.core.cluster_views import (
 
 
 def after() -> Lineage:
-    """Generation 3 of a0 and b0 exists."""
+    """The lineage once generation 3 of a0 and b0 exists."""
     lineage = Lineage()
     lineage.exists(generation(3, "a0", "b0"))
     return lineage
@@ -32,13 +32,13 @@ def observed(s: WorkerStatus, silent_since: float | None = None) -> dict[str, Ob
     return {s.worker: ObservedWorker(node=s.worker[0], status=s, silent_since=silent_since)}
 
 
-def test_before_the_first_group_anybody_may_form_one() -> None:
+def test_any_worker_may_form_the_first_group() -> None:
     lineage = Lineage()
     assert lineage.allows(["a0"])
     assert lineage.members() == []
 
 
-def test_while_a_group_may_train_the_next_one_takes_a_member_of_it_along() -> None:
+def test_a_new_group_must_include_a_member_of_a_group_that_may_train() -> None:
     lineage = after()
     assert lineage.allows(["a0", "c0"])
     assert not lineage.allows(["c0"])
@@ -46,7 +46,7 @@ def test_while_a_group_may_train_the_next_one_takes_a_member_of_it_along() -> No
     assert lineage.members() == [member("a0"), member("b0")]
 
 
-def test_a_member_of_every_group_is_needed() -> None:
+def test_a_new_group_must_include_a_member_of_each_group_that_may_train() -> None:
     lineage = after()
     lineage.exists(generation(4, "b0", "c0"))
     assert not lineage.allows(["a0"])
@@ -56,7 +56,7 @@ def test_a_member_of_every_group_is_needed() -> None:
     assert lineage.may_train == (generation(3, "a0", "b0"), generation(4, "b0", "c0"))
 
 
-def test_a_generation_without_members_is_no_group() -> None:
+def test_a_generation_without_members_cannot_train() -> None:
     lineage = Lineage()
     lineage.exists(generation(3))
     assert lineage.allows(["c0"])
@@ -64,7 +64,7 @@ def test_a_generation_without_members_is_no_group() -> None:
 
 
 @pytest.mark.parametrize("gone", ["a0", "b0"])
-def test_a_group_that_has_lost_a_member_for_certain_trains_no_more(gone: str) -> None:
+def test_a_group_that_has_certainly_lost_a_member_can_no_longer_train(gone: str) -> None:
     lineage = after()
     lineage.ended(["c0"])
     assert not lineage.allows(["c0"])
@@ -87,20 +87,20 @@ def test_a_group_that_has_lost_a_member_for_certain_trains_no_more(gone: str) ->
         (status("a0", READY, 0), True),
         (status("a0", READY, 3), False),
         (status("a0", FINISHED, 3), False),
-        (status("a0", FINISHED, 2), False),  # it never joins another
+        (status("a0", FINISHED, 2), False),  # a finished worker joins no other group
         (status("a0", JOINING, 4), False),
         (status("a0", TRAINING, 4), False),
         (status("c0", TRAINING, 4), True),
     ],
 )
-def test_what_a_member_reports_of_itself(seen: WorkerStatus, trains: bool) -> None:
+def test_a_group_may_train_until_a_member_has_left_it(seen: WorkerStatus, trains: bool) -> None:
     lineage = after()
     lineage.seen(observed(seen))
     assert lineage.allows(["d0"]) is not trains
 
 
 @pytest.mark.parametrize(("acknowledged", "may_join"), [(0, True), (3, True), (4, False)])
-def test_a_member_that_has_not_come_joins_only_the_newest_it_has_heard_of(
+def test_a_member_that_acknowledged_a_later_generation_cannot_join_an_earlier_one(
     acknowledged: int, may_join: bool
 ) -> None:
     lineage = after()
@@ -108,13 +108,13 @@ def test_a_member_that_has_not_come_joins_only_the_newest_it_has_heard_of(
     assert lineage.allows(["d0"]) is not may_join
 
 
-def test_what_a_node_out_of_contact_said_last_proves_nothing() -> None:
+def test_the_last_report_of_a_node_out_of_contact_does_not_show_that_a_group_stopped() -> None:
     lineage = after()
     lineage.seen(observed(status("a0", READY, 3), silent_since=1.0))
     assert not lineage.allows(["c0"])
 
 
-def test_a_node_that_reports_without_a_member_shows_its_end() -> None:
+def test_a_member_that_is_missing_from_its_nodes_report_has_ended() -> None:
     lineage = after()
     lineage.reported("a", ["a0", "a1"])
     lineage.reported("c", [])
@@ -123,7 +123,7 @@ def test_a_node_that_reports_without_a_member_shows_its_end() -> None:
     assert lineage.allows(["c0"])
 
 
-def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
+def test_a_worker_that_joins_without_state_is_in_the_way_of_a_group_without_its_members() -> None:
     lineage = after()
     joins = observed(status("a0", JOINING, 3, has_state=False))
     assert lineage.in_the_way(["c0"], joins) == {"a0"}
@@ -136,11 +136,11 @@ def test_who_joins_a_group_without_any_state_is_in_the_way_of_another() -> None:
     [
         observed(status("a0", JOINING, 3)),  # it holds the state
         observed(status("a0", TRAINING, 3)),
-        observed(status("a0", JOINING, 2, has_state=False)),  # it has not come yet
+        observed(status("a0", JOINING, 2, has_state=False)),  # it has not begun to join
         observed(status("a0", JOINING, 3, has_state=False), silent_since=1.0),
     ],
 )
-def test_who_is_not_in_the_way(seen: dict[str, ObservedWorker]) -> None:
+def test_holders_and_those_not_joining_are_not_in_the_way(seen: dict[str, ObservedWorker]) -> None:
     assert after().in_the_way(["c0"], seen) == frozenset()
 
 
@@ -159,7 +159,7 @@ def failed(worker: str, kind: FailureKind = FailureKind.EXCEPTION) -> Failure:
     return Failure(worker=worker, kind=kind)
 
 
-def test_one_failure_of_a_group_counts() -> None:
+def test_only_the_first_failure_in_a_group_counts() -> None:
     found = past(("a0", "b0"))
     assert found.breaks_another(failed("b0"))
     assert not found.breaks_another(failed("a0")), "it failed of that"
@@ -168,17 +168,17 @@ def test_one_failure_of_a_group_counts() -> None:
     assert found.breaks_another(failed("a1"))
 
 
-def test_the_end_of_members_of_a_group_that_is_no_more_does_not_count() -> None:
+def test_a_failure_of_a_member_of_a_dissolved_group_does_not_count() -> None:
     assert not past(("a0", "b0"), ()).breaks_another(failed("a0"))
 
 
-def test_what_never_was_a_member_and_what_never_arrived_counts() -> None:
+def test_failures_of_non_members_and_of_members_that_never_arrived_count() -> None:
     found = past(("a0", "b0"), ())
     assert found.breaks_another(failed("c0"))
     assert found.breaks_another(failed("a0", FailureKind.LEFT_OUT))
 
 
-def test_every_group_but_the_first_is_a_restart() -> None:
+def test_every_group_after_the_first_counts_as_a_restart() -> None:
     assert PastGenerations().restart_count(FORMS) == 0
     found = past(("a0",))
     assert found.restart_count(DISSOLVES) == 0
@@ -188,7 +188,7 @@ def test_every_group_but_the_first_is_a_restart() -> None:
     assert found.restart_count(DISSOLVES) == 1
 
 
-def test_only_so_many_are_remembered() -> None:
+def test_only_the_last_16_generations_are_remembered() -> None:
     found = past(*[(f"a{n}",) for n in range(20)])
     assert found.get(4) is None
     assert found.get(5) is not None
@@ -199,27 +199,27 @@ def test_only_so_many_are_remembered() -> None:
 PAIR, NEXT = generation(3, "a0", "b0"), generation(4, "a0", "c0")
 
 
-def test_whole_with_the_last_part_and_only_then() -> None:
+def test_a_checkpoint_is_whole_only_once_its_last_part_is_written() -> None:
     tracker = CheckpointTracker()
     assert not tracker.written(PAIR, 10, 0, 2)
     assert not tracker.written(PAIR, 10, 0, 2)  # reported twice
     assert tracker.written(PAIR, 10, 1, 2)
 
 
-def test_parts_of_two_generations_do_not_mix() -> None:
+def test_parts_of_two_generations_do_not_make_a_whole_checkpoint() -> None:
     tracker = CheckpointTracker()
     assert not tracker.written(PAIR, 10, 0, 2)
     assert not tracker.written(NEXT, 10, 1, 2)
 
 
-def test_nonsense_is_refused() -> None:
+def test_a_part_with_an_impossible_index_or_count_is_ignored() -> None:
     tracker = CheckpointTracker()
     assert not tracker.written(PAIR, 10, 0, 1)
     assert not tracker.written(PAIR, 10, 2, 2)
     assert tracker.lost("a0") == []
 
 
-def test_a_lost_writer_takes_with_it_what_it_has_not_written() -> None:
+def test_a_save_is_abandoned_when_a_worker_is_lost_before_it_has_written_its_part() -> None:
     tracker = CheckpointTracker()
     tracker.written(PAIR, 10, 0, 2)
     assert tracker.lost("a0") == []
@@ -228,7 +228,7 @@ def test_a_lost_writer_takes_with_it_what_it_has_not_written() -> None:
     assert tracker.lost("b0") == []
 
 
-def test_a_commit_makes_up_for_what_was_abandoned() -> None:
+def test_a_whole_checkpoint_clears_the_mark_that_a_save_was_abandoned() -> None:
     tracker = CheckpointTracker()
     tracker.written(PAIR, 10, 0, 2)
     tracker.lost("b0")
@@ -237,7 +237,7 @@ def test_a_commit_makes_up_for_what_was_abandoned() -> None:
     assert not tracker.abandoned
 
 
-def test_a_part_of_a_whole_save_that_is_reported_again_does_not_open_it_again() -> None:
+def test_a_part_that_is_reported_again_does_not_reopen_a_whole_save() -> None:
     tracker = CheckpointTracker()
     tracker.written(PAIR, 10, 0, 2)
     assert tracker.written(PAIR, 10, 1, 2)
@@ -246,7 +246,7 @@ def test_a_part_of_a_whole_save_that_is_reported_again_does_not_open_it_again() 
     assert not tracker.abandoned
 
 
-def test_a_save_that_nobody_is_told_is_given_up_can_be_completed_by_who_comes_back() -> None:
+def test_an_abandoned_save_that_members_were_not_told_of_can_still_be_completed() -> None:
     tracker = CheckpointTracker(told=False)
     tracker.written(PAIR, 10, 0, 2)
     assert tracker.abandon(["b0"]) == []

@@ -1,4 +1,4 @@
-"""What the coordinator does with what it is told of a hang, and when it asks."""
+"""When the coordinator asks for an explanation of a hang, and what it does with the verdict."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def two_nodes() -> Coordinator:
 
 
 def hung(found: Diagnosis | None) -> tuple[Coordinator, list[fx.Effect]]:
-    """b0 does not come out of its step; what follows when it is left out."""
+    """b0 does not come out of its step. Return the machine and the effects of leaving b0 out."""
     machine = two_nodes()
     stalled = machine.handle(progress(5.1), 50.0)
     assert [type(e) for e in stalled][-3:] == [fx.ExplainHang, fx.Lost, fx.PersistGeneration]
@@ -72,14 +72,14 @@ def _explained(found: Diagnosis, generation: int = 1) -> ev.HangExplained:
     return ev.HangExplained(generation=generation, verdict=found)
 
 
-def test_the_members_are_looked_at_before_they_hear_of_the_change() -> None:
+def test_a_hang_is_explained_before_the_change_and_again_if_no_verdict_came() -> None:
     _, effects = hung(None)
     (replaced,) = of(fx.ReplaceWorker, effects)
     assert (replaced.worker, replaced.message, replaced.place) == ("b0", LATE, "")
     assert of(fx.ExplainHang, effects), "nobody has told why it does not come"
 
 
-def test_who_is_replaced_is_told_how_long_it_hung_and_where() -> None:
+def test_a_replaced_worker_is_reported_with_how_long_it_hung_and_where() -> None:
     _, effects = hung(verdict("b0"))
     (replaced,) = of(fx.ReplaceWorker, effects)
     assert replaced.message == "hung 9 s in data.py:41"
@@ -87,25 +87,25 @@ def test_who_is_replaced_is_told_how_long_it_hung_and_where() -> None:
     assert not of(fx.ExplainHang, effects)
 
 
-def test_one_that_does_not_tell_has_no_place() -> None:
+def test_a_worker_that_does_not_answer_is_replaced_without_a_place() -> None:
     _, effects = hung(verdict("b0", frame=None, doing="does not answer"))
     (replaced,) = of(fx.ReplaceWorker, effects)
     assert (replaced.message, replaced.place) == ("does not answer", "")
 
 
-def test_a_verdict_on_another_does_not_explain_this_one() -> None:
+def test_a_verdict_on_another_worker_does_not_explain_the_replaced_one() -> None:
     _, effects = hung(verdict("a0"))
     (replaced,) = of(fx.ReplaceWorker, effects)
     assert replaced.message == LATE
     assert of(fx.ExplainHang, effects)
 
 
-def test_what_a_worker_did_in_an_earlier_group_is_past() -> None:
+def test_a_verdict_on_an_earlier_group_does_not_explain_a_later_replacement() -> None:
     machine = two_nodes()
     machine.handle(progress(5.1), 50.0)
     machine.handle(_explained(verdict("b0")), 50.4)
     machine.handle(ev.GenerationPersisted(number=2), 50.5)
-    for worker in ("a0", "b0"):  # it has come to its end after all
+    for worker in ("a0", "b0"):  # the step has ended after all
         machine.handle(report(status(worker, TRAINING, 2)), 50.6)
     machine.handle(progress(5.1, generation=2), 60.0)
     machine.handle(ev.GenerationPersisted(number=3), 60.1)
@@ -115,7 +115,7 @@ def test_what_a_worker_did_in_an_earlier_group_is_past() -> None:
     assert replaced.message == "did not arrive in generation 3 in time"
 
 
-def test_the_same_place_on_another_node_ends_the_job_with_the_verdict() -> None:
+def test_a_hang_at_the_same_place_on_another_node_ends_the_job_with_the_verdict() -> None:
     machine, effects = hung(verdict("b0"))
     place = of(fx.ReplaceWorker, effects)[0].place
 
@@ -137,7 +137,7 @@ def test_the_same_place_on_another_node_ends_the_job_with_the_verdict() -> None:
     assert end.message == "rank 1 (node b) hangs"
 
 
-def test_a_slow_step_is_looked_at_once() -> None:
+def test_a_slow_step_is_explained_once() -> None:
     machine = two_nodes()
     assert not of(fx.ExplainSlowStep, machine.handle(progress(0.9), 44.0))
     (asked,) = of(fx.ExplainSlowStep, machine.handle(progress(1.1), 44.2))

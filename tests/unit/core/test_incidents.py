@@ -1,4 +1,4 @@
-"""Records of incidents: what struck first, who noticed, how it went on; and none grows for ever."""
+"""Records of incidents: their cause, signs, course and outcome, and their bounded size."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ def name_of(node: str) -> str:
 
 
 class Job:
-    """Three nodes of one slot; its machine decides what the test says."""
+    """Three nodes of one slot each, whose machine decides what the test says."""
 
     def __init__(self, come: str = "abc") -> None:
-        """come: the nodes of which the agents do."""
+        """come: the nodes whose agents report."""
         self.now, self.machine = 100.0, Machine()
         self.accounts = SlotAccounts(3, name_of=name_of)
         self.incidents = Incidents(self.accounts.open_incident, name_of=name_of)
@@ -102,7 +102,7 @@ class Job:
         return document
 
 
-def test_a_killed_worker_is_the_cause_though_its_peer_was_the_first_to_notice() -> None:
+def test_a_killed_worker_is_the_cause_although_its_peer_noticed_first() -> None:
     job = Job()
     job.incidents.progressed("wa", 10, 640)
     job.incidents.progressed("wa", 20, 1280)
@@ -134,7 +134,7 @@ def test_a_killed_worker_is_the_cause_though_its_peer_was_the_first_to_notice() 
     assert job.incidents.news == [1], "told once, when it is over"
 
 
-def test_a_node_that_is_lost_without_a_word_is_the_cause() -> None:
+def test_a_node_that_is_lost_without_a_report_is_the_cause() -> None:
     job = Job()
     job.tell(ev.NodeLost(node="c@1"))
     job.now += 1.0
@@ -144,7 +144,7 @@ def test_a_node_that_is_lost_without_a_word_is_the_cause() -> None:
     assert job.only()["noticed"][0]["node"] == "c"
 
 
-def test_an_agent_that_comes_back_is_no_sign_of_what_strikes_later() -> None:
+def test_an_agent_that_comes_back_is_no_sign_of_a_later_incident() -> None:
     job = Job()
     job.tell(ev.NodeLost(node="c@1"))
     job.reports("c", WorkerPhase.TRAINING)
@@ -178,7 +178,7 @@ def test_a_hang_keeps_its_verdict_and_stacks_and_the_end_of_its_worker() -> None
     assert found["lasted_s"] == 22.0, "from the begin of the standstill"
 
 
-def test_what_strikes_again_before_a_step_is_told_apart() -> None:
+def test_a_loss_before_the_next_step_is_an_incident_of_its_own() -> None:
     job = Job()
     job.goes_on_without("b", "ac")
     job.reports("a", WorkerPhase.TRAINING)
@@ -189,7 +189,7 @@ def test_what_strikes_again_before_a_step_is_told_apart() -> None:
     assert job.incidents.news == [1, 2]
 
 
-def test_people_are_told_at_once_that_workers_wait() -> None:
+def test_an_incident_in_which_workers_wait_is_news_at_once() -> None:
     job = Job()
     job.dies("b")
     job.loses("wb")
@@ -202,14 +202,14 @@ def test_people_are_told_at_once_that_workers_wait() -> None:
     assert job.incidents.news == [1]
 
 
-def test_a_group_that_is_dissolved_for_a_restart_of_all_does_not_wait() -> None:
+def test_a_group_that_is_dissolved_to_restart_all_workers_does_not_count_as_waiting() -> None:
     job = Job()
     job.goes_on_without("b", "")
     assert job.only()["outcome"] == "under_way"
     assert job.incidents.news == []
 
 
-def test_the_end_of_the_job_ends_what_is_under_way() -> None:
+def test_the_end_of_the_job_ends_the_incident_under_way() -> None:
     job = Job()
     failure = Failure(worker="wb", kind=FailureKind.EXCEPTION, traceback="Traceback ... KeyError")
     job.tell(ev.WorkerFailed(node="b@1", failure=failure), fx.EndJob(exit_code=1, failure=failure))
@@ -266,7 +266,7 @@ def test_a_save_that_was_given_up_for_a_loss_belongs_to_the_loss() -> None:
     assert job.only()["cause"] == "worker_failed"
 
 
-def test_how_a_process_ended_that_was_counted_as_lost_is_added_when_it_is_known() -> None:
+def test_the_end_of_a_lost_process_is_added_to_its_incident_once_it_is_known() -> None:
     job = Job()
     job.tell(ev.NodeLost(node="c@1"))
     job.loses("wc")
@@ -281,8 +281,8 @@ def test_how_a_process_ended_that_was_counted_as_lost_is_added_when_it_is_known(
     assert job.only()["cause"] == "node_lost"
 
 
-def test_how_a_process_ended_is_kept_until_it_is_known_to_be_a_member() -> None:
-    """A new leader hears of its end before the other members tell that they have lost it."""
+def test_the_end_of_a_process_is_kept_until_it_is_known_to_be_a_member() -> None:
+    """A new leader may hear of the end of a worker before its peers report that they lost it."""
     job = Job()
     job.dies("d", message="was ended by SIGKILL")
     job.now += 0.01

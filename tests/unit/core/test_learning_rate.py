@@ -1,4 +1,4 @@
-"""The rules scale by the batch, and the ramp never jumps."""
+"""The rules scale the learning rate by the batch ratio, and a ramp never jumps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ RAMPS = st.builds(
     ("rule", "expected"),
     [(LinearScaling(), 4.0), (SqrtScaling(), 2.0), (NoScaling(), 1.0)],
 )
-def test_factor_at_four_times_the_batch(rule: ScalingRule, expected: float) -> None:
+def test_each_rule_scales_by_a_valid_batch_ratio(rule: ScalingRule, expected: float) -> None:
     assert rule.factor(4.0) == expected
     assert rule.factor(1.0) == 1.0
     for not_a_ratio in (0.0, -1.0, math.nan, math.inf):
@@ -81,6 +81,6 @@ def test_without_warm_up_a_new_target_is_in_force_at_once() -> None:
         (lambda: Ramp(start_factor=1.0, end_factor=1.0, start_step=0, steps=-1), "steps"),
     ],
 )
-def test_an_impossible_argument_is_named(call: Callable[[], object], named: str) -> None:
+def test_an_error_names_the_impossible_argument(call: Callable[[], object], named: str) -> None:
     with pytest.raises(ValueError, match=f"{named} must"):
         call()

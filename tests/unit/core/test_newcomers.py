@@ -1,4 +1,4 @@
-"""When newcomers may join after others like them have failed, and when none is let in for long."""
+"""When newcomers may join after others have failed, and when none is admitted for long."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def fail(newcomers: Newcomers, number: int, now: float = 0.0, failure: Failure =
 
 
 def trained(*workers: str, number: int = 1, newcomers: Newcomers | None = None) -> Newcomers:
-    """These have committed a step together."""
+    """Newcomers after these workers have committed a step together."""
     newcomers = newcomers or Newcomers(POLICY)
     group = generation(number, *workers)
     newcomers.arrived(group, view(group, *(status(w, TRAINING, number) for w in workers)).workers)
@@ -55,7 +55,7 @@ def until(newcomers: Newcomers, worker: str = "b0") -> float | None:
 def test_a_worker_is_new_until_its_group_has_committed_a_step() -> None:
     newcomers, group = Newcomers(POLICY), generation(3, "a0", "b0")
     present = view(group, status("a0", TRAINING, 3, committed=7), status("b0", TRAINING, 3))
-    newcomers.committed(3, 8)  # not all have arrived: b0 has had no part in it
+    newcomers.committed(3, 8)  # not all have arrived: b0 has had no part in this step
     assert newcomers.awaits(group)
     newcomers.arrived(group, present.workers)
     assert not newcomers.awaits(group)
@@ -67,7 +67,7 @@ def test_a_worker_is_new_until_its_group_has_committed_a_step() -> None:
     assert not newcomers.is_new("b0")
 
 
-def test_each_failure_holds_the_next_newcomer_of_the_slot_back_for_longer() -> None:
+def test_each_failure_holds_back_the_next_newcomer_of_the_slot_for_longer() -> None:
     newcomers = trained("a0")
     assert until(newcomers) is None
     delays = []
@@ -89,12 +89,12 @@ def test_each_failure_holds_the_next_newcomer_of_the_slot_back_for_longer() -> N
         ([(2, RAISED), (3, RAISED)], False),
         ([(2, RAISED), (3, RAISED), (4, RAISED)], True),
         ([(2, RAISED), (2, replace(RAISED, worker="c0")), (3, RAISED)], False),  # in two groups
-        ([(0, RAISED), (0, RAISED), (0, RAISED), (0, RAISED)], False),  # cost no group anything
+        ([(0, RAISED), (0, RAISED), (0, RAISED), (0, RAISED)], False),  # were in no group
         ([(2, RAISED), (3, replace(RAISED, signature="x")), (4, RAISED)], False),
         ([(2, RAISED), (3, replace(RAISED, signature="x")), (4, RAISED), (5, RAISED)], True),
         ([(n, replace(RAISED, worker=f"{w}0")) for n, w in ((2, "b"), (3, "c"), (4, "d"))], True),
         ([(2, replace(RAISED, retryable=False))], True),
-        ([(n, KILLED) for n in (2, 3, 4, 5, 6)], False),  # each for a reason of its own, perhaps
+        ([(n, KILLED) for n in (2, 3, 4, 5, 6)], False),  # each may have a cause of its own
         ([(n, KILLED) for n in (2, 3, 4, 5, 6, 7)], True),
         (
             [
@@ -133,7 +133,7 @@ def test_a_refusal_is_told_once_and_grows_until_a_newcomer_has_joined_well() -> 
     ]
 
 
-def test_steps_of_those_that_were_there_before_do_not_end_a_refusal() -> None:
+def test_steps_of_the_old_members_alone_do_not_end_a_refusal() -> None:
     newcomers = trained("a0", "d0")
     for number in (2, 3, 4):
         fail(newcomers, number)
@@ -148,7 +148,7 @@ def test_a_worker_that_has_trained_is_not_held_back() -> None:
     assert until(newcomers, "b0") is None
 
 
-def test_the_group_waits_for_the_instant_at_which_a_newcomer_may_join() -> None:
+def test_newcomers_join_as_soon_as_one_is_no_longer_held_back() -> None:
     group, settings = generation(3, "a0", "b0"), FormationPolicy(min_workers=1, max_workers=4)
     members = [status(w, TRAINING, 3) for w in ("a0", "b0")]
     ready = [status(w, READY) for w in ("c0", "d0")]
@@ -163,7 +163,7 @@ def test_the_group_waits_for_the_instant_at_which_a_newcomer_may_join() -> None:
     assert decided(130.0, c0=130.0, d0=120.0) == "MEMBER_JOINED planned [a0 b0 c0 d0]"
 
 
-def test_a_newcomer_that_is_held_back_takes_a_place_only_if_nobody_else_can() -> None:
+def test_a_newcomer_that_is_held_back_takes_a_place_only_if_no_other_worker_can() -> None:
     group, settings = generation(3, "a0", "b0"), FormationPolicy(min_workers=1, max_workers=4)
     found = view(
         group,
@@ -193,7 +193,7 @@ SETTINGS = CoordinatorSettings(
 
 
 class Job:
-    """a0 trains; newcomers come from b."""
+    """a0 trains, and newcomers come from node b."""
 
     def __init__(self, settings: CoordinatorSettings = SETTINGS, *, trains: bool = True) -> None:
         self.machine, self.now, self.number, self.committed = Coordinator(settings), 0.0, 1, 0
@@ -233,9 +233,9 @@ class Job:
         return self.tell(ev.WorkerFailed(node="b", failure=failure))
 
     def newcomer_fails_in_the_group(self) -> bool:
-        """One comes, is let in (if it is), and raises; a0 trains on."""
+        """Report a newcomer. If it is admitted, it raises, a0 trains on, and the result is True."""
         before = self.formed
-        self.tell(report("b"))  # without the one before: another one may have its name
+        self.tell(report("b"))  # without the last one, so that the next one may have its name
         self.come()
         if self.formed == before:
             return False
@@ -249,7 +249,7 @@ class Job:
         return True
 
 
-def test_newcomers_that_fail_cost_less_and_less_and_no_restarts() -> None:
+def test_newcomers_that_keep_failing_are_admitted_ever_less_often_and_cost_no_restart() -> None:
     job, let_in = Job(), 0
     for _ in range(1000):
         job.now += 1.0
@@ -278,7 +278,7 @@ def test_a_refusal_ends_by_itself() -> None:
 
 
 @pytest.mark.parametrize("retryable", [True, False])
-def test_without_others_that_train_the_failure_is_the_jobs(retryable: bool) -> None:
+def test_a_newcomers_failure_is_the_jobs_while_no_other_worker_trains(retryable: bool) -> None:
     job = Job(trains=False)
     job.come(WorkerPhase.PREPARING)
     effects = job.fail(replace(RAISED, retryable=retryable))
@@ -299,7 +299,7 @@ def test_a_newcomer_that_the_group_needs_ends_the_job_if_it_fails_twice() -> Non
     assert end.verdict is Verdict.SAME_FAILURE_NO_PROGRESS
 
 
-def test_a_worker_that_has_trained_fails_on_the_jobs_account() -> None:
+def test_the_failure_of_a_worker_that_has_trained_costs_a_restart() -> None:
     job = Job()
     job.come()
     job.exists()
@@ -312,7 +312,7 @@ def test_a_worker_that_has_trained_fails_on_the_jobs_account() -> None:
     assert not job.told
 
 
-def test_a_new_leader_takes_those_it_finds_for_trained() -> None:
+def test_a_new_leader_presumes_that_the_members_it_finds_have_trained() -> None:
     machine = Coordinator(SETTINGS, last=generation(7, "a0", "b0"))
     machine.handle(report("a", status("a0", TRAINING, 7)), 0.1)
     machine.handle(report("b", status("b0", TRAINING, 7)), 0.1)
@@ -320,7 +320,7 @@ def test_a_new_leader_takes_those_it_finds_for_trained() -> None:
     assert machine.restarts_spent(0.2) == 1
 
 
-def test_errors_with_a_message_that_is_always_another_are_not_kept_for_ever() -> None:
+def test_the_errors_that_are_kept_are_bounded_even_if_each_message_differs() -> None:
     newcomers = trained("a0")
     for number in range(2, 3000):
         fail(newcomers, number, failure=replace(RAISED, signature=f"at {number}", retryable=False))

@@ -1,4 +1,4 @@
-"""A group that went on without a member saves and is lost; the member comes back with less."""
+"""A member comes back with less than the checkpoint of a group that went on without it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SAVED_AT = 9
 
 
 def lost_after_it_saved() -> Job:
-    """Generation 2 of b0, which went on without a0, has saved step 9 and is gone."""
+    """b0 has gone on without a0 in generation 2, and has saved step 9."""
     job = running("a0", "b0", agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="a")) == ["b0"]
     job.report(trains("b0", 2, committed=5, trained_in=2))
@@ -27,8 +27,8 @@ def replaced(job: Job) -> list[str]:
     return [e.worker for e in job.told(fx.ReplaceWorker)]  # type: ignore[attr-defined]
 
 
-@pytest.mark.parametrize("held", [4, SAVED_AT])  # as many steps may be others
-def test_a_fresh_worker_goes_on_from_a_checkpoint_that_is_newer_than_what_is_held(
+@pytest.mark.parametrize("held", [4, SAVED_AT])  # as many steps may be different ones
+def test_a_holder_that_is_behind_the_newest_checkpoint_is_replaced_by_a_fresh_worker(
     held: int,
 ) -> None:
     job = lost_after_it_saved()
@@ -43,13 +43,13 @@ def test_a_fresh_worker_goes_on_from_a_checkpoint_that_is_newer_than_what_is_hel
 @pytest.mark.parametrize(
     "holder",
     [
-        # It has more: the last step of the group that it was cut off from.
+        # a0 has more: the last step of the group that it was cut off from.
         status("a0", READY, 1, acknowledged=3, committed=SAVED_AT + 1, trained_in=1),
-        # Its group went back further on purpose, as from a damaged checkpoint.
+        # The group of a0 went back further on purpose, for example from a damaged checkpoint.
         status("a0", READY, 3, acknowledged=3, committed=4, trained_in=3),
-        # It tried to join a later group, and has more.
+        # a0 tried to join a later group, and has more.
         status("a0", READY, 3, acknowledged=3, committed=SAVED_AT + 1, trained_in=1),
-        # An earlier version of elastic does not say in which generation it has trained.
+        # An earlier version of elastic does not report in which generation it has trained.
         status("a0", READY, 1, acknowledged=3, committed=4),
     ],
 )
@@ -60,7 +60,7 @@ def test_holders_that_are_not_behind_the_checkpoint_train_on(holder: WorkerStatu
     assert job.report(holder) == ["a0"]
 
 
-def test_a_member_that_only_tried_to_join_a_later_group_is_behind() -> None:
+def test_a_member_that_only_tried_to_join_a_later_group_is_behind_and_replaced() -> None:
     job = lost_after_it_saved()
     job.tell(ev.CheckpointCommitted(generation=2, step=SAVED_AT))
     newcomer = status("a0", READY, 1, acknowledged=2, committed=4, trained_in=1)
@@ -70,7 +70,7 @@ def test_a_member_that_only_tried_to_join_a_later_group_is_behind() -> None:
     assert replaced(job) == ["a0"]
 
 
-def test_a_checkpoint_that_is_not_known_to_be_whole_changes_nothing() -> None:
+def test_a_checkpoint_that_is_not_known_to_be_whole_replaces_no_holder() -> None:
     job = lost_after_it_saved()
     job.tell(killed("b0"), ev.NodeGone(node="b"))
     assert job.report(status("a0", READY, 1, acknowledged=3, committed=4, trained_in=1)) == ["a0"]

@@ -1,4 +1,4 @@
-"""What is known of the nodes and their workers, and whom each report shows to be lost."""
+"""Nodes: what is known of them and their workers, and when a leaving node is not needed."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ PAIR = generation(3, "a0", "b0")
 
 
 def trained_by(*names: str) -> Nodes:
-    """A node with two slots for each worker, which trains in generation 3."""
+    """Each worker trains in generation 3, on a node with two slots."""
     nodes = Nodes()
     for name in names:
         nodes.reported(name[0], 2, [status(name, TRAINING, 3)])
     return nodes
 
 
-def test_a_report_replaces_the_one_before_and_tells_who_is_missing() -> None:
+def test_a_report_replaces_the_one_before_and_returns_the_missing_workers() -> None:
     nodes = Nodes()
     assert nodes.reported("a", 2, [status("a0", READY), status("a1", READY)]) == frozenset()
     assert nodes.reported("a", 3, [status("a1", TRAINING, 1), status("a2", READY)]) == {"a0"}
@@ -30,7 +30,7 @@ def test_a_report_replaces_the_one_before_and_tells_who_is_missing() -> None:
     assert nodes.workers_of("elsewhere") == ()
 
 
-def test_a_failed_worker_stays_gone_until_its_node_knows() -> None:
+def test_a_failed_worker_stays_gone_until_its_node_reports_without_it() -> None:
     nodes = trained_by("a0")
     assert nodes.failed("a", "a0") == {"a0"}
     assert nodes.failed("a", "a0") == frozenset()
@@ -42,7 +42,7 @@ def test_a_failed_worker_stays_gone_until_its_node_knows() -> None:
     assert set(nodes.workers()) == {"a0"}
 
 
-def test_of_a_silent_node_that_is_left_behind_holders_of_the_state_are_kept_in_mind() -> None:
+def test_holders_of_the_state_on_a_silent_node_left_behind_are_kept_without_its_slots() -> None:
     nodes = trained_by("a0", "b0")
     nodes.fell_silent("a", 5.0)
     nodes.fell_silent("a", 9.0)
@@ -78,7 +78,7 @@ def test_a_silent_node_that_reports_again_is_in_contact() -> None:
     assert nodes.workers()["a0"].silent_since == 7.0
 
 
-def test_after_an_outage_of_all_nodes_their_time_to_come_back_begins_with_the_first() -> None:
+def test_the_grace_of_all_nodes_restarts_when_the_first_comes_back_after_an_outage() -> None:
     nodes = trained_by("a0", "b0")
     nodes.fell_silent("a", 5.0)
     nodes.fell_silent("b", 5.0)
@@ -86,7 +86,7 @@ def test_after_an_outage_of_all_nodes_their_time_to_come_back_begins_with_the_fi
     assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": None, "b0": 60.0}
 
 
-def test_that_is_so_as_well_if_the_first_is_one_that_was_needed_for_nothing() -> None:
+def test_the_grace_restarts_after_an_outage_even_if_the_first_node_back_is_not_known() -> None:
     nodes = trained_by("a0", "b0")
     nodes.fell_silent("a", 5.0)
     nodes.fell_silent("b", 5.0)
@@ -94,7 +94,7 @@ def test_that_is_so_as_well_if_the_first_is_one_that_was_needed_for_nothing() ->
     assert [nodes.workers()[w].silent_since for w in ("a0", "b0", "c0")] == [60.0, 60.0, None]
 
 
-def test_while_one_node_is_in_contact_the_others_have_no_more_time_for_it() -> None:
+def test_the_grace_does_not_restart_if_one_node_stayed_in_contact() -> None:
     nodes = trained_by("a0", "b0", "c0")
     nodes.fell_silent("a", 5.0)
     nodes.fell_silent("b", 5.0)
@@ -109,7 +109,7 @@ def test_a_lost_node_is_lost_with_its_workers() -> None:
     assert nodes.slots == 2
 
 
-def test_members_are_presumed_to_train_out_of_contact() -> None:
+def test_members_of_a_generation_are_presumed_to_train_out_of_contact() -> None:
     nodes = Nodes()
     nodes.presumed(generation(3, "a0", "a1", "b0"), TRAINING, 9.0)
     assert nodes.slots == 3
@@ -122,7 +122,7 @@ def test_members_are_presumed_to_train_out_of_contact() -> None:
     assert nodes.slots == 5
 
 
-def test_of_newcomers_to_a_group_that_may_not_exist_yet_less_is_presumed() -> None:
+def test_newcomers_of_a_provisional_generation_are_presumed_ready_without_state() -> None:
     nodes = Nodes()
     nodes.presumed(PAIR, TRAINING, 9.0)
     nodes.presumed(generation(4, "a0", "b0", "c0"), WorkerPhase.READY, 9.0)
@@ -131,7 +131,7 @@ def test_of_newcomers_to_a_group_that_may_not_exist_yet_less_is_presumed() -> No
     assert nodes.slots == 3
 
 
-def test_nodes_that_leave_do_not_count() -> None:
+def test_nodes_that_leave_do_not_count_until_they_are_welcomed_again() -> None:
     nodes = trained_by("a0", "b0")
     nodes.left("a")
     assert nodes.slots == 2
@@ -145,13 +145,13 @@ def test_nodes_that_leave_do_not_count() -> None:
     nodes.welcomed("never left")
 
 
-def test_who_leaves_before_anybody_has_come_is_not_everybody() -> None:
+def test_a_node_that_leaves_before_any_has_reported_does_not_count_as_all() -> None:
     nodes = Nodes()
     nodes.left("a")
     assert not nodes.all_leave()
 
 
-def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
+def test_a_departure_is_complete_once_the_nodes_workers_are_out_of_all_groups() -> None:
     nodes, departures = trained_by("a0", "b0"), Departures()
     assert departures.completed(nodes, PAIR) == []
     nodes.left("a")
@@ -161,10 +161,10 @@ def test_a_node_has_left_when_none_of_its_workers_is_in_a_group() -> None:
     nodes.reported("a", 2, [status("a0", JOINING, 3)])
     assert departures.completed(nodes, alone) == []
     nodes.reported("a", 2, [status("a0", READY, 3)])
-    assert departures.completed(nodes, alone) == []  # it may have joined another since
+    assert departures.completed(nodes, alone) == []  # a0 may have joined another since
     nodes.reported("a", 2, [status("a0", READY, 3, acknowledged=4)])
     assert departures.completed(nodes, generation(5, "a0", "b0")) == []
-    assert departures.completed(nodes, alone, PAIR) == []  # what follows is not in place
+    assert departures.completed(nodes, alone, PAIR) == []  # the new group is not in place
     assert departures.completed(nodes, alone) == []  # b0 may be stuck, and a step behind
     nodes.reported("b", 2, [status("b0", TRAINING, 4)])
     assert departures.completed(nodes, alone) == ["a"]
@@ -197,7 +197,7 @@ def test_a_node_that_holds_the_state_stays_while_its_heirs_are_out_of_contact() 
     assert departures.completed(nodes, others) == ["a"]
 
 
-def test_who_holds_the_state_is_needed_without_a_group() -> None:
+def test_a_node_that_holds_the_state_is_needed_while_there_is_no_group() -> None:
     nodes, nobody = trained_by("a0", "b0"), generation(4)
     nodes.reported("a", 2, [status("a0", READY, 3)])
     nodes.reported("c", 1, [status("c0", READY)])
@@ -229,7 +229,7 @@ def test_a_node_out_of_contact_has_not_left() -> None:
     assert departures.completed(nodes, None) == ["a"]
 
 
-def test_it_is_told_again_to_one_that_says_again_that_it_leaves_or_leaves_again() -> None:
+def test_drained_is_resent_when_a_node_repeats_its_leave_or_leaves_again() -> None:
     nodes, departures = Nodes(), Departures()
     nodes.reported("a", 2, [])
     nodes.left("a")

@@ -1,4 +1,4 @@
-"""A script's way through groups, as conversations with its driver: what it asks for, in order."""
+"""A script's way through the groups: which actions its participation asks for, in order."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.unit.core.participating import (
 # ---- into a group
 
 
-def test_a_job_of_one_begins() -> None:
+def test_a_job_of_one_worker_begins_and_commits_a_step() -> None:
     driver = Driver()
     driver.announce(1, "a")
     driver.begin_loop()
@@ -39,14 +39,14 @@ def test_a_job_of_one_begins() -> None:
     assert driver.part.progress.position(0).cursor == 4
 
 
-def test_a_job_goes_on_from_a_checkpoint_and_gives_it_to_the_others() -> None:
+def test_a_restored_checkpoint_is_sent_to_the_other_members() -> None:
     driver = Driver()
     driver.announce(3, "a", "b")
     driver.answer(act.Restore, Progress(committed=9, committed_in=2))
     driver.peers(ME, NEWCOMER)
     driver.begin_loop()
     assert driver.taken() == joined(3, "Restore loop=0", "Send rank=1 step=9 BEGIN", committed=9)
-    # A state that was restored is newer than what a member cut off since then may hold.
+    # A restored state counts as newer than that of a member that was cut off before.
     assert driver.part.progress.committed_in == 3
 
 
@@ -57,10 +57,10 @@ def test_a_newcomer_receives_the_state() -> None:
     driver.begin_loop()
     assert driver.taken() == joined(2, "Receive rank=0 loop=0 BEGIN", committed=5)
     assert driver.part.intact
-    assert driver.part.progress.committed_in == 1  # the state is as old as it was
+    assert driver.part.progress.committed_in == 1  # a received state is as old as it was
 
 
-def test_a_newcomer_is_set_up_only_when_all_of_the_state_is_there() -> None:
+def test_a_newcomer_is_set_up_only_once_it_has_received_all_of_the_state() -> None:
     driver = Driver("b")
     driver.meets(2, a=veteran(5), b=ME)
     driver.lose_at(act.Receive, 3, "a", "b")
@@ -80,7 +80,7 @@ def test_a_newcomer_is_set_up_only_when_all_of_the_state_is_there() -> None:
     assert [(d.intact, d.took_part) for d in declared] == [(False, False)]
 
 
-def test_a_member_that_tracks_another_model_is_told_and_the_group_given_up() -> None:
+def test_a_mismatch_of_models_is_explained_and_the_group_is_given_up() -> None:
     driver = Driver()
     driver.meets(1, a=ME, b=replace(NEWCOMER, signature=9))
     driver.answer(act.ExplainMismatch, lambda _: driver.announce(2, "a"))
@@ -96,7 +96,7 @@ def test_a_member_that_tracks_another_model_is_told_and_the_group_given_up() -> 
     assert driver.part.seat.generation.number == 2
 
 
-def test_members_that_differ_are_told_apart_and_only_they_receive() -> None:
+def test_only_members_that_differ_receive_the_state_and_the_difference_is_told() -> None:
     driver = trained(5)
     driver.meets(2, a=ME, b=veteran(5, begin_digest=7, commit_digest=8), c=veteran(5))
     driver.boundary()
@@ -163,7 +163,7 @@ def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> N
         "Break held",
         *joined(2, "DropState", "Receive rank=1 loop=0 COMMIT", committed=4, marks="held at_begin"),
     ]
-    # Its script runs what stands below the block, so it is not at the begin mark.
+    # The script runs what stands below the block, so the member is not at the begin mark.
     driver.announce(3, "a")
     assert driver.call("evaluate") == "evaluate"
     driver.boundary()
@@ -181,7 +181,7 @@ def test_the_sender_gives_the_commit_mark_with_the_progress_of_the_commit() -> N
     assert [s.progress.loop for s in sent] == [0]
 
 
-def test_what_could_not_be_undone_is_received_from_another_member() -> None:
+def test_a_state_that_could_not_be_undone_is_received_from_another_member() -> None:
     driver = struck(3, "a", "b")
     driver.answer(act.PutBack, False)
     holds_the_state: list[bool] = []
@@ -190,7 +190,7 @@ def test_what_could_not_be_undone_is_received_from_another_member() -> None:
     driver.answer(act.Receive, Progress(committed=3, committed_in=1))
     assert driver.give_up() is False
     assert driver.part.intact
-    assert holds_the_state == [False]  # so that others who do are waited for
+    assert holds_the_state == [False]  # so that other holders are waited for
     assert driver.machine.status.has_state
     log = driver.taken()
     assert log[:5] == ["PutBack", "DropState", "TearDown", "Break", "Join at_begin"]
@@ -215,7 +215,7 @@ def test_a_loss_while_the_next_group_agrees_leads_to_the_one_after_it() -> None:
 
 
 @pytest.mark.parametrize("torn_again", [False, True])
-def test_a_member_lost_while_it_receives_stays_torn(torn_again: bool) -> None:
+def test_a_member_that_loses_its_group_while_it_receives_stays_torn(torn_again: bool) -> None:
     driver = struck(3, "a", "b")
     driver.peers(ME, veteran(4))
     driver.lose_at(act.Receive, 3, "a", "b")
@@ -265,7 +265,7 @@ def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() 
     ]
 
 
-def test_alone_it_waits_for_a_group_of_several() -> None:
+def test_a_member_that_stands_still_alone_waits_for_a_group_of_several() -> None:
     driver = struck(3, "a")
     driver.answer(act.AwaitSuccessor, lambda _: driver.announce(3, "a", "b", leave_after=4))
     driver.answer(act.Break, None, lambda _: driver.announce(4, "a", "b"))
@@ -286,7 +286,7 @@ def test_a_torn_state_is_not_given_to_the_next_group() -> None:
 # ---- nobody holds the state
 
 
-def test_a_torn_state_without_a_checkpoint_is_never_begun_from() -> None:
+def test_a_torn_state_without_a_checkpoint_raises_state_lost() -> None:
     driver = struck(3, "a")
     driver.answer(act.PutBack, False)
     with pytest.raises(StateLost, match="checkpoint"):
@@ -327,8 +327,8 @@ def test_a_newcomer_does_not_begin_a_job_whose_state_is_torn_everywhere() -> Non
         driver.begin_loop()
 
 
-def test_an_overwritten_newcomer_is_no_beginning_either() -> None:
-    """The transfer broke off: its parameters are partly another member's."""
+def test_a_job_does_not_begin_from_a_newcomer_that_is_partly_overwritten() -> None:
+    """The transfer broke off, so its parameters are partly those of another member."""
     driver = Driver("b")
     driver.meets(2, a=veteran(0), b=ME)
     driver.lose_at(act.Receive, 3, "b")
@@ -354,9 +354,9 @@ def test_a_member_that_no_state_fits_ends_and_the_others_go_on_without_it() -> N
     assert log.count("Declare") == 2
 
 
-def test_a_group_stands_until_the_member_that_no_state_fits_can_have_heard_of_it() -> None:
-    """If the others closed their connections at once, it might miss the last declarations, and the
-    same members would meet again and again."""
+def test_a_group_with_a_member_that_no_state_fits_stands_until_its_successor_is_known() -> None:
+    """If the others closed their connections at once, that member might miss the last
+    declarations, and the same members would meet again and again."""
     other = trained(4, "b")
     other.announce(2, "a", "b")
     behind = veteran(3, in_block=True)
@@ -469,17 +469,17 @@ def test_a_newcomer_holds_the_state_back_until_its_script_has_come_to_the_loop()
     assert driver.part.progress.committed == 6
 
 
-def test_a_newcomer_that_holds_back_in_a_lost_group_gets_a_newer_state() -> None:
+def test_a_newcomer_that_has_taken_its_held_state_receives_nothing_in_the_next_group() -> None:
     driver = held_back()
     driver.begin_loop(1)
     driver.boundary()
     driver.taken()
     driver.meets(3, a=veteran(5, loop=1), b=ME)
     driver.boundary()
-    assert "Receive" not in " ".join(driver.taken())  # it is as good as the other now
+    assert "Receive" not in " ".join(driver.taken())  # it holds the same state as the other
 
 
-def test_the_last_member_alive_gives_the_state_that_it_held_back() -> None:
+def test_the_last_member_alive_sends_the_state_that_it_held_back() -> None:
     """No step is lost while a member holds the last committed one, in whatever form."""
     driver = held_back()
     driver.meets(3, b=ME, c=NEWCOMER)

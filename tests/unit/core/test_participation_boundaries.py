@@ -1,4 +1,4 @@
-"""At the boundaries between steps: saves, the end of the job, planned changes, and comparisons."""
+"""Participation at step boundaries: saves, the end of the job, planned changes, comparisons."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.core.participating import ME, NEWCOMER, Driver, begun, trained, 
 
 
 class JobEnds(Exception):
-    """What the driver raises to unwind the script."""
+    """The driver raises this to unwind the script when the job is left."""
 
 
 # ---- leaving and saving
@@ -26,7 +26,7 @@ def leaves_at_boundary(driver: Driver) -> None:
         driver.boundary()
 
 
-def test_at_a_boundary_a_job_that_stops_is_saved_and_left() -> None:
+def test_a_job_that_stops_is_saved_and_left_at_a_boundary() -> None:
     driver = trained(3)
     driver.announce(2, "a", **SAVE_AND_LEAVE)
     leaves_at_boundary(driver)
@@ -34,7 +34,7 @@ def test_at_a_boundary_a_job_that_stops_is_saved_and_left() -> None:
 
 
 def test_a_job_that_stops_in_a_block_is_left_at_the_next_boundary() -> None:
-    """All members save the state of one place of the script."""
+    """All members must save the state of the same place in the script."""
     driver = trained(3)
     driver.enter_block()
     driver.announce(2, "a", **SAVE_AND_LEAVE)
@@ -44,7 +44,7 @@ def test_a_job_that_stops_in_a_block_is_left_at_the_next_boundary() -> None:
     assert driver.taken() == ["PutBackForRetry", "SaveAndWait step=3", "LeaveJob"]
 
 
-def test_a_job_that_stops_in_a_call_is_saved_and_left() -> None:
+def test_a_job_that_stops_in_a_call_is_saved_and_left_inside_the_call() -> None:
     driver = trained(3)
     driver.lose_at(act.Perform, 2, "a", **SAVE_AND_LEAVE)
     driver.answer(act.LeaveJob, JobEnds())
@@ -54,8 +54,8 @@ def test_a_job_that_stops_in_a_call_is_saved_and_left() -> None:
     assert not driver.machine.status.in_run
 
 
-def test_a_member_that_is_a_call_behind_makes_it_before_the_job_is_saved_and_left() -> None:
-    """The others are past it: all members save the state of one place of the script."""
+def test_a_member_that_is_a_call_behind_completes_it_before_the_job_is_saved_and_left() -> None:
+    """The others are past the call, and all must save the state of the same place in the script."""
     driver = trained(3)
     driver.lose_at(act.Perform, 2, "a", "b", **SAVE_AND_LEAVE)
     driver.peers(ME, veteran(3, runs_done=1, repeats=True))
@@ -81,7 +81,7 @@ def test_checkpoints_are_saved_once_at_their_steps() -> None:
     assert driver.taken() == ["CompareReplicas", "Save step=3"]
 
 
-def test_a_generation_may_owe_a_save_at_its_first_boundary() -> None:
+def test_a_generation_with_save_first_saves_at_its_first_boundary() -> None:
     driver = trained(3)
     driver.announce(2, "a", save_first=True)
     driver.boundary()
@@ -90,7 +90,7 @@ def test_a_generation_may_owe_a_save_at_its_first_boundary() -> None:
     assert driver.taken() == []
 
 
-def test_a_job_gone_back_saves_its_steps_again() -> None:
+def test_a_job_that_went_back_to_a_checkpoint_saves_its_steps_again() -> None:
     driver = trained(5, save_every=3)
     driver.enter_block()
     driver.announce(2, "a")
@@ -115,7 +115,7 @@ def test_a_group_is_left_at_the_step_of_a_planned_change() -> None:
     assert driver.taken()[:3] == ["TearDown", "Leave", "Join held at_begin"]
 
 
-def test_a_provisional_change_is_awaited_at_its_step() -> None:
+def test_a_member_waits_at_the_step_of_a_provisional_change_until_it_is_settled() -> None:
     driver = trained(3)
     driver.announce(2, "a", leave_after=3, provisional=True)
 
@@ -130,7 +130,7 @@ def test_a_provisional_change_is_awaited_at_its_step() -> None:
     driver.commit()
 
 
-def test_a_provisional_change_that_nobody_settles_is_made() -> None:
+def test_a_provisional_change_that_is_never_settled_takes_effect() -> None:
     driver = trained(3)
     driver.announce(2, "a", leave_after=3, provisional=True)
     driver.boundary()
@@ -153,7 +153,7 @@ def test_replicas_are_compared_after_1_2_4_8_steps_and_once_each() -> None:
 
 
 def test_replicas_are_compared_before_each_save_too() -> None:
-    """Each member writes a part: of states that differ that would be a state of nobody."""
+    """Each member writes a part. Parts of states that differ would make a state that nobody had."""
     driver = begun(save_every=3)
     compared = []
     for _ in range(9):
@@ -168,7 +168,7 @@ def test_replicas_are_compared_before_each_save_too() -> None:
 
 
 def test_replicas_are_compared_after_1_2_4_steps_of_each_group() -> None:
-    """A newcomer that lacks what the script does not track differs after its first step."""
+    """A newcomer that lacks state which the script does not track differs after its first step."""
     driver = trained(5)
     driver.meets(2, a=ME, b=NEWCOMER)
     compared = []

@@ -1,4 +1,4 @@
-"""Calls of `session.run`, as conversations of a script's participation with its driver."""
+"""Calls of `session.run`: which actions the participation of a script asks of its driver."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.errors import StateLost, StateTorn
 from tests.unit.core.participating import ME, NEWCOMER, Driver, joined, struck, trained, veteran
 
 
-def test_a_call_is_met_for_and_made() -> None:
+def test_members_meet_for_a_call_before_they_make_it() -> None:
     driver = trained(2)
     assert driver.call("evaluate") == "evaluate"
     assert driver.call("report") == "report"
@@ -27,7 +27,7 @@ def test_a_call_is_met_for_and_made() -> None:
     assert driver.taken()[0] == "MeetForCall committed=3 number=0 call=evaluate"
 
 
-def test_a_call_that_lost_its_group_is_made_again_in_the_next() -> None:
+def test_a_call_that_lost_its_group_is_repeated_in_the_next_group() -> None:
     driver = trained(2)
     driver.lose_at(act.Perform, 2, "a")
     assert driver.call("evaluate") == "evaluate"
@@ -42,7 +42,7 @@ def test_a_call_that_lost_its_group_is_made_again_in_the_next() -> None:
     ]
 
 
-def test_a_lost_call_whose_changes_cannot_be_undone_leaves_no_state_to_trust() -> None:
+def test_a_lost_call_whose_changes_cannot_be_undone_drops_the_state() -> None:
     driver = trained(2)
 
     def lose(_: object) -> None:
@@ -62,7 +62,7 @@ def test_a_lost_call_whose_changes_cannot_be_undone_leaves_no_state_to_trust() -
     ]
 
 
-def test_the_status_says_while_the_script_is_inside_a_call() -> None:
+def test_the_status_says_in_run_only_while_the_script_is_inside_a_call() -> None:
     driver = trained(2)
     seen: list[bool] = []
     driver.answer(act.Perform, lambda _: seen.append(driver.machine.status.in_run))
@@ -75,7 +75,7 @@ def test_the_status_says_while_the_script_is_inside_a_call() -> None:
     assert not driver.machine.status.in_run
 
 
-def test_a_member_that_completed_a_call_makes_it_again_for_one_that_did_not() -> None:
+def test_a_member_that_completed_a_call_repeats_it_for_one_that_did_not() -> None:
     driver = trained(3)
     driver.call("evaluate")
     driver.meets(2, a=ME, b=veteran(3, in_run=True, runs_done=0))
@@ -91,8 +91,8 @@ def test_a_member_that_completed_a_call_makes_it_again_for_one_that_did_not() ->
     assert driver.part.runs_done == 1
 
 
-def test_a_call_above_a_block_that_does_not_count_is_still_to_be_made() -> None:
-    """It is undone with the block; a member that was still inside of it waits there."""
+def test_a_call_above_a_block_that_does_not_count_is_made_again() -> None:
+    """The call is undone with the block, and a member that was still inside it waits there."""
     driver = trained(3)
     driver.call("below")
     driver.boundary()
@@ -108,8 +108,8 @@ def test_a_call_above_a_block_that_does_not_count_is_still_to_be_made() -> None:
     assert "MeetForCall committed=3 number=1 call=above" in driver.taken()
 
 
-def test_a_call_is_made_again_for_others_only_until_the_next_one_begins() -> None:
-    """What the state was like when it began is kept no longer."""
+def test_a_call_can_be_repeated_for_others_only_until_the_next_one_begins() -> None:
+    """The state as of the begin of the earlier call is discarded then."""
     driver = trained(3)
     driver.call("first")
 
@@ -125,8 +125,7 @@ def test_a_call_is_made_again_for_others_only_until_the_next_one_begins() -> Non
     assert [(mine.runs_done, mine.repeats) for mine in declared] == [(1, False)]
 
 
-def test_a_member_behind_a_call_that_all_others_completed_waits_for_no_one() -> None:
-    """Both are at the same call: nothing is repeated."""
+def test_a_call_that_all_members_completed_is_not_repeated() -> None:
     driver = trained(2)
     driver.call("evaluate")
     driver.meets(2, a=ME, b=veteran(2, runs_done=1))
@@ -144,7 +143,7 @@ def test_a_newcomer_takes_over_the_count_of_calls() -> None:
     assert "Perform" not in " ".join(driver.taken())
 
 
-def test_a_group_with_a_newcomer_is_of_no_use_while_a_call_is_under_way() -> None:
+def test_a_group_with_a_newcomer_is_given_up_while_a_call_is_under_way() -> None:
     driver = trained(2)
     driver.lose_at(act.Perform, 2, "a", "b")
     driver.peers(ME, NEWCOMER)
@@ -156,7 +155,7 @@ def test_a_group_with_a_newcomer_is_of_no_use_while_a_call_is_under_way() -> Non
 
 
 def test_a_call_below_a_block_that_does_not_count_is_made_without_newcomers() -> None:
-    """Their scripts come to the block itself."""
+    """The scripts of newcomers come to the block itself, not to the call below it."""
     driver = struck(2, "a", "b")
     driver.peers(ME, NEWCOMER)
     assert driver.give_up() is False
@@ -183,7 +182,7 @@ def test_a_commit_forgets_the_calls_before_it() -> None:
     assert "Perform" not in " ".join(driver.taken())
 
 
-def test_an_error_that_is_no_loss_is_the_scripts_own() -> None:
+def test_an_error_in_a_call_that_is_no_loss_of_the_group_is_raised_in_the_script() -> None:
     driver = trained(2)
     driver.answer(act.Perform, ValueError("mine"))
     with pytest.raises(ValueError, match="mine"):

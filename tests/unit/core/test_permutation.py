@@ -26,12 +26,12 @@ def order(length: int, key: int) -> list[int]:
 @example(length=1025, key=1)
 @example(length=4097, key=1)
 @settings(max_examples=60, deadline=None)
-def test_is_a_bijection_of_its_range(length: int, key: int) -> None:
+def test_a_permutation_is_a_bijection_of_its_range(length: int, key: int) -> None:
     assert sorted(order(length, key)) == list(range(length))
 
 
 @given(length=st.integers(1, 2**62), data=st.data(), key=ANY_KEY)
-def test_stays_in_range_and_distinct_at_any_length(
+def test_values_are_in_range_and_distinct_at_any_length(
     length: int, data: st.DataObject, key: int
 ) -> None:
     indices = data.draw(st.sets(st.integers(0, length - 1), max_size=20))
@@ -72,14 +72,14 @@ def test_two_keys_agree_on_no_more_indices_than_chance(
     assert agreeing <= 6  # Poisson with mean 1: more has probability 1e-4, and the keys are fixed
 
 
-def test_orders_are_part_of_the_checkpoint_format() -> None:
+def test_the_order_of_a_key_is_part_of_the_checkpoint_format() -> None:
     assert order(10, key=0) == [8, 3, 5, 2, 9, 6, 4, 7, 1, 0]
     long = Permutation(1_000_000, key=0)
     assert [long[index] for index in range(4)] == [438374, 505253, 546870, 487704]
     assert epoch_key(7, 3) == 11803713261774297446
 
 
-def test_outside_its_range_it_raises_like_a_sequence() -> None:
+def test_a_permutation_raises_outside_of_its_range_like_a_sequence() -> None:
     permutation = Permutation(10, key=0)
     assert len(permutation) == 10
     for index in (-1, 10):
@@ -102,7 +102,7 @@ def test_epoch_keys_are_distinct_64_bit_numbers() -> None:
     key=st.integers(0, 2**64 - 1),
     spans=st.lists(st.tuples(st.integers(0, 2**40), st.integers(0, 200)), max_size=5),
 )
-def test_taking_many_is_taking_one_by_one(
+def test_take_returns_the_same_values_as_indexing(
     length: int, key: int, spans: list[tuple[int, int]]
 ) -> None:
     permutation = Permutation(length, key=key)
@@ -111,7 +111,7 @@ def test_taking_many_is_taking_one_by_one(
 
 
 @pytest.mark.parametrize("beside", [[], [range(0, 60)]])
-def test_taking_beyond_the_end_is_an_error(beside: list[range]) -> None:
+def test_take_outside_of_the_range_raises(beside: list[range]) -> None:
     for span in (range(0, 101), range(90, 140), range(-40, 10), range(95, 101)):
         with pytest.raises(IndexError):
             Permutation(100, key=1).take([*beside, span])

@@ -1,4 +1,4 @@
-"""Where a planned change takes effect, once all who are to leave have heard of it."""
+"""At which step a planned change takes effect once all leaving members have acknowledged it."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def done(worker: str, committed: int) -> WorkerStatus:
 @pytest.mark.parametrize(
     ("workers", "leave_after"),
     [
-        # In time: everybody will wait at the boundary that was named.
+        # In time: all members will wait at the boundary that was named.
         ((acknowledged("a0", 5), acknowledged("b0", 8)), 9),
         # Late: a member that has committed 9 or 11 may be in the step after it.
         ((acknowledged("a0", 8), acknowledged("b0", 9)), 10),
         ((acknowledged("a0", 10), acknowledged("b0", 11)), 12),
-        # One has not heard: nobody knows how far it gets.
+        # One has not acknowledged: nobody knows how far it gets.
         ((acknowledged("a0", 5), deaf("b0", 5)), None),
         ((deaf("a0", 9), acknowledged("b0", 9)), None),
-        # One is at the end of the job, and needs no group any more.
+        # One has finished the job and no longer needs a group.
         ((done("a0", 8), acknowledged("b0", 7)), 9),
         ((done("a0", 8), done("b0", 8)), 9),
         # One is lost: an unplanned change follows.
         ((acknowledged("a0", 5),), None),
     ],
 )
-def test_where_the_group_is_left(
+def test_the_boundary_is_settled_after_the_furthest_member_once_all_have_acknowledged(
     workers: tuple[WorkerStatus, ...], leave_after: int | None
 ) -> None:
     settled = settle(PLANNED, PAIR, view(PAIR, NEW, *workers).workers)
@@ -74,22 +74,22 @@ AT_ONCE = generation(4, "a0", "b0", "c0")
 @pytest.mark.parametrize(
     ("known", "workers", "at_once"),
     [
-        # One has left: it was tired of waiting, or the group broke. No further step is possible.
+        # One has left, because its wait timed out or the group broke: no more steps are possible.
         (PLANNED, (left("a0", 9), deaf("b0", 9)), True),
         (PLANNED, (left("a0", 7), acknowledged("b0", 8)), True),
         (PLANNED, (status("a0", JOINING, 4, committed=9), acknowledged("b0", 9)), True),
-        # It left while the boundary was settled, to which the others cannot come without it.
+        # One left before the settled boundary, which the others cannot reach without it.
         (SETTLED, (left("a0", 8), acknowledged("b0", 8)), True),
         (SETTLED, (status("a0", JOINING, 4, committed=8), acknowledged("b0", 8)), True),
-        # They come to it one by one.
+        # The members reach the boundary one by one.
         (SETTLED, (left("a0", 9), acknowledged("b0", 8)), False),
         (SETTLED, (acknowledged("a0", 8), acknowledged("b0", 8)), False),
         (SETTLED, (done("a0", 8), acknowledged("b0", 8)), False),
-        # They know.
+        # The members have been told already.
         (AT_ONCE, (left("a0", 8), acknowledged("b0", 8)), False),
     ],
 )
-def test_who_cannot_come_to_the_boundary_leaves_at_once(
+def test_members_that_cannot_reach_the_boundary_leave_at_once(
     known: Generation, workers: tuple[WorkerStatus, ...], at_once: bool
 ) -> None:
     settled = settle(known, PAIR, view(PAIR, NEW, *workers).workers)
@@ -99,12 +99,12 @@ def test_who_cannot_come_to_the_boundary_leaves_at_once(
 @pytest.mark.parametrize(
     ("members", "at_once"),
     [
-        ((), True),  # nobody goes on, so that nobody can go on from less than it has
+        ((), True),  # nobody goes on, so nobody can go on with fewer steps than a0
         (("a0", "b0"), True),
-        (("b0",), False),  # it may have a step that b0 has not: an unplanned change follows
+        (("b0",), False),  # a0 may have a step that b0 lacks: an unplanned change follows
     ],
 )
-def test_who_waits_in_a_group_that_broke_leaves_at_once(
+def test_members_that_wait_in_a_broken_group_leave_at_once_if_no_step_can_be_lost(
     members: tuple[str, ...], at_once: bool
 ) -> None:
     planned = generation(4, *members, leave_after=9, provisional=True)
@@ -129,5 +129,7 @@ def test_who_waits_in_a_group_that_broke_leaves_at_once(
         (PLANNED, AT_ONCE, False),
     ],
 )
-def test_news(following: Generation, known: Generation | None, news: bool) -> None:
+def test_a_generation_is_news_after_an_earlier_generation_or_an_earlier_form_of_it(
+    following: Generation, known: Generation | None, news: bool
+) -> None:
     assert following.is_news_after(known) is news

@@ -1,4 +1,4 @@
-"""How far the job is, and when a step lasts suspiciously long."""
+"""ProgressWatch: how far the job is, and when a step lasts suspiciously long."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def watch(
     return ProgressWatch(policy)
 
 
-def test_the_count_goes_back_only_as_rank_0_says() -> None:
+def test_the_committed_count_goes_back_only_with_a_report_of_rank_0() -> None:
     progress = watch()
     progress.observe(7, 0.0)
     progress.advance(5, 1.0)
@@ -34,7 +34,7 @@ def test_the_count_goes_back_only_as_rank_0_says() -> None:
 @pytest.mark.parametrize(
     ("step_s", "in_step_s", "stuck"),
     [
-        (0.0, 0.5, False),  # nothing is known of the usual step: half a second
+        (0.0, 0.5, False),  # the usual step is unknown: half a second
         (0.0, 0.51, True),
         (0.01, 0.5, False),
         (0.01, 0.51, True),
@@ -51,7 +51,7 @@ def test_a_member_that_waits_for_longer_than_usual_is_stuck(
     assert progress.stuck is stuck
 
 
-def test_the_last_answer_counts_and_a_new_group_begins_anew() -> None:
+def test_only_the_last_probe_counts_and_a_new_group_is_not_stuck() -> None:
     progress = watch()
     progress.probed(1, 50.0, step_s=0.1, in_step_s=9.0)
     progress.probed(1, 50.0, step_s=0.1, in_step_s=0.1)
@@ -61,14 +61,14 @@ def test_the_last_answer_counts_and_a_new_group_begins_anew() -> None:
     assert not progress.stuck
 
 
-def test_an_answer_that_knows_no_usual_step_keeps_the_one_known() -> None:
+def test_a_probe_without_a_usual_step_keeps_the_one_that_is_known() -> None:
     progress = watch()
     progress.observe(5, 0.0, step_s=4.0)
     progress.probed(1, 50.0, step_s=0.0, in_step_s=5.0)
     assert not progress.stuck
 
 
-def test_a_probe_is_no_report_of_rank_0() -> None:
+def test_a_probe_of_a_member_does_not_stall_the_step_or_change_the_committed_count() -> None:
     progress = watch(floor_s=1.0)
     progress.observe(5, 0.0, step_s=0.1, in_step_s=0.0)
     progress.probed(1, 50.0, step_s=0.1, in_step_s=50.0)
@@ -80,7 +80,7 @@ def test_a_probe_is_no_report_of_rank_0() -> None:
     ("floor_s", "in_step_s", "stalled"),
     [(5.0, 5.0, False), (5.0, 5.1, True), (0.5, 1.9, False), (0.5, 2.1, True), (0.0, 99.0, False)],
 )
-def test_stalled(floor_s: float, in_step_s: float, stalled: bool) -> None:
+def test_a_step_stalls_after_its_timeout(floor_s: float, in_step_s: float, stalled: bool) -> None:
     progress = watch(floor_s=floor_s)
     progress.observe(1, 0.0, step_s=0.2, in_step_s=in_step_s)
     assert progress.stalled is stalled
@@ -88,7 +88,7 @@ def test_stalled(floor_s: float, in_step_s: float, stalled: bool) -> None:
     assert not progress.stalled
 
 
-def test_breaks_in_a_row_without_a_step_between() -> None:
+def test_a_committed_step_resets_the_count_of_fruitless_breaks() -> None:
     progress = watch()
     progress.observe(3, 0.0)
     progress.count_break()
@@ -100,13 +100,13 @@ def test_breaks_in_a_row_without_a_step_between() -> None:
     assert progress.fruitless_breaks == 1
 
 
-def test_the_step_after_a_notice() -> None:
+def test_the_step_reached_after_a_notice_is_estimated_from_the_usual_step() -> None:
     progress = watch()
     assert progress.step_after(0.35, 9.0) == 1
     progress.observe(10, 1.0, step_s=0.1)
     assert progress.step_after(0.35, 1.0) == 10 + 1 + 4
     assert progress.step_after(0.35, 1.2) == 10 + 1 + 6
-    assert progress.step_after(0.35, 99.0) == 10 + 1 + 14  # ten steps old at most
+    assert progress.step_after(0.35, 99.0) == 10 + 1 + 14  # elapsed time: ten steps at most
     progress.observe(11, 99.0, step_s=0.001)
     assert progress.step_after(0.35, 99.0) == 11 + 1 + 20
 
@@ -118,12 +118,12 @@ def test_the_step_after_a_notice() -> None:
         (600.0, 600.0, False),
         (600.0, 601.0, True),
         (0.0, 1e6, False),
-        (30.0, 50.0, False),  # no less patience than with any other step
+        (30.0, 50.0, False),  # no shorter than for any other step
         (30.0, 61.0, True),
     ],
 )
 @pytest.mark.parametrize("compiles", [False, True])
-def test_a_first_or_compiling_step_has_a_patience_of_its_own(
+def test_a_first_or_compiling_step_is_stalled_only_after_a_timeout_of_its_own(
     first_step_s: float, in_step_s: float, stalled: bool, compiles: bool
 ) -> None:
     progress = watch(first_step_s=first_step_s)
@@ -133,7 +133,7 @@ def test_a_first_or_compiling_step_has_a_patience_of_its_own(
     assert progress.stalled is stalled
 
 
-def test_the_watch_that_is_off_is_off_for_first_steps_too() -> None:
+def test_a_floor_of_0_turns_the_watch_off_for_first_steps_too() -> None:
     progress = watch(floor_s=0.0)
     progress.observe(0, 0.0, in_step_s=1e6, first_step=True)
     assert not progress.stalled
@@ -152,11 +152,11 @@ def test_a_step_stays_excused_after_its_compilation_and_the_next_one_is_not() ->
 def test_a_member_that_compiles_in_the_next_step_already_excuses_this_one() -> None:
     progress = watch(floor_s=5.0)
     progress.compiles(8)
-    progress.observe(7, 0.0, step_s=0.1, in_step_s=300.0)  # sent before it was committed
+    progress.observe(7, 0.0, step_s=0.1, in_step_s=300.0)  # sent before that step was committed
     assert not progress.stalled
 
 
-def test_a_new_group_does_not_inherit_the_excuse() -> None:
+def test_a_new_group_does_not_inherit_the_excuse_of_a_compilation() -> None:
     progress = watch(floor_s=5.0)
     progress.compiles(7)
     progress.regroup()
@@ -179,14 +179,14 @@ def answer(**said: Any) -> ProgressReported:
 
 
 def paused(pause_s: float = 20.0) -> ProgressWatch:
-    """Rank 0 is between two steps since 10.0."""
+    """Rank 0 has been between two steps since 10 s."""
     progress = watch(pause_s=pause_s)
     progress.observe(7, 10.0, step_s=0.1)
     progress.observe(7, 30.5, step_s=0.1)
     return progress
 
 
-def test_the_others_are_asked_when_rank_0_has_been_between_steps_for_long() -> None:
+def test_the_others_are_asked_when_rank_0_has_been_between_steps_for_too_long() -> None:
     progress = watch(pause_s=20.0)
     progress.observe(6, 5.0, step_s=0.1, in_step_s=0.1)
     assert not progress.asks(100.0)
@@ -202,7 +202,7 @@ def test_the_others_are_asked_when_rank_0_has_been_between_steps_for_long() -> N
 
 
 @pytest.mark.parametrize("waits", ["in_step_s", "waiting_s"])
-def test_a_member_that_has_waited_for_rank_0_for_long_shows_that_it_hangs(waits: str) -> None:
+def test_a_member_that_has_waited_too_long_for_rank_0_shows_that_rank_0_hangs(waits: str) -> None:
     progress = paused()
     progress.answered(answer(**{waits: 20.0}), 30.6)
     assert not progress.stalled
@@ -214,14 +214,14 @@ def test_a_member_that_has_waited_for_rank_0_for_long_shows_that_it_hangs(waits:
     assert not progress.asks(100.0)
 
 
-def test_nobody_waits_for_rank_0_while_all_are_between_steps() -> None:
+def test_rank_0_does_not_hang_while_all_members_are_between_steps() -> None:
     progress = paused()
     progress.answered(answer(), 30.6)
     assert not progress.stalled
     assert progress.quiet_since(1000.0) is None
 
 
-def test_a_member_that_waits_while_another_compiles_shows_nothing() -> None:
+def test_a_member_that_waits_while_another_compiles_shows_no_hang() -> None:
     progress = paused()
     progress.compiles(7)
     progress.answered(answer(in_step_s=100.0), 110.0)
@@ -232,7 +232,7 @@ def test_a_member_that_waits_while_another_compiles_shows_nothing() -> None:
     ("quiet_s", "behind", "hangs"),
     [(20.1, 1, True), (19.9, 1, False), (20.1, 0, False)],
 )
-def test_inside_a_call_members_that_are_ahead_wait_for_those_behind(
+def test_a_call_hangs_when_all_members_ahead_have_waited_too_long_for_those_behind(
     quiet_s: float, behind: int, hangs: bool
 ) -> None:
     progress = paused()
@@ -245,7 +245,7 @@ def test_inside_a_call_members_that_are_ahead_wait_for_those_behind(
     assert not progress.stalled, "the first answer is past"
 
 
-def test_rank_0_that_waits_for_others_to_come_to_a_call_shows_that_one_hangs() -> None:
+def test_rank_0_that_waits_too_long_for_others_to_come_to_a_call_shows_a_hang() -> None:
     progress = watch(pause_s=20.0)
     progress.observe(7, 30.0, step_s=0.1, waiting_s=20.0)
     assert not progress.stalled
@@ -254,7 +254,7 @@ def test_rank_0_that_waits_for_others_to_come_to_a_call_shows_that_one_hangs() -
     assert progress.quiet_since(31.5) == 10.0
 
 
-def test_since_when_the_group_stands_still() -> None:
+def test_quiet_since_tells_since_when_the_group_stands_still() -> None:
     progress = watch()
     progress.observe(7, 10.0, step_s=0.1, in_step_s=0.3)
     assert progress.quiet_since(10.1) is None, "an ordinary step"
@@ -266,7 +266,7 @@ def test_since_when_the_group_stands_still() -> None:
     assert progress.quiet_since(100.0) is None, "between steps a script may take its time"
 
 
-def test_a_step_that_heals_is_told_with_its_duration() -> None:
+def test_a_slow_step_is_reported_with_its_duration_once_it_is_over() -> None:
     progress = watch()
     assert progress.observe(6, 9.0, step_s=0.1, in_step_s=0.1) == 0.0
     assert progress.observe(7, 10.0, step_s=0.1, in_step_s=0.2) == 0.0
@@ -282,19 +282,19 @@ def test_a_step_that_heals_is_told_with_its_duration() -> None:
     ("committed", "lasted_s"),
     [
         (8, 10.2),
-        (10, 10.0),  # two more have been as long as usual
-        (80, 0.0),  # of a rank whose agent was away: most have been longer than usual
+        (10, 10.0),  # two more steps took the usual time
+        (80, 0.0),  # rank 0's agent was away: most steps took longer than usual
         (107, 0.0),
     ],
 )
-def test_steps_of_which_no_report_came_are_no_slow_step(committed: int, lasted_s: float) -> None:
+def test_unreported_steps_do_not_lengthen_a_slow_step(committed: int, lasted_s: float) -> None:
     progress = watch()
     progress.observe(7, 10.0, step_s=0.1, in_step_s=0.2)
     assert progress.under_way == 7
     assert progress.observe(committed, 20.0, step_s=0.1) == pytest.approx(lasted_s)
 
 
-def test_the_last_commit_is_the_begin_of_the_step_under_way_or_the_report_of_it() -> None:
+def test_the_last_commit_is_dated_by_the_begin_of_the_step_under_way_or_by_its_report() -> None:
     progress = ProgressWatch(StallPolicy())
     assert progress.last_commit_at(3.0) == 3.0, "nothing is known"
     progress.observe(5, 10.0, step_s=0.1)
@@ -308,15 +308,15 @@ def test_the_last_commit_is_the_begin_of_the_step_under_way_or_the_report_of_it(
 @pytest.mark.parametrize(
     ("step_s", "in_step_s", "lags"),
     [
-        (0.1, 1.0, False),  # shorter ones are the scheduler's noise
+        (0.1, 1.0, False),  # shorter delays are scheduler noise
         (0.1, 1.1, True),
         (1.0, 3.0, False),
         (1.0, 3.1, True),
-        (0.0, 9.0, False),  # nothing is known of the usual step
-        (1.0, 61.0, False),  # it is a hang, of which it is asked by itself
+        (0.0, 9.0, False),  # the usual step is unknown
+        (1.0, 61.0, False),  # a hang: members are asked about it separately
     ],
 )
-def test_a_step_of_three_usual_ones_is_asked_about(
+def test_members_are_asked_about_a_step_longer_than_three_usual_ones(
     step_s: float, in_step_s: float, lags: bool
 ) -> None:
     progress = watch()
@@ -325,7 +325,7 @@ def test_a_step_of_three_usual_ones_is_asked_about(
 
 
 @pytest.mark.parametrize("excuse", ["first step", "compiles", "between steps"])
-def test_a_slow_step_that_is_excused_is_not_asked_about(excuse: str) -> None:
+def test_members_are_not_asked_about_a_slow_step_that_is_excused(excuse: str) -> None:
     progress = watch()
     if excuse == "compiles":
         progress.compiles(4)
@@ -334,7 +334,7 @@ def test_a_slow_step_that_is_excused_is_not_asked_about(excuse: str) -> None:
     assert progress.lags_s(100.0) == 0.0
 
 
-def test_of_slow_steps_each_is_asked_about_once_and_not_often() -> None:
+def test_members_are_asked_about_each_slow_step_once_and_at_most_every_30_s() -> None:
     progress = watch()
     asked = []
     for now, step in [(0.0, 4), (1.0, 4), (2.0, 5), (29.0, 6), (31.0, 6), (32.0, 6), (62.0, 7)]:

@@ -1,4 +1,4 @@
-"""A node that fails too often within a while, by no fault of the script, does more harm."""
+"""NodeFailures: which nodes fail too often by no fault of the script."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def failure(kind: FailureKind) -> Failure:
 SIGNAL = failure(FailureKind.SIGNAL)
 
 
-def test_so_many_within_the_window_are_too_many() -> None:
+def test_a_node_fails_too_often_once_its_failures_in_the_window_reach_the_limit() -> None:
     failures = NodeFailures(3, 60.0)
     assert not failures.worker_failed("n1", SIGNAL, 0.0)
     assert not failures.node_lost("n1", 1.0)
@@ -26,7 +26,7 @@ def test_so_many_within_the_window_are_too_many() -> None:
     assert failures.failures("n3", 59.0) == 0
 
 
-def test_each_counts_for_the_window() -> None:
+def test_each_failure_counts_only_for_the_window() -> None:
     failures = NodeFailures(2, 60.0)
     failures.worker_failed("n1", SIGNAL, 0.0)
     assert failures.failures("n1", 59.9) == 1
@@ -36,20 +36,20 @@ def test_each_counts_for_the_window() -> None:
 
 
 @pytest.mark.parametrize("kind", FailureKind)
-def test_what_every_node_would_do_is_not_the_nodes_fault(kind: FailureKind) -> None:
+def test_errors_of_the_script_do_not_count_against_its_node(kind: FailureKind) -> None:
     failures = NodeFailures(1, 60.0)
     scripts_own = kind in (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
     assert failures.worker_failed("n1", failure(kind), 0.0) is not scripts_own
     assert failures.failures("n1", 0.0) == (0 if scripts_own else 1)
 
 
-def test_none_is_too_many_with_0() -> None:
+def test_a_limit_of_0_allows_any_number_of_failures() -> None:
     failures = NodeFailures(0, 60.0)
     assert not any(failures.node_lost("n1", float(at)) for at in range(50))
     assert failures.failures("n1", 49.0) == 50
 
 
-def test_forgiven_it_begins_anew() -> None:
+def test_a_forgiven_node_starts_again_without_failures() -> None:
     failures = NodeFailures(2, 60.0)
     failures.node_lost("n1", 0.0)
     failures.forgive("n1")

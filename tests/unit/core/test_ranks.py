@@ -17,12 +17,12 @@ from tests.unit.core.cluster_views import member
         ("a0 a1 b0", "b0 a0 a1", "a0 a1 b0", "a0 a1 b0"),  # nobody moves
         ("a0 a1 b0", "b0 a0", "a0 b0", "a0 b0"),  # the last one fills the gap
         ("a0 a1 b0", "a0 b0 c0", "a0 b0", "a0 c0 b0"),  # a newcomer fills the gap
-        ("a0 a1 b0", "a1 b0 c0", "a1 b0", "a1 c0 b0"),  # but not that of rank 0
+        ("a0 a1 b0", "a1 b0 c0", "a1 b0", "a1 c0 b0"),  # but no newcomer becomes rank 0
         ("a0 a1 b0 b1", "b1 c0", "b1", "b1 c0"),  # survivors before newcomers
         ("a0 a1 b0 b1 b2", "b1 b2 c0", "b1 b2", "b1 b2 c0"),
     ],
 )
-def test_order(previous: str, present: str, holders: str, expected: str) -> None:
+def test_members_keep_their_ranks(previous: str, present: str, holders: str, expected: str) -> None:
     ranks = assign_ranks(
         previous.split(), [member(w) for w in present.split()], frozenset(holders.split())
     )
@@ -34,7 +34,7 @@ def test_order(previous: str, present: str, holders: str, expected: str) -> None
     present=st.sets(st.integers(0, 9), min_size=1),
     holders=st.sets(st.integers(0, 9)),
 )
-def test_everybody_has_one_rank_and_a_holder_the_first(
+def test_each_worker_has_one_rank_and_a_holder_has_rank_0_if_there_is_one(
     previous: list[int], present: set[int], holders: set[int]
 ) -> None:
     ranks = assign_ranks(

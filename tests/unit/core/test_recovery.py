@@ -1,4 +1,4 @@
-"""Whose state a new group goes on from, and as of which mark each receiver gets it."""
+"""Whose state a new group goes on from, and which mark of it each receiver gets."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def without_commit(declaration: Declaration) -> Declaration:
 
 
 def without_begin(declaration: Declaration) -> Declaration:
-    """Its script is between a commit and the next boundary."""
+    """A member whose script is between a commit and the next boundary."""
     return replace(declaration, begin_digest=0)
 
 
@@ -58,7 +58,7 @@ def marked(plan: RecoveryPlan) -> list[tuple[int, int, Mark]]:
         ([NEWCOMER, held(5), held(5), NEWCOMER], 5, [(1, 0), (2, 3)]),
         ([NEWCOMER, NEWCOMER], None, [(0, 1)]),
         ([TORN, held(5)], 5, [(1, 0)]),
-        # Step 6 was committed twice; what the later generation committed is the lineage.
+        # Step 6 was committed twice: the commit of the later generation counts.
         ([held(6, 1), held(6, 2)], 6, [(1, 0)]),
         ([held(9, 1), held(6, 2)], 6, [(1, 0)]),
     ],
@@ -68,7 +68,7 @@ def marked(plan: RecoveryPlan) -> list[tuple[int, int, Mark]]:
     [{}, {"took_part": False, "commit_digest": 0, "begin_digest": 0}],
     ids=["at both marks", "at none"],
 )
-def test_the_most_advanced_lineage_is_right(
+def test_members_receive_the_most_advanced_state_of_the_newest_lineage(
     declarations: list[Declaration],
     committed: int | None,
     transfers: list[tuple[int, int]],
@@ -86,7 +86,7 @@ def test_the_most_advanced_lineage_is_right(
         ([NEWCOMER, NEWCOMER], False),
         ([NEWCOMER, TORN], True),
         ([replace(TORN, committed=0)], False),  # torn in the first step: there is nothing to lose
-        # What a newcomer has not finished receiving was never its own.
+        # A newcomer that has not received the whole state has never held it.
         ([replace(NEWCOMER, committed=9)], False),
     ],
 )
@@ -130,9 +130,9 @@ def test_a_member_that_is_behind_has_no_vote() -> None:
     assert all(t.source == 0 for t in plan.transfers)
 
 
-def test_a_difference_between_two_blocks_shows_at_the_mark_that_most_have() -> None:
-    """One member's script has not come to the boundary yet: the others do not differ from it
-    because they have stepped their schedulers."""
+def test_states_are_compared_at_the_mark_that_most_members_have() -> None:
+    """The script of one member has not come to the boundary yet. The others have stepped their
+    schedulers on the way there, which must not count as a difference."""
     waiting = without_begin(held(5))
     assert plan_recovery([held(5), waiting, held(5)]).differed == ()
     others = [replace(held(5), begin_digest=n) for n in (1, 2)]
@@ -142,8 +142,8 @@ def test_a_difference_between_two_blocks_shows_at_the_mark_that_most_have() -> N
     assert plan.differed == (1,)
 
 
-def test_a_member_without_the_mark_compared_is_neither_right_nor_wrong() -> None:
-    """It gives no state that was not compared while there is another source."""
+def test_a_member_without_the_compared_mark_does_not_differ_and_is_no_source() -> None:
+    """Its state was not compared, so it sends none while there is another source."""
     blind = without_commit(without_begin(held(5)))
     plan = plan_recovery([held(5), held(5), blind, NEWCOMER])
     assert plan.differed == ()
@@ -169,8 +169,8 @@ def test_the_begin_mark_comes_from_a_member_that_has_it() -> None:
     assert marked(plan) == [(2, 0, Mark.BEGIN)]
 
 
-def test_a_member_that_differs_at_its_own_step_receives_the_begin_mark_also_in_its_block() -> None:
-    """It has to do the same step again, as all others."""
+def test_a_member_that_differs_at_its_own_step_receives_the_begin_mark_even_in_its_block() -> None:
+    """The member has to do the same step again, like all others."""
     plan = plan_recovery([in_block(held(6)), in_block(held(6, digest=WRONG))])
     assert marked(plan) == [(0, 1, Mark.BEGIN)]
 
@@ -182,13 +182,13 @@ def test_a_torn_member_in_the_block_of_the_same_step_receives_the_begin_mark() -
 
 @pytest.mark.parametrize("committed", [4, 6])
 def test_a_block_that_the_right_state_has_not_completed_is_begun_again(committed: int) -> None:
-    """The others have gone back to a checkpoint, and have not come as far again."""
+    """The others have gone back to a checkpoint and have not come as far again."""
     plan = plan_recovery([in_block(held(6)), held(committed, committed_in=3)])
     assert marked(plan) == [(1, 0, Mark.BEGIN)]
 
 
 def test_a_newcomer_that_was_in_no_block_receives_the_begin_mark() -> None:
-    """`in_block` of a script that never took part says nothing."""
+    """`in_block` means nothing for a script that has never taken part."""
     plan = plan_recovery([replace(NEWCOMER, in_block=True), held(6)])
     assert marked(plan) == [(1, 0, Mark.BEGIN)]
 
@@ -202,13 +202,13 @@ def test_a_member_is_stranded_if_nobody_has_the_commit_mark_that_it_needs() -> N
 
 
 @pytest.mark.parametrize(("runs_done", "stranded"), [(0, ()), (1, ()), (2, (0,))])
-def test_a_member_is_stranded_before_calls_that_the_others_have_forgotten(
+def test_a_member_is_stranded_if_it_lacks_calls_that_the_others_cannot_repeat(
     runs_done: int, stranded: tuple[int, ...]
 ) -> None:
-    """Only the last call is kept for repeating."""
+    """Only the last call can be repeated."""
     ahead = replace(held(6), runs_done=runs_done, repeats=True)
     assert plan_recovery([in_block(held(5)), ahead]).stranded == stranded
-    assert plan_recovery([held(5), ahead]).stranded == ()  # it comes from a boundary
+    assert plan_recovery([held(5), ahead]).stranded == ()  # the member comes from a boundary
 
 
 def test_a_veteran_that_must_receive_inside_a_call_is_stranded() -> None:

@@ -1,4 +1,4 @@
-"""Which calls of session.run a new group repeats, and whose model is the odd one."""
+"""Which calls of session.run a new group repeats, and which members track another model."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ NEWCOMER = Declaration(committed=0, intact=False, signature=0)
         ([veteran(0), veteran(0)], 0),
         ([veteran(3), veteran(2, in_run=True)], 2),
         ([veteran(3, in_run=True), veteran(3, in_run=True)], 3),
-        # One has committed another step meanwhile: its runs are counted since then.
+        # One has committed another step meanwhile, and counts its runs since then.
         ([veteran(1, committed=6), veteran(4, committed=5)], 1),
         # Between calls a newcomer takes over the count; inside one it cannot.
         ([veteran(2), NEWCOMER], 2),
@@ -40,7 +40,7 @@ NEWCOMER = Declaration(committed=0, intact=False, signature=0)
         ([veteran(2, in_run=True), veteran(2), NEWCOMER], None),
     ],
 )
-def test_the_slowest_veteran_decides(
+def test_calls_are_repeated_from_the_one_that_the_slowest_veteran_is_at(
     declarations: list[Declaration], repeat_from: int | None
 ) -> None:
     assert runs_to_repeat(declarations) == repeat_from
@@ -62,7 +62,7 @@ def test_the_slowest_veteran_decides(
         "both do: the first",
     ],
 )
-def test_odd_ones_out(
+def test_members_whose_model_is_not_the_references_are_odd(
     declarations: list[Declaration], reference: int, odd: tuple[int, ...]
 ) -> None:
     assert odd_ones_out(declarations) == (reference, odd)

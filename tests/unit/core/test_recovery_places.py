@@ -1,4 +1,4 @@
-"""What a member that is behind receives, by the place its script is at."""
+"""Which mark a member that is behind receives, by the place that its script is at."""
 
 from __future__ import annotations
 
@@ -28,25 +28,25 @@ def at_place(committed: int, **place: object) -> Declaration:
 @pytest.mark.parametrize(
     ("declarations", "mark", "stranded"),
     [
-        # Its script is at the end of the block that the others have completed, or elsewhere.
+        # The receiver's script is at the end of the block that the other completed, or elsewhere.
         ([at_place(6), at_place(5, in_block=True)], Mark.COMMIT, ()),
         ([at_place(6), at_place(5)], Mark.BEGIN, ()),
         ([at_place(6, commit_digest=0), at_place(5, in_block=True)], Mark.BEGIN, (1,)),
-        # Inside of a block of an earlier loop, which it leaves together with its loop.
+        # The receiver is in a block of an earlier loop, which it leaves together with the loop.
         ([at_place(6, loop=1, state_loop=1), at_place(5, in_block=True)], Mark.BEGIN, ()),
-        # As far by steps that do not count: the block is still to come.
+        # The receiver has as many steps or more, which do not count: it has to do the block again.
         ([at_place(6, committed_in=2), at_place(6, in_block=True)], Mark.BEGIN, ()),
         ([at_place(6, committed_in=2), at_place(7, in_block=True)], Mark.BEGIN, ()),
-        # It comes to a call that the other has made: once that can be made again.
+        # The receiver comes to calls that the other has made: only the last one can be repeated.
         ([at_place(6, runs_done=1, repeats=True), at_place(5, in_block=True)], Mark.COMMIT, ()),
         ([at_place(6, runs_done=1), at_place(5, in_block=True)], Mark.COMMIT, (1,)),
         ([at_place(6, runs_done=2, repeats=True), at_place(5, in_block=True)], Mark.COMMIT, (1,)),
-        # It is inside a call of an older state, or comes to a boundary while others are in a call.
+        # The receiver is in a call of an older state, or at a boundary while the other is in one.
         ([at_place(6), at_place(5, in_run=True)], Mark.BEGIN, (1,)),
         ([at_place(6, in_run=True), at_place(5)], Mark.BEGIN, (1,)),
     ],
 )
-def test_a_member_that_is_behind_receives_what_fits_its_place(
+def test_a_member_that_is_behind_receives_the_mark_that_fits_its_place(
     declarations: list[Declaration], mark: Mark, stranded: tuple[int, ...]
 ) -> None:
     plan = plan_recovery(declarations)
@@ -54,7 +54,7 @@ def test_a_member_that_is_behind_receives_what_fits_its_place(
     assert plan.stranded == stranded
 
 
-def test_a_member_two_calls_late_is_stranded() -> None:
+def test_a_member_two_calls_behind_is_stranded() -> None:
     late, others = at_place(6, in_run=True), at_place(6, runs_done=2, repeats=True)
     assert plan_recovery([late, others, others]).stranded == (0,)
     assert plan_recovery([replace(late, runs_done=1), others, others]).stranded == ()

@@ -1,4 +1,4 @@
-"""Which failures end the job, and how long the others are waited for."""
+"""Which failures end the job, and how long a restart is delayed after the others."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def failure(worker: str, kind: FailureKind = FailureKind.EXCEPTION, at: str = "7
     [
         (failure("a-2"), 5, Verdict.SAME_FAILURE_NO_PROGRESS),
         (failure("a-2"), 6, Verdict.RESTART),  # the job has moved on in between
-        (failure("a-2", at="8"), 5, Verdict.RESTART),  # another error
-        (failure("b-1"), 5, Verdict.RESTART),  # ran at that moment: one incident
-        (failure("a-2", FailureKind.SIGNAL), 5, Verdict.RESTART),  # not the script's doing
+        (failure("a-2", at="8"), 5, Verdict.RESTART),  # a different error
+        (failure("b-1"), 5, Verdict.RESTART),  # b-1 ran when a-1 failed: the same incident
+        (failure("a-2", FailureKind.SIGNAL), 5, Verdict.RESTART),  # not the script's fault
     ],
 )
-def test_the_same_error_again(again: Failure, committed: int, expected: Verdict) -> None:
+def test_a_recurring_error_ends_the_job(again: Failure, committed: int, expected: Verdict) -> None:
     policy = RestartPolicy(max_restarts=10, window_s=60.0)
     running = frozenset({"a-1", "b-1"})
     first = policy.judge(failure("a-1"), now=0.0, committed=5, running=running)
@@ -34,7 +34,7 @@ def test_the_same_error_again(again: Failure, committed: int, expected: Verdict)
     assert policy.judge(again, now=1.0, committed=committed, running=running) is expected
 
 
-def test_what_may_pass_is_tried_again_until_the_budget_is_spent() -> None:
+def test_temporary_failures_are_retried_until_the_budget_is_spent() -> None:
     policy = RestartPolicy(max_restarts=2, window_s=60.0)
     verdicts = [
         policy.judge(
@@ -48,7 +48,7 @@ def test_what_may_pass_is_tried_again_until_the_budget_is_spent() -> None:
 @pytest.mark.parametrize(
     ("at", "expected"), [(59.0, Verdict.BUDGET_SPENT), (61.0, Verdict.RESTART)]
 )
-def test_the_budget_is_that_of_a_window(at: float, expected: Verdict) -> None:
+def test_only_failures_in_the_window_count_towards_the_budget(at: float, expected: Verdict) -> None:
     policy = RestartPolicy(max_restarts=2, window_s=60.0)
     for now in (0.0, 30.0):
         killed = failure("a-1", FailureKind.SIGNAL)
@@ -57,7 +57,7 @@ def test_the_budget_is_that_of_a_window(at: float, expected: Verdict) -> None:
     assert policy.judge(killed, now=at, committed=0, running=frozenset()) is expected
 
 
-def test_a_fault_of_configuration_is_not_retried() -> None:
+def test_a_configuration_error_is_not_retried() -> None:
     wrong = Failure(worker="a-1", kind=FailureKind.EXCEPTION, retryable=False)
     policy = RestartPolicy(max_restarts=10, window_s=60.0)
     verdict = policy.judge(wrong, now=0.0, committed=0, running=frozenset())
@@ -83,10 +83,10 @@ def test_errors_from_before_the_last_progress_are_forgotten() -> None:
 
 @pytest.mark.parametrize("saves", [False, True])
 @pytest.mark.parametrize("members", [("a-1", "b-1"), ("b-1",)])
-def test_what_ends_all_members_at_once_would_end_them_again(
+def test_an_error_of_all_members_ends_a_job_that_saves_no_checkpoints(
     saves: bool, members: tuple[str, ...]
 ) -> None:
-    """From its begin, if nothing was saved. What hits one member alone may be the machine's."""
+    """Without a checkpoint a restart repeats it. One member's error may be its machine's fault."""
     policy = RestartPolicy(max_restarts=10, window_s=60.0, saves=saves)
     running = frozenset({"a-1", "b-1"})
 
@@ -98,7 +98,7 @@ def test_what_ends_all_members_at_once_would_end_them_again(
     assert judge("b-1", frozenset(members)) is expected
 
 
-def test_a_lone_worker_is_tried_once_more() -> None:
+def test_the_first_error_of_a_lone_worker_is_retried() -> None:
     policy = RestartPolicy(max_restarts=10, window_s=60.0, saves=False)
     own = frozenset({"a-1"})
     verdict = policy.judge(failure("a-1"), now=0.0, committed=5, running=own, members=own)
@@ -115,14 +115,14 @@ def hung(worker: str, place: str = "/job/data.py:41") -> Failure:
     ("again", "node", "generation", "committed", "expected"),
     [
         (hung("a-1"), "a", 2, 5, Verdict.SAME_FAILURE_NO_PROGRESS),
-        (hung("b-2"), "b", 2, 5, Verdict.RESTART),  # the same machine: it may be its fault
-        (hung("a-1"), "a", 1, 5, Verdict.RESTART),  # of one group: the storage of all may hang
+        (hung("b-2"), "b", 2, 5, Verdict.RESTART),  # the same machine: it may be at fault
+        (hung("a-1"), "a", 1, 5, Verdict.RESTART),  # the same group: shared storage may hang
         (hung("a-1"), "a", 2, 6, Verdict.RESTART),  # the job has moved on in between
         (hung("a-1", "/job/data.py:42"), "a", 2, 5, Verdict.RESTART),
-        (hung("a-1", ""), "a", 2, 5, Verdict.RESTART),  # nobody knows where
+        (hung("a-1", ""), "a", 2, 5, Verdict.RESTART),  # the place is unknown
     ],
 )
-def test_a_hang_that_goes_from_node_to_node_is_the_scripts(
+def test_a_later_groups_hang_at_the_same_place_on_another_node_ends_the_job(
     again: Failure, node: str, generation: int, committed: int, expected: Verdict
 ) -> None:
     policy = RestartPolicy(max_restarts=10, window_s=60.0)
@@ -142,8 +142,8 @@ def test_a_hang_that_goes_from_node_to_node_is_the_scripts(
     assert judge(again, node, generation, committed) is expected
 
 
-def test_nodes_that_hung_together_may_do_so_again() -> None:
-    """As when their storage is away for longer than it takes to begin again."""
+def test_nodes_that_hang_together_twice_do_not_end_the_job() -> None:
+    """Their shared storage may be unavailable for longer than a restart takes."""
     policy = RestartPolicy(max_restarts=10, window_s=60.0)
     for generation in (1, 3):
         for node in ("a", "b"):

@@ -1,4 +1,4 @@
-"""A new coordinator leaves nobody out before all nodes have had the time to find it."""
+"""A new coordinator leaves no worker out before all nodes have had time to find it."""
 
 from __future__ import annotations
 
@@ -20,46 +20,46 @@ ELECTED = 100.0
 
 
 def unheard(base: GroupView, nodes: str) -> GroupView:
-    """Nodes that the new coordinator knows from the one before."""
+    """`base` where the new coordinator knows these nodes only from the one before."""
     known = silent(base, ELECTED, nodes)
     workers = {w: replace(s, expected=s.node in nodes) for w, s in known.workers.items()}
     return replace(known, workers=workers)
 
 
 @pytest.mark.parametrize("members", [(A, C), (BROKEN, B, C)], ids=["a member died", "broken"])
-def test_the_first_to_report_do_not_go_on_without_the_rest(
+def test_the_first_nodes_to_report_do_not_go_on_alone_before_the_roll_call_ends(
     members: tuple[WorkerStatus, ...],
 ) -> None:
     situation = unheard(view(TRIO, *members), "c")
     decision = decide(situation, POLICY, ELECTED + 0.1)
     assert isinstance(decision, Wait)
-    assert decision.until == pytest.approx(ELECTED + 0.3)  # to ask whether the group still works
+    assert decision.until == pytest.approx(ELECTED + 0.3)  # then it asks if the group works
     late = decide(situation, POLICY, ELECTED + 0.9)
     assert isinstance(late, Wait)
     assert late.until == ELECTED + 1.0
     assert short(decide(situation, POLICY, ELECTED + 1.0)).startswith("MEMBER_LOST [a0")
 
 
-def test_when_all_have_reported_nobody_is_waited_for() -> None:
+def test_a_loss_is_decided_at_once_when_all_nodes_have_reported() -> None:
     situation = unheard(view(TRIO, A, C), "")
     assert short(decide(situation, POLICY, ELECTED + 0.1)) == "MEMBER_LOST [a0 c0]"
 
 
-def test_a_group_that_trains_is_left_alone_for_longer() -> None:
+def test_a_group_that_trains_is_left_alone_beyond_the_roll_call() -> None:
     situation = unheard(view(TRIO, A, B, C), "c")
     assert isinstance(decide(situation, POLICY, ELECTED + 29.0), Wait)
     stuck = replace(situation, stuck=True)
     assert short(decide(stuck, POLICY, ELECTED + 1.1)) == "MEMBER_LOST [a0 b0]"
 
 
-def test_a_node_that_fell_silent_since_is_no_longer_waited_for() -> None:
+def test_a_node_that_falls_silent_after_the_election_is_not_waited_for() -> None:
     situation = silent(view(TRIO, BROKEN, B, C), ELECTED + 0.1, "c")
     assert short(decide(situation, POLICY, ELECTED + 0.2)) == "MEMBER_LOST [a0 b0]"
 
 
-def test_what_is_only_presumed_of_members_does_not_tell_that_the_group_does_not_stand() -> None:
-    """A planned change had taken place: those that have reported train in it, and all others with
-    them, though these are presumed to be on their way."""
+def test_a_member_that_is_only_presumed_to_be_ready_does_not_break_up_a_group_that_trains() -> None:
+    """A planned change has taken effect. The members that have reported train in the new group, so
+    the others train too, although the new coordinator presumes that they have not joined yet."""
     presumed = status("c0", READY, 0)
     situation = unheard(view(TRIO, A, B, presumed), "c")
     assert isinstance(decide(situation, POLICY, ELECTED + 29.0), Wait)
@@ -67,8 +67,8 @@ def test_what_is_only_presumed_of_members_does_not_tell_that_the_group_does_not_
     assert short(decide(known, POLICY, ELECTED + 1.1)) == "MEMBER_LOST [a0 b0]"
 
 
-def test_whom_a_planned_change_drops_has_the_time_too() -> None:
-    """It may hold what no other does, until those that stay have taken it over."""
+def test_members_that_a_planned_change_drops_get_time_to_report_too() -> None:
+    """A dropped member may have the only copy of a step until the members that stay receive it."""
     planned = generation(4, "a0", "b0", leave_after=7)
     ready = status("b0", READY, 3, committed=7)
     situation = replace(unheard(view(planned, ready, C), "c"), leaving=TRIO)

@@ -1,4 +1,4 @@
-"""Where the time of slots went: every second under one kind, and what was lost under its cause."""
+"""SlotAccounts: each second of a slot has one kind, and lost time belongs to its incident."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ from elastic.core.membership import (
 )
 from tests.fuzzed_documents import documents
 
-AHEAD_S = 1000.0  # of Unix time
+AHEAD_S = 1000.0  # by which Unix time is ahead of the clock of the tests
 
 
 @dataclass
 class Machine:
-    """As much of the coordinator as the accounts look at."""
+    """The part of the coordinator's machine that the accounts read."""
 
     phase: JobPhase = JobPhase.GATHERING
     current: Generation | None = None
@@ -43,7 +43,7 @@ class Machine:
 
 
 class Job:
-    """Tells accounts of a job, and keeps count of what they must add up to."""
+    """Tells the accounts what happens to a job, and counts the seconds that they must add up to."""
 
     def __init__(self, most: int = 100) -> None:
         self.now, self.machine, self.accounts = 0.0, Machine(), SlotAccounts(most)
@@ -96,7 +96,7 @@ class Job:
             self.report(node)
 
     def says(self, worker: str, committed: int = 0, **more: float) -> None:
-        """What it has spent besides."""
+        """Report that the worker has spent this much more since its last report."""
         assert self.machine.current is not None
         known = self.spent.get(worker, TimeSpent())
         fields = {name: getattr(known, name) + value for name, value in more.items()}
@@ -129,7 +129,7 @@ class Job:
 
 
 def two_train() -> Job:
-    """One worker on each of two nodes, for 10 s of training after 2 s."""
+    """One worker on each of two nodes has trained for 10 s, after a start of 2 s."""
     job = Job()
     for node, worker in (("a", "w1"), ("b", "w2")):
         job.has(node, 0, worker, WorkerPhase.STARTING)
@@ -142,7 +142,7 @@ def two_train() -> Job:
     return job
 
 
-def test_a_worker_says_what_its_time_went_into() -> None:
+def test_the_time_that_a_worker_reports_is_booked_under_its_kinds() -> None:
     job = two_train()
     job.passes(10.0)
     job.says("w1", 20, steps=10, steps_s=10.0, data_s=2.0, calls_s=1.0, saves_s=0.5)
@@ -158,7 +158,7 @@ def test_a_worker_says_what_its_time_went_into() -> None:
     assert job.accounts.accounts(job.now).goodput == pytest.approx(35.5 / 44)
 
 
-def test_nobody_spends_more_than_there_was() -> None:
+def test_a_worker_that_reports_too_much_time_is_booked_only_what_is_open() -> None:
     job = two_train()
     job.passes(10.0)
     job.says("w1", 20, steps=10, steps_s=30.0, calls_s=10.0, given_up_s=10.0)
@@ -166,7 +166,7 @@ def test_nobody_spends_more_than_there_was() -> None:
     assert job.kinds()["recomputed"] == 2.5
 
 
-def test_a_killed_worker_costs_its_node_what_all_have_lost() -> None:
+def test_the_time_that_all_lose_by_a_killed_worker_is_booked_to_its_node() -> None:
     job = two_train()
     job.passes(0.4)
     job.dies("b", 0)
@@ -181,20 +181,20 @@ def test_a_killed_worker_costs_its_node_what_all_have_lost() -> None:
     assert (incident["nodes"], incident["workers"]) == (["b"], ["w2"])
     assert (incident["reason"], incident["generation"]) == ("member_lost", 2)
     assert incident["seconds"] == {
-        "recomputed": 0.8,  # of both
+        "recomputed": 0.8,  # by both workers
         "detection": 0.1,
         "decision": 0.2,
         "join": 0.2,
         "state_transfer": 0.1,
         "first_step": 0.3,
-        "start_up": 1.6,  # of the one that is to take its place
+        "start_up": 1.6,  # of the worker that will take its place
     }
     assert incident["lost_s"] == pytest.approx(3.3)
     lost = job.accounts.accounts(job.now).nodes["b"]
     assert sum(lost.values()) == pytest.approx(3.3)
 
 
-def test_the_return_of_a_lost_one_belongs_to_its_loss() -> None:
+def test_the_return_of_a_lost_worker_belongs_to_the_incident_of_its_loss() -> None:
     job = two_train()
     job.dies("b", 0)
     job.loses("w2", reason=ChangeReason.MEMBER_LOST)
@@ -210,7 +210,7 @@ def test_the_return_of_a_lost_one_belongs_to_its_loss() -> None:
     assert incident["seconds"] == {"start_up": 4.0, "join": 0.6, "decision": 0.4}
 
 
-def test_a_hang_is_told_from_work() -> None:
+def test_the_time_of_a_hang_is_booked_apart_from_recomputed_work() -> None:
     job = two_train()
     job.passes(30.0)
     job.loses("w2", reason=ChangeReason.STALLED, standing_s=29.5)
@@ -221,7 +221,7 @@ def test_a_hang_is_told_from_work() -> None:
     assert job.incidents()[0]["seconds"] == {"hang": 59.0, "recomputed": 1.0}
 
 
-def test_a_hang_and_the_time_until_the_one_that_hangs_is_left_out_are_one_incident() -> None:
+def test_a_hang_and_the_wait_until_the_hanging_worker_is_left_out_are_one_incident() -> None:
     job = two_train()
     job.passes(30.0)
     job.loses(reason=ChangeReason.STALLED, standing_s=29.5)
@@ -239,7 +239,7 @@ def test_a_hang_and_the_time_until_the_one_that_hangs_is_left_out_are_one_incide
     assert len(job.incidents()) == 2, "the group that followed had trained"
 
 
-def test_a_group_that_trains_on_without_an_agent_does_not_wait_for_the_decision() -> None:
+def test_the_detection_of_a_loss_counts_from_the_last_commit_if_the_group_trains_on() -> None:
     job = two_train()
     job.tell(ev.NodeLost(node="b"))
     job.passes(30.0)
@@ -250,7 +250,7 @@ def test_a_group_that_trains_on_without_an_agent_does_not_wait_for_the_decision(
     assert incident["seconds"]["detection"] == 0.5
 
 
-def test_an_agent_that_comes_back_is_no_sign_of_what_strikes_later() -> None:
+def test_an_agent_that_comes_back_does_not_date_a_later_incident() -> None:
     job = two_train()
     job.tell(ev.NodeLost(node="b"))
     job.passes(1.0)
@@ -264,7 +264,7 @@ def test_an_agent_that_comes_back_is_no_sign_of_what_strikes_later() -> None:
     assert (incident["unix_s"], incident["detection_s"]) == (job.now, 0.0)
 
 
-def test_below_the_minimum_nobody_trains() -> None:
+def test_time_without_a_group_is_booked_as_below_the_minimum() -> None:
     job = two_train()
     job.dies("b", 0)
     job.loses("w2", reason=ChangeReason.MEMBER_LOST)
@@ -321,7 +321,7 @@ def test_a_drained_node_leaves_its_slots_empty() -> None:
     assert job.incidents()[0]["nodes"] == ["b"]
 
 
-def test_steps_after_an_older_checkpoint_are_computed_again() -> None:
+def test_steps_after_a_return_to_an_older_checkpoint_are_booked_as_recomputed() -> None:
     job = two_train()
     progress = ev.ProgressReported(generation=1, committed=10, step_s=1.0, in_step_s=0.0)
     job.tell(progress)
@@ -333,7 +333,7 @@ def test_steps_after_an_older_checkpoint_are_computed_again() -> None:
     assert job.kinds()["recomputed"] == 6.0
 
 
-def test_those_that_wait_for_a_slower_rank_have_lost_its_time() -> None:
+def test_time_spent_waiting_for_a_slower_rank_is_booked_to_its_node() -> None:
     job = two_train()
     job.passes(10.0)
     job.says("w2", 20, steps=10, steps_s=10.0, own_s=9.5)
@@ -342,7 +342,7 @@ def test_those_that_wait_for_a_slower_rank_have_lost_its_time() -> None:
     assert job.accounts.accounts(job.now).nodes["b"] == {Kind.SLOWER_RANK: pytest.approx(3.5)}
 
 
-def test_steps_of_a_script_for_torchrun_are_not_known() -> None:
+def test_training_time_of_a_script_for_torchrun_is_booked_as_productive() -> None:
     job = Job()
     job.tell(ev.ClassicScriptReported())
     job.has("a", 0, "w1", WorkerPhase.READY)
@@ -352,7 +352,7 @@ def test_steps_of_a_script_for_torchrun_are_not_known() -> None:
     assert job.accounts.accounts(job.now).settled[Kind.PRODUCTIVE] == 9.0
 
 
-def test_the_next_leader_counts_the_time_without_one() -> None:
+def test_the_next_leader_books_the_time_without_a_leader() -> None:
     job = two_train()
     job.passes(1.0)
     stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
@@ -372,7 +372,7 @@ def test_the_next_leader_counts_the_time_without_one() -> None:
     assert before.accounts(job.now).wall_s == pytest.approx(job.expected_s)
 
 
-def test_at_the_end_no_time_is_open() -> None:
+def test_no_time_is_open_after_the_end_of_the_job() -> None:
     job = two_train()
     job.passes(2.0)
     job.tell(ev.TimerFired(), fx.EndJob(exit_code=0))
@@ -458,7 +458,7 @@ def some() -> dict[str, Any]:
 
 
 @given(value=documents(json.dumps(some()).encode()))
-def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+def test_a_leader_can_begin_from_any_stored_document(value: bytes) -> None:
     accounts = SlotAccounts(4)
     with contextlib.suppress(ValueError, RecursionError):
         accounts.adopt(json.loads(value), 20.0, AHEAD_S)
@@ -467,7 +467,7 @@ def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
     json.dumps(accounts.accounts(22.0, AHEAD_S).to_document(), allow_nan=False)
 
 
-def test_an_incident_without_end_is_bounded() -> None:
+def test_the_nodes_and_workers_of_an_incident_are_bounded() -> None:
     incident = Incident(number=1, at=0.0)
     for n in range(1000):
         incident.concerns([f"n{n}"], [f"w{n}"])

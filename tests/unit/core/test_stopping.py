@@ -1,4 +1,4 @@
-"""What a coordinator does while the job stops: workers that hold unsaved steps save them first."""
+"""The coordinator while the job stops: workers that hold unsaved steps save them first."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def ended(job: Job) -> list[int]:
     return [e.exit_code for e in job.told(fx.EndJob)]  # type: ignore[attr-defined]
 
 
-def test_a_member_out_of_contact_is_waited_for() -> None:
+def test_a_stop_waits_for_a_member_out_of_contact() -> None:
     job = running("a0")
     job.tell(ev.NodeLost(node="a"))
     assert job.tell(STOP) is None
@@ -38,7 +38,7 @@ def test_a_member_out_of_contact_is_waited_for() -> None:
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
 
 
-def test_a_group_that_the_store_has_lost_may_be_told_of() -> None:
+def test_a_stop_without_a_generation_waits_for_agents_that_may_know_of_a_lost_one() -> None:
     first = Job(Coordinator(replace(settings(), agents_outlive=True), now=0.0))
     first.tell(STOP)
     assert (ended(first), first.wakes_at()) == ([], POLICY.join_timeout_s)
@@ -49,7 +49,7 @@ def test_a_group_that_the_store_has_lost_may_be_told_of() -> None:
     assert ended(alone) == [143]
 
 
-def test_without_a_group_a_holder_out_of_contact_is_waited_for() -> None:
+def test_a_stop_without_a_group_waits_for_a_holder_out_of_contact() -> None:
     job = running("a0", "b0", min_workers=2)
     assert job.tell(killed("b0")) == []
     job.report(status("a0", READY, 1, acknowledged=2))
@@ -60,7 +60,7 @@ def test_without_a_group_a_holder_out_of_contact_is_waited_for() -> None:
 
 
 def left_behind() -> Job:
-    """Generation 2 of a0 alone, which went on when its connection to b0 broke."""
+    """a0 trains alone in generation 2, with which it went on when its connection to b0 broke."""
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))
     assert job.report(status("a0", READY, 1, committed=9, broken=True)) == ["a0"]
@@ -68,7 +68,7 @@ def left_behind() -> Job:
     return job
 
 
-def test_a_holder_left_behind_is_waited_for_when_who_went_on_is_lost() -> None:
+def test_a_stop_waits_for_a_holder_left_behind_when_those_that_went_on_are_lost() -> None:
     job = left_behind()
     assert job.tell(killed("a0")) == []
     assert job.tell(STOP) is None
@@ -77,7 +77,7 @@ def test_a_holder_left_behind_is_waited_for_when_who_went_on_is_lost() -> None:
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
 
 
-def test_a_holder_left_behind_is_not_waited_for_while_who_went_on_is_here() -> None:
+def test_a_stop_does_not_wait_for_a_holder_left_behind_while_those_that_went_on_are_here() -> None:
     job = left_behind()
     assert job.tell(STOP) == ["a0"]
     job.report(trains("a0", 3, committed=10))
@@ -85,7 +85,7 @@ def test_a_holder_left_behind_is_not_waited_for_while_who_went_on_is_here() -> N
     assert ended(job) == [143]
 
 
-def test_newcomers_wait_for_a_holder_left_behind_when_who_went_on_is_lost() -> None:
+def test_newcomers_wait_for_a_holder_left_behind_when_those_that_went_on_are_lost() -> None:
     job = left_behind()
     assert job.tell(killed("a0")) == []
     job.tell(ev.NodeGone(node="a"))
@@ -93,7 +93,7 @@ def test_newcomers_wait_for_a_holder_left_behind_when_who_went_on_is_lost() -> N
     assert job.report(status("b0", READY, 1, acknowledged=3, committed=9)) == ["b0", "c0"]
 
 
-def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
+def test_a_stop_waits_for_a_member_that_may_have_trained_since_its_last_report() -> None:
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
     assert job.tell(killed("b0")) == []
@@ -103,7 +103,7 @@ def test_who_may_have_trained_since_it_reported_is_heard_first() -> None:
     assert job.report(status("a0", READY, 1, acknowledged=2, committed=1)) == ["a0"]
 
 
-def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
+def test_a_stop_does_not_wait_until_its_deadline_for_a_member_stuck_while_joining() -> None:
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
     job.report(status("a0", JOINING, 1, has_state=False))
@@ -113,7 +113,7 @@ def test_who_is_stuck_on_its_way_in_is_not_waited_for_to_the_end() -> None:
     assert ended(job) == [143]
 
 
-def test_who_comes_back_with_the_last_step_saves_it() -> None:
+def test_a_worker_that_comes_back_with_the_last_step_saves_it() -> None:
     job = running("a0", "b0", "c0", agent_grace_s=0.0)
     assert job.tell(ev.NodeLost(node="c")) == ["a0", "b0"]
     job.report(status("a0", JOINING, 2, committed=4))
@@ -122,28 +122,28 @@ def test_who_comes_back_with_the_last_step_saves_it() -> None:
     assert job.tell(killed("b0")) == ["a0", "c0"]
 
 
-def test_newcomers_do_not_leave_before_a_holder_left_behind_may_have_come() -> None:
+def test_a_stop_with_only_newcomers_present_waits_for_a_holder_left_behind() -> None:
     job = left_behind()
     assert job.report(status("c0", READY, acknowledged=2)) == ["a0", "c0"]
     job.tell(killed("a0"))
     assert job.tell(STOP) is None
     assert ended(job) == []
-    assert job.report(trains("b0", 1, committed=9)) == []  # c0 would begin anew
+    assert job.report(trains("b0", 1, committed=9)) == []  # c0 would begin the job again
     job.report(status("c0", READY, acknowledged=4))
     assert job.report(status("b0", READY, 1, acknowledged=4, committed=9)) == ["b0"]
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
 
 
-def test_members_that_wait_at_the_end_are_not_to_come_to_another_boundary_first() -> None:
-    """As where the news of a save was lost with a leader, after some had ended their scripts."""
+def test_a_stop_takes_effect_at_once_if_a_member_waits_at_the_end_of_its_script() -> None:
+    """The news of a save may be lost with a leader after some members have ended their scripts."""
     job = running("a0", "b0")
     job.report(status("a0", FINISHED, 1, committed=9))
     assert job.tell(STOP) == ["b0"]
     assert job.formed[-1].leave_after is None
 
 
-def test_a_stop_is_not_kept_waiting_by_groups_of_members_that_hold_nothing() -> None:
-    """As after the death of the only holder while it gave the first state to the others."""
+def test_a_stop_ends_the_job_once_no_member_can_hold_the_state() -> None:
+    """The only holder may die while it sends the first state to the others."""
     job = Job(Coordinator(settings(broken_grace_s=0.0)))
     pair = [status("a0", READY), status("a1", READY)]
     assert job.report(*pair, status("a2", READY)) == ["a0", "a1", "a2"]
@@ -157,7 +157,7 @@ def test_a_stop_is_not_kept_waiting_by_groups_of_members_that_hold_nothing() -> 
     assert ended(job) == [143]
 
 
-def test_a_new_coordinator_has_those_save_again_who_may_have_missed_that_they_are_done() -> None:
+def test_a_new_coordinator_has_members_that_have_not_finished_save_again() -> None:
     job = adopted(SAVING)
     job.report(status("a0", FINISHED, 5))
     assert job.report(trains("b0")) == ["b0"]
@@ -166,7 +166,7 @@ def test_a_new_coordinator_has_those_save_again_who_may_have_missed_that_they_ar
     assert ended(job) == [143]
 
 
-def test_a_new_coordinator_goes_on_to_stop_the_job() -> None:
+def test_a_new_coordinator_continues_a_stop_and_takes_over_the_first_new_request() -> None:
     job = adopted(SAVING)
     assert job.machine.phase is JobPhase.DRAINING
     job.tell(ev.StopRequested(exit_code=7, reason="asked again"))
@@ -183,8 +183,8 @@ def test_a_new_coordinator_waits_for_survivors_before_it_ends_the_job() -> None:
     assert job.tell(ev.TimerFired(), after_s=10.0) == ["a0"]
 
 
-def test_the_last_node_saves_before_it_goes() -> None:
-    """Below the minimum its workers are in no group, and yet hold what is not saved."""
+def test_the_last_node_saves_before_it_leaves() -> None:
+    """Below the minimum its worker is in no group, but holds steps that are not saved."""
     job = running("a0", "b0", min_workers=2)
     assert job.tell(killed("b0")) == []
     job.tell(reported(node="b"), ev.NodeGone(node="b"))
@@ -200,7 +200,7 @@ def test_members_that_a_planned_change_was_about_to_drop_save_too() -> None:
     assert sorted(job.tell(STOP) or []) == ["a0", "b0"]
 
 
-def test_a_group_that_is_left_for_a_planned_change_is_needed_until_that_is_in_place() -> None:
+def test_a_leaving_node_is_drained_only_once_the_planned_change_has_taken_effect() -> None:
     job = running("a0", "b0")
     assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == ["b0"]
     after = status("a0", READY, 1, acknowledged=2, committed=8)
@@ -210,14 +210,14 @@ def test_a_group_that_is_left_for_a_planned_change_is_needed_until_that_is_in_pl
     assert job.told(fx.NodeDrained) == [fx.NodeDrained(node="a")]
 
 
-def test_a_group_that_has_lost_a_member_comes_to_no_boundary() -> None:
+def test_a_stop_of_a_group_that_has_lost_a_node_does_not_wait_for_a_boundary() -> None:
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"), STOP)
     assert job.tell(ev.NodeGone(node="b")) == ["a0"]
     assert job.formed[-1].leave_after is None
 
 
-def test_who_came_back_too_late_saves_if_the_others_hold_nothing_any_more() -> None:
+def test_a_worker_back_too_late_saves_if_the_others_no_longer_hold_the_state() -> None:
     job = running("a0", "b0", min_workers=1)
     assert job.tell(killed("b0")) == ["a0"]
     job.report(status("a0", TRAINING, 2))
@@ -226,7 +226,7 @@ def test_who_came_back_too_late_saves_if_the_others_hold_nothing_any_more() -> N
     assert job.tell(reported(status("a0", JOINING, 3, has_state=False))) == ["c0", "a0"]
 
 
-def test_who_came_back_too_late_saves_if_the_others_are_left_out() -> None:
+def test_a_worker_back_too_late_saves_if_all_other_holders_are_lost() -> None:
     job = running("a0", "b0", "d0")
     assert job.tell(killed("b0")) == ["a0", "d0"]
     job.tell(reported(trains("a0", 2)), reported(status("d0", JOINING, 2, has_state=False)))
@@ -236,23 +236,23 @@ def test_who_came_back_too_late_saves_if_the_others_are_left_out() -> None:
     assert sorted(job.tell(killed("a0")) or []) == ["c0", "d0"]
 
 
-def test_who_saves_is_not_told_that_the_checkpoint_is_given_up_for_a_lost_member() -> None:
-    """It would leave, when in the next group it saves the same step."""
+def test_members_that_save_are_not_told_of_a_checkpoint_given_up_for_a_lost_member() -> None:
+    """The member would leave, although it saves the same step in the next group."""
     job = running("a0", "b0")
     job.tell(STOP)
     job.tell(*(reported(status(w, TRAINING, 2, committed=4)) for w in ("a0", "b0")))
     job.tell(ev.ShardReported(worker="a0", generation=2, step=4, index=0, count=2))
     assert job.tell(killed("b0")) == ["a0"]
     assert job.told(fx.AbandonCheckpoint) == []
-    # What it had written before it was lost is told late, and makes the save whole.
+    # b0 wrote its part before it was lost: the late report makes the save whole.
     job.tell(ev.ShardReported(worker="b0", generation=2, step=4, index=1, count=2))
     assert job.told(fx.CommitCheckpoint) == [fx.CommitCheckpoint(generation=2, step=4)]
     job.tell(ev.SaveReportedFailed(generation=3, step=4, message="no space"))
     assert len(job.told(fx.AbandonCheckpoint)) == 1
 
 
-def test_who_fails_to_save_after_the_others_were_told_is_told_too() -> None:
-    """It may have begun to save only then, and would wait for ever at the end of its script."""
+def test_a_member_that_fails_to_save_after_the_others_were_told_is_told_too() -> None:
+    """That member may begin to save only then, and would wait forever at the end of its script."""
     job = running("a0", "b0")
     failed = ev.SaveReportedFailed(generation=1, step=4, message="no space")
     for message in ("no space", "others were told before that it was given up"):
@@ -263,10 +263,10 @@ def test_who_fails_to_save_after_the_others_were_told_is_told_too() -> None:
     job.tell(past)
     job.told(fx.AbandonCheckpoint)
     job.tell(past)
-    assert job.told(fx.AbandonCheckpoint) == []  # nobody waits in a group that is no more
+    assert job.told(fx.AbandonCheckpoint) == []  # nobody waits in a group that no longer exists
 
 
-def test_whoever_has_lost_contact_last_is_waited_for_in_its_turn() -> None:
+def test_a_stop_waits_the_full_grace_for_the_member_that_lost_contact_last() -> None:
     job = running("a0", "b0", min_workers=2)
     job.tell(ev.NodeLost(node="b"))
     job.report(status("a0", READY, 1, broken=True))
@@ -274,11 +274,11 @@ def test_whoever_has_lost_contact_last_is_waited_for_in_its_turn() -> None:
     job.report(status("a0", READY, 1, acknowledged=2))
     job.tell(STOP, ev.NodeLost(node="a"), after_s=7.0)
     job.tell(ev.TimerFired(), after_s=4.0)
-    assert ended(job) == []  # b0 has had its time
+    assert ended(job) == []  # the grace of b0 is over, that of a0 is not
     assert job.report(status("a0", READY, 1, acknowledged=2)) == ["a0"]
 
 
-def test_a_planned_end_of_the_group_is_not_waited_for() -> None:
+def test_a_stop_does_not_wait_for_a_planned_dissolution() -> None:
     job = running("a0", "b0", min_workers=2)
     assert job.tell(ev.NodeLeaving(node="a", reason="SIGTERM")) == []
     assert job.formed[-1].leave_after is not None
@@ -286,7 +286,7 @@ def test_a_planned_end_of_the_group_is_not_waited_for() -> None:
     assert job.formed[-1].leave_after is None
 
 
-def test_a_group_that_has_lost_a_member_comes_to_no_boundary_at_which_to_save() -> None:
+def test_a_stop_under_a_new_coordinator_saves_at_once_if_a_node_is_gone() -> None:
     job = adopted(generation(5, "a0", "b0", "c0"))
     job.tell(STOP)
     job.report(trains("a0", committed=6))
@@ -296,8 +296,8 @@ def test_a_group_that_has_lost_a_member_comes_to_no_boundary_at_which_to_save() 
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
 
 
-def test_a_holder_left_behind_is_waited_for_when_the_group_that_went_on_holds_nothing() -> None:
-    """It went on without b0, and then lost a0 before c0 had received the state."""
+def test_a_stop_waits_for_a_holder_left_behind_if_the_group_that_went_on_lost_the_state() -> None:
+    """The group went on without b0, and then lost a0 before c0 had received the state."""
     job = running("a0", "b0")
     job.tell(ev.NodeLost(node="b"))
     job.report(status("c0", READY))
@@ -312,8 +312,8 @@ def test_a_holder_left_behind_is_waited_for_when_the_group_that_went_on_holds_no
     assert ended(job) == []
 
 
-def test_a_node_that_is_drained_meanwhile_saves_with_the_others() -> None:
-    """A planned change would wait for a step that nobody takes any more."""
+def test_a_node_that_is_drained_during_a_stop_saves_with_the_others() -> None:
+    """A planned change would wait for a step that no member takes any more."""
     job = running("a0", "b0")
     assert job.tell(STOP) == ["a0", "b0"]
     job.tell(reported(trains("a0", 2, committed=9)), reported(trains("b0", 2, committed=9)))
@@ -322,8 +322,8 @@ def test_a_node_that_is_drained_meanwhile_saves_with_the_others() -> None:
     assert ended(job) == [143]
 
 
-def test_who_holds_no_step_is_not_waited_for_to_the_end() -> None:
-    """Its script is stuck in the first group, which had committed nothing."""
+def test_a_stop_does_not_wait_until_its_deadline_for_a_member_without_a_step() -> None:
+    """The script of a0 is stuck in the first group, which has committed nothing."""
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
     job.report(status("a0", JOINING, 1, has_state=True))
@@ -334,7 +334,7 @@ def test_who_holds_no_step_is_not_waited_for_to_the_end() -> None:
 
 
 def trains_without_a_step() -> Job:
-    """Of two members one is killed in the first step, and the group is dissolved."""
+    """One of two members is killed in the first step, the group is dissolved, and the job stops."""
     job = Job(Coordinator(settings(min_workers=2)))
     job.tell(reported(status("a0", READY)), reported(status("b0", READY)))
     job.report(trains("a0", 1))
@@ -343,18 +343,18 @@ def trains_without_a_step() -> Job:
     return job
 
 
-def test_who_is_stuck_in_the_first_step_is_not_waited_for_to_the_end() -> None:
+def test_a_stop_does_not_wait_until_its_deadline_for_a_member_stuck_in_the_first_step() -> None:
     job = trains_without_a_step()
     job.report(status("a0", TRAINING, 1, acknowledged=2))
     job.tell(ev.TimerFired(), after_s=1.0)
-    assert ended(job) == []  # it may come out of that step, and even have completed it
+    assert ended(job) == []  # a0 may come out of that step, and may even have completed it
     job.tell(ev.TimerFired(), after_s=10.0)
     assert ended(job) == [143]
 
 
-def test_who_may_have_committed_the_first_step_is_waited_for() -> None:
+def test_a_stop_waits_for_a_member_that_may_have_committed_the_first_step() -> None:
     job = trains_without_a_step()
     job.tell(ev.TimerFired(), after_s=15.0)
-    assert ended(job) == []  # it has not heard of the end of its group
+    assert ended(job) == []  # a0 has not heard that its group is dissolved
     job.report(status("a0", READY, 1, acknowledged=2, committed=1))
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE

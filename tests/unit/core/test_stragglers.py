@@ -1,4 +1,4 @@
-"""Which rank holds up the others, from what each one tells of its steps."""
+"""Which rank holds up the others, from the sums that each rank reports of its steps."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ USUAL = {
     Part.CORES: 0.003,
 }
 Times = Callable[[int, int, Part], float]
-"""Of (rank, step, part): how long it takes, in seconds."""
+"""(rank, step, part) to the seconds that the part takes."""
 
 
 class Job:
-    """Ranks that end each step together, as an all-reduce has them do."""
+    """Ranks that end each step together, as an all-reduce makes them do."""
 
     def __init__(self, world: int, times: Times, *, window: int = 8) -> None:
         self.detector = Stragglers()
@@ -81,7 +81,7 @@ def usual(rank: int, step: int, part: Part) -> float:
 
 
 def noisy(seed: int, share: float) -> Times:
-    """Each part takes up to so much more or less."""
+    """Each part takes up to this share more or less than usual."""
     drawn = random.Random(seed)
     return lambda _rank, _step, part: USUAL[part] * drawn.uniform(1 - share, 1 + share)
 
@@ -118,13 +118,13 @@ def test_a_slow_rank_is_named_with_its_cause_within_30_steps(
 
 
 @pytest.mark.parametrize("world", [2, 3, 6])
-def test_nobody_is_named_for_noise(world: int) -> None:
-    """Of 30% from step to step. It is no certainty: one of 1,360 such runs names somebody."""
+def test_no_rank_is_named_for_noise(world: int) -> None:
+    """The noise is 30% from step to step. One of 1,360 such runs names a rank all the same."""
     for seed in range(30):
         assert not Job(world, noisy(seed, 0.3)).run(400).slow, seed
 
 
-def test_a_hiccup_is_no_slow_rank() -> None:
+def test_no_rank_is_named_for_rare_hiccups() -> None:
     """One step in a hundred takes ten times as long, on one rank or another."""
     drawn = random.Random(1)
     hiccups = {(drawn.randrange(3), step) for step in range(50, 2000, 100)}
@@ -135,8 +135,8 @@ def test_a_hiccup_is_no_slow_rank() -> None:
     assert not Job(3, times).run(2000).slow
 
 
-def test_most_ranks_share_cores_and_one_has_its_own() -> None:
-    """The exception is faster; nobody is slow."""
+def test_no_rank_is_named_when_one_is_faster_than_the_others() -> None:
+    """Most ranks share cores, and one in turn has its own: it is faster, but no rank is slow."""
 
     def times(rank: int, step: int, part: Part) -> float:
         alone = rank == step // 40 % 3
@@ -145,7 +145,7 @@ def test_most_ranks_share_cores_and_one_has_its_own() -> None:
     assert not Job(3, times).run(2000).slow
 
 
-def test_two_of_three_that_are_slow_are_not_told_from_one_that_is_fast() -> None:
+def test_two_slow_ranks_of_three_are_not_distinguished_from_one_fast_rank() -> None:
     times = slowed(slowed(usual, 0, Part.DATA, 0, 0.03), 1, Part.DATA, 0, 0.03)
     assert not Job(3, times).run(200).slow
 
@@ -170,7 +170,7 @@ def test_a_slow_rank_that_has_no_core_either_is_named_for_what_it_does() -> None
     assert [(s.rank, s.part) for s in Job(3, times).run(70).slow] == [(2, Part.OPTIMIZER)]
 
 
-def test_it_is_named_once_and_is_over_once() -> None:
+def test_a_slow_rank_is_named_once_and_reported_as_over_once() -> None:
     times = slowed(usual, 1, Part.DATA, 16, 0.03)
     job = Job(3, lambda r, s, p: times(r, s, p) if s <= 200 else usual(r, s, p))
     job.run(200)
@@ -181,7 +181,7 @@ def test_it_is_named_once_and_is_over_once() -> None:
     assert not job.detector.named
 
 
-def test_what_was_a_little_late_before_does_not_hide_that_it_is_slow_now() -> None:
+def test_a_rank_that_was_a_little_late_before_is_named_once_it_is_slow() -> None:
     slightly = slowed(usual, 1, Part.DATA, 0, 0.011)
     job = Job(3, slowed(slightly, 1, Part.DATA, 400, 0.02)).run(400)
     assert not job.slow
@@ -190,17 +190,17 @@ def test_what_was_a_little_late_before_does_not_hide_that_it_is_slow_now() -> No
     assert named.since >= 400 - 2 * 8, "not since it was a little late"
 
 
-def test_one_that_is_a_little_late_in_each_step_is_let_be() -> None:
+def test_a_rank_that_is_a_little_late_in_each_step_is_not_named() -> None:
     assert not Job(3, slowed(usual, 1, Part.DATA, 0, 0.05 * STEP_S)).run(500).slow
 
 
-def test_less_than_the_noise_of_clocks_is_nothing() -> None:
+def test_a_delay_below_the_noise_of_clocks_is_not_named() -> None:
     times = slowed(lambda *a: usual(*a) / 1000, 1, Part.DATA, 0, 0.0001)
     assert not Job(3, times).run(200).slow
 
 
-def test_without_arrivals_what_is_measured_elsewhere_still_tells() -> None:
-    """On a device nobody knows when the last gradient was ready."""
+def test_without_arrivals_only_parts_that_are_measured_by_themselves_are_named() -> None:
+    """On a device it is unknown when the last gradient was ready."""
 
     class Device(Job):
         def tell(self, rank: int, sums: Sums) -> None:
@@ -213,14 +213,14 @@ def test_without_arrivals_what_is_measured_elsewhere_still_tells() -> None:
     assert not Device(3, slowed(usual, 1, Part.COMPUTE, 16, 0.03)).run(60).slow
 
 
-def test_a_member_that_tells_nothing_holds_up_no_comparison() -> None:
+def test_a_member_that_reports_nothing_does_not_hold_up_the_comparison() -> None:
     job = Job(5, slowed(usual, 3, Part.COMPUTE, 8, 0.03)).run(100, silent=frozenset({0}))
     assert [s.rank for s in job.slow] == [3]
     assert not Job(2, slowed(usual, 1, Part.DATA, 8, 0.03)).run(100, silent=frozenset({0})).slow
 
 
-def test_ranks_that_put_down_sums_at_other_steps_meet_where_both_do() -> None:
-    """One finds that steps are short, and puts down half as many."""
+def test_ranks_that_record_sums_at_different_steps_are_compared_where_all_do() -> None:
+    """Rank 0 finds that its steps are short, and records half as many sums."""
 
     class Uneven(Job):
         def tell(self, rank: int, sums: Sums) -> None:
@@ -232,7 +232,7 @@ def test_ranks_that_put_down_sums_at_other_steps_meet_where_both_do() -> None:
 
 
 @pytest.mark.parametrize("again", [1, 3])
-def test_what_comes_again_counts_once(again: int) -> None:
+def test_sums_that_are_reported_again_count_once(again: int) -> None:
     class Repeating(Job):
         def tell(self, rank: int, sums: Sums) -> None:
             for _ in range(again):
@@ -242,7 +242,7 @@ def test_what_comes_again_counts_once(again: int) -> None:
     assert [s.at for s in job.slow] == [24]
 
 
-def test_in_another_group_comparison_begins_anew_but_those_that_are_slow_stay_so() -> None:
+def test_a_new_group_restarts_the_comparison_and_its_slow_ranks_stay_named() -> None:
     job = Job(3, slowed(usual, 1, Part.DATA, 0, 0.03)).run(100)
     detector = job.detector
     assert not detector.regroup(2, ["w1", "w0", "new"]).over
@@ -253,14 +253,14 @@ def test_in_another_group_comparison_begins_anew_but_those_that_are_slow_stay_so
     assert not detector.named
 
 
-def test_a_stranger_says_nothing() -> None:
+def test_sums_of_a_worker_outside_of_the_group_are_ignored() -> None:
     detector = Stragglers()
     detector.regroup(1, ["a", "b"])
     assert not detector.heard("c", 1, Sums(committed=8, steps=8)).slow
 
 
-def test_sums_that_make_no_sense_name_nobody() -> None:
-    """Of another version, or of a process that has begun anew."""
+def test_impossible_sums_name_no_rank() -> None:
+    """They may come from another version, or from a process that has started again."""
     detector = Stragglers()
     detector.regroup(1, ["a", "b"])
     for step in range(8, 200, 8):
@@ -269,7 +269,7 @@ def test_sums_that_make_no_sense_name_nobody() -> None:
     assert not detector.named
 
 
-def test_what_waits_for_others_is_bounded() -> None:
+def test_the_sums_that_wait_for_other_ranks_are_bounded() -> None:
     detector = Stragglers()
     detector.regroup(1, ["a", "b", "c"])
     for step in range(8, 80_000, 8):

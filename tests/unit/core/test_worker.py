@@ -1,4 +1,4 @@
-"""When a worker joins, leaves and aborts."""
+"""The worker's machine: when it joins a group, leaves it and aborts it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,6 @@ def ready() -> Worker:
 
 
 def joining() -> Worker:
-    """On its way into the first group."""
     worker = ready()
     worker.generation_announced(FIRST)
     worker.join_began(FIRST)
@@ -40,7 +39,7 @@ def training(committed: int = 5) -> Worker:
     return worker
 
 
-def test_the_way_in() -> None:
+def test_a_worker_that_has_joined_reports_that_it_trains_and_has_the_state() -> None:
     worker = training()
     assert worker.status.phase is WorkerPhase.TRAINING
     assert (worker.status.generation, worker.status.committed) == (1, 5)
@@ -48,7 +47,7 @@ def test_the_way_in() -> None:
 
 
 @pytest.mark.parametrize(("purpose", "expected"), [(Purpose.TRAIN, 2), (Purpose.SAVE_AND_LEAVE, 1)])
-def test_a_group_that_only_saves_is_not_one_that_it_trained_in(
+def test_a_group_that_only_saves_does_not_change_trained_in(
     purpose: Purpose, expected: int
 ) -> None:
     worker, second = training(), replace(AT_ONCE, purpose=purpose)
@@ -59,7 +58,7 @@ def test_a_group_that_only_saves_is_not_one_that_it_trained_in(
     assert worker.status.trained_in == expected
 
 
-def test_a_slot_may_be_told_again() -> None:
+def test_a_repeated_slot_changes_nothing_and_another_one_breaks_an_invariant() -> None:
     worker = ready()
     assert worker.assigned(0) == []
     assert worker.status.phase is WorkerPhase.READY
@@ -70,7 +69,7 @@ def test_a_slot_may_be_told_again() -> None:
 @pytest.mark.parametrize(
     ("announced", "joinable"), [(None, False), (WITHOUT_IT, False), (AT_ONCE, True)]
 )
-def test_it_joins_what_names_it(announced: Generation | None, joinable: bool) -> None:
+def test_only_members_join_a_generation(announced: Generation | None, joinable: bool) -> None:
     worker = ready()
     if announced is not None:
         worker.generation_announced(announced)
@@ -91,7 +90,9 @@ def test_a_generation_that_broke_is_not_joined_again() -> None:
     ("announced", "aborts", "leaves_at"),
     [(FIRST, False, None), (AT_ONCE, True, 5), (WITHOUT_IT, True, 5), (PLANNED, False, 7)],
 )
-def test_leaving(announced: Generation, aborts: bool, leaves_at: int | None) -> None:
+def test_a_worker_leaves_at_once_or_at_the_boundary_of_a_planned_change(
+    announced: Generation, aborts: bool, leaves_at: int | None
+) -> None:
     worker = training(5)
     effects = worker.generation_announced(announced)
     assert (AbortGroup(generation=1) in effects) == aborts
@@ -103,7 +104,9 @@ def test_leaving(announced: Generation, aborts: bool, leaves_at: int | None) -> 
     ("settled_after", "holds", "leaves"),
     [(None, [7, 8], []), (7, [], [7, 8]), (8, [], [8])],
 )
-def test_holding(settled_after: int | None, holds: list[int], leaves: list[int]) -> None:
+def test_a_worker_holds_at_a_provisional_boundary_and_leaves_at_a_settled_one(
+    settled_after: int | None, holds: list[int], leaves: list[int]
+) -> None:
     worker = training(5)
     assert not worker.holds(5)
     assert [type(e) for e in worker.generation_announced(PROVISIONAL)] == [ReportStatus]
@@ -113,7 +116,7 @@ def test_holding(settled_after: int | None, holds: list[int], leaves: list[int])
     assert [step for step in range(5, 9) if worker.must_leave(step)] == leaves
 
 
-def test_nothing_holds_up_a_change_at_once() -> None:
+def test_a_change_at_once_supersedes_a_provisional_one() -> None:
     worker = training(5)
     worker.generation_announced(PROVISIONAL)
     effects = worker.generation_announced(generation(3, "a0"))
@@ -123,7 +126,7 @@ def test_nothing_holds_up_a_change_at_once() -> None:
 
 
 @pytest.mark.parametrize("known", [PROVISIONAL, PLANNED])
-def test_a_planned_change_can_become_one_at_once(known: Generation) -> None:
+def test_a_planned_change_that_becomes_one_at_once_aborts_the_group(known: Generation) -> None:
     worker = training(7)
     worker.generation_announced(known)
     at_once = replace(PLANNED, leave_after=None)
@@ -146,7 +149,7 @@ def test_a_group_is_not_left_for_another_form_of_its_own_generation(
     assert not worker.must_leave(7)
 
 
-def test_what_it_acknowledges_with_is_what_it_has_committed_by_then() -> None:
+def test_an_acknowledgement_reports_the_steps_committed_by_then() -> None:
     worker = training(5)
     worker.committed(6)
     worker.run_entered()
@@ -156,12 +159,12 @@ def test_what_it_acknowledges_with_is_what_it_has_committed_by_then() -> None:
     assert (said.acknowledged, said.committed, said.in_run) == (2, 6, True)
 
 
-def test_it_reports_before_its_script_is_freed() -> None:
+def test_a_worker_reports_before_it_aborts_its_group() -> None:
     effects = training().generation_announced(AT_ONCE)
     assert [type(e) for e in effects] == [ReportStatus, AbortGroup]
 
 
-def test_old_news_is_refused() -> None:
+def test_an_older_generation_is_ignored() -> None:
     worker = training()
     worker.generation_announced(AT_ONCE)
     assert worker.generation_announced(FIRST) == []
@@ -169,7 +172,7 @@ def test_old_news_is_refused() -> None:
 
 
 @pytest.mark.parametrize(("announced", "expected"), [(AT_ONCE, True), (PLANNED, False)])
-def test_a_join_is_given_up_for_a_change_at_once_only(
+def test_a_join_is_given_up_only_for_a_change_at_once(
     announced: Generation, expected: bool
 ) -> None:
     worker = joining()
@@ -177,7 +180,7 @@ def test_a_join_is_given_up_for_a_change_at_once_only(
     assert worker.superseded() is expected
 
 
-def test_a_half_received_state_is_not_worth_asking_for() -> None:
+def test_a_worker_that_dropped_its_state_has_none_until_it_has_joined_again() -> None:
     worker = joining()
     worker.joined(FIRST, 3)
     worker.group_broke(3, "reset")
@@ -189,13 +192,13 @@ def test_a_half_received_state_is_not_worth_asking_for() -> None:
     assert worker.status.has_state
 
 
-def test_a_step_out_of_turn_ends_the_process() -> None:
+def test_an_event_out_of_order_breaks_an_invariant() -> None:
     with pytest.raises(InvariantBroken):
         Worker("a0").prepared("a:1")
 
 
 def test_a_join_is_given_up_for_a_planned_change_of_a_later_group() -> None:
-    """The step at which it takes effect is one of a group that this worker is not in."""
+    """Its boundary is one of a group that this worker is not in."""
     worker = joining()
     missed_one = replace(PLANNED, number=3)
     assert AbortGroup(generation=1) in worker.generation_announced(missed_one)
@@ -204,7 +207,7 @@ def test_a_join_is_given_up_for_a_planned_change_of_a_later_group() -> None:
     assert not worker.holds(8)
 
 
-def test_who_lost_its_group_waits_until_a_planned_change_is_settled() -> None:
+def test_a_worker_that_lost_its_group_waits_until_a_planned_change_is_settled() -> None:
     worker = training()
     worker.generation_announced(PROVISIONAL)
     worker.group_broke(5, "reset")
@@ -215,7 +218,7 @@ def test_who_lost_its_group_waits_until_a_planned_change_is_settled() -> None:
 
 
 @pytest.mark.parametrize(("committed", "joins"), [(6, False), (7, True)])
-def test_who_lost_its_group_before_the_settled_boundary_waits(committed: int, joins: bool) -> None:
+def test_a_worker_whose_group_broke_before_the_boundary_waits(committed: int, joins: bool) -> None:
     """A member that the change drops may have completed the step that this one has lost."""
     worker = training()
     worker.generation_announced(PLANNED)
@@ -223,7 +226,7 @@ def test_who_lost_its_group_before_the_settled_boundary_waits(committed: int, jo
     assert worker.joinable() == (PLANNED if joins else None)
 
 
-def test_who_lost_an_earlier_group_joins_at_once() -> None:
+def test_a_worker_that_lost_an_earlier_group_joins_at_once() -> None:
     """The boundary is one of a group that this worker is not in."""
     missed_one = replace(PLANNED, number=3)
     worker = training()

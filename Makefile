@@ -51,7 +51,7 @@ prometheus: install
 test: install browser prometheus
 	$(BIN)/python -m pytest -n $(TESTS_AT_ONCE) --dist loadfile --no-loadscope-reorder \
 	    -m "not long and not alone"
-	$(BIN)/python -m pytest -m "alone and not long"
+	$(BIN)/python -m pytest -m "alone and not long" tests/integration
 
 # The inner loop: no processes, no sockets to speak of.
 test-fast: install

@@ -42,3 +42,12 @@ def test_no_place_for_odds_and_ends(name: str) -> None:
 def test_every_folder_is_a_package() -> None:
     folders = {path.parent for path in PACKAGE.rglob("*.py")}
     assert [str(f) for f in folders if not (f / "__init__.py").exists()] == []
+
+
+def test_tests_that_run_alone_are_where_make_test_looks_for_them() -> None:
+    tests = Path(__file__).parents[1]
+    alone = [
+        p for p in tests.rglob("test_*.py") if "mark.alone" in p.read_text() and p != Path(__file__)
+    ]
+    assert alone
+    assert {path.parent for path in alone} == {tests / "integration"}

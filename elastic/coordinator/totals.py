@@ -248,7 +248,8 @@ T = TypeVar("T")
 class SlotTime:
     """Feeds the accounts with the machine's events and the workers' reports.
 
-    An error in the accounts is reported once and never holds up the job. Then they stay empty.
+    An error in the accounts is reported once and never holds up the job. Then they stay empty, and
+    the next leader goes on from those stored before.
     """
 
     def __init__(
@@ -264,6 +265,7 @@ class SlotTime:
         self._machine, self._journal, self._clock = machine, journal, clock
         self._accounts = self.slots = SlotAccounts(most, name_of=name_of)
         self._failed = False
+        self._stored = stored
         if stored:
             self._accounts.adopt(stored, clock(), _ahead_s(clock()))
 
@@ -300,10 +302,10 @@ class SlotTime:
         return self._guarded(lambda: self._accounts.accounts(now, _ahead_s(now)), Accounts())
 
     def to_document(self) -> Mapping[str, Any]:
-        """Return the accounts as JSON values, for later leaders."""
-        now = self._clock()
-        nothing: Mapping[str, Any] = {}
-        return self._guarded(lambda: self._accounts.to_document(now, _ahead_s(now)), nothing)
+        """Return the accounts as JSON values, for later leaders: after an error those before it."""
+        now, known = self._clock(), self._stored
+        self._stored = self._guarded(lambda: self._accounts.to_document(now, _ahead_s(now)), known)
+        return self._stored
 
     def _guarded(self, action: Callable[[], T], otherwise: T) -> T:
         if not self._failed:

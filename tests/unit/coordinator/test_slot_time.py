@@ -84,3 +84,20 @@ def test_an_error_in_accounts_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) 
     assert leader.time.to_document() == {}
     (warning,) = leader.entries
     assert "ZeroDivisionError: by zero" in warning.fields["message"]
+
+
+def test_accounts_from_before_an_error_are_stored_for_the_next_leader(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    leader = Leader()
+    leader.trains()
+    leader.now += 10.0
+    before = leader.time.to_document()
+    assert before
+    monkeypatch.setattr(SlotAccounts, "to_document", fail)
+    leader.now += 10.0
+    assert leader.time.to_document() == before
+    assert leader.time.to_document() == before, "and later too"

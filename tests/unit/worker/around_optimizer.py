@@ -1,4 +1,4 @@
-"""An optimizer around another one, whose class says by itself what its state is, as Lookahead's."""
+"""A Lookahead optimizer for tests: it wraps another optimizer and defines its own state_dict."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 
 
 class Lookahead(torch.optim.Optimizer):
-    """As published: the fast weights' state is the inner optimizer's, which nobody else tracks."""
+    """Lookahead as published. The inner optimizer, which nothing else tracks, holds the fast
+    weights' state."""
 
     def __init__(self, inner: torch.optim.Optimizer, every: int = 3) -> None:
         super().__init__(inner.param_groups, {})

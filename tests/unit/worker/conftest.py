@@ -1,4 +1,4 @@
-"""A group of one in the test's own process, for what needs DDP but no peers."""
+"""A fixture for tests that need DDP but no peers: a group of one in the test's own process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Saves and compares checkpoints as a group of workers and its coordinator would."""
+"""Writes and commits checkpoints as a group of workers and its coordinator would."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GROUP = "g1-run"
 
 
 def make_state(seed: int) -> dict[str, object]:
-    """Every type of element, whole and split, scalar and empty."""
+    """Return a state with tensors of every dtype, scalar, empty and transposed ones, and values."""
     tensors = {str(dtype): make_tensor(dtype, (3, 5), seed) for dtype in DTYPES}
     return {
         "model": tensors,
@@ -44,7 +44,7 @@ def save(
 def write(
     directory: CheckpointDirectory, step: int, state: object, count: int = 2, group: str = GROUP
 ) -> list[FileDigest]:
-    """The workers' part of it."""
+    """Write the files of `count` workers, without the commit."""
     flat = flatten(state)
     specs = describe(flat.tensors)
     structure = Structure(specs=specs, skeleton=flat.skeleton, extra={"note": "kept"})

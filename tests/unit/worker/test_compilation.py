@@ -1,4 +1,4 @@
-"""Compilations of torch.compile are counted, whatever they end with, and nothing is imported."""
+"""Compilations of torch.compile are counted, also failed ones, without importing torch._dynamo."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def compile_with(backend: Callable[[Any, Any], Any]) -> None:
     torch.compile(lambda x: x + 1, backend=backend)(torch.zeros(2))
 
 
-def test_a_compilation_is_known_while_it_lasts(compilations: Compilations) -> None:
+def test_a_compilation_is_under_way_until_it_ends(compilations: Compilations) -> None:
     seen = []
 
     def backend(graph: Any, _inputs: Any) -> Any:
@@ -40,7 +40,7 @@ def test_a_compilation_is_known_while_it_lasts(compilations: Compilations) -> No
     assert compilations.count == 2
 
 
-def test_a_compilation_that_fails_has_ended(compilations: Compilations) -> None:
+def test_a_failed_compilation_counts_as_ended(compilations: Compilations) -> None:
     def backend(_graph: Any, _inputs: Any) -> Any:
         raise ValueError("no such instruction")
 
@@ -50,13 +50,13 @@ def test_a_compilation_that_fails_has_ended(compilations: Compilations) -> None:
     assert compilations.count == 2
 
 
-def test_each_is_counted_once_however_often_it_is_watched(compilations: Compilations) -> None:
+def test_repeated_watch_counts_each_compilation_once(compilations: Compilations) -> None:
     compilations.watch()
     compile_with(lambda graph, _: graph.forward)
     assert compilations.count == 2
 
 
-def test_a_reset_of_dynamo_does_not_end_the_watch(compilations: Compilations) -> None:
+def test_watch_registers_again_after_a_reset_of_dynamo(compilations: Compilations) -> None:
     torch._dynamo.reset()
     callback_handler.clear()
     compilations.watch()
@@ -64,7 +64,7 @@ def test_a_reset_of_dynamo_does_not_end_the_watch(compilations: Compilations) ->
     assert compilations.count == 2
 
 
-def test_dynamo_is_not_imported_for_it() -> None:
+def test_watching_does_not_import_dynamo() -> None:
     script = (
         "import sys; from elastic.worker.compilation import COMPILATIONS; "
         "from elastic.worker.steps_clock import StepsClock; "

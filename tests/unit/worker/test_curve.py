@@ -1,4 +1,4 @@
-"""What a member reports of each step that the script has reported of, and when again."""
+"""What a member sends of the curve (the script's figures of each step), and when it repeats it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic.worker.steps_clock import StepsClock
 
 
 class Member:
-    """Of rank 0, whose messages are written down."""
+    """A member of rank 0 that records the messages it sends."""
 
     def __init__(self, *, kept: bool = True) -> None:
         self.sent: list[pb.CurvePoints] = []
@@ -46,13 +46,13 @@ class Member:
         self.told()
 
     def step(self, **values: Any) -> None:
-        """A block that reports these and counts."""
+        """Run a block that reports `values`, and commit its step."""
         self.reporter.report(values, committed=False)
         self.state.committed += 1
         self.reporter.committed()
 
     def told(self, *, whole: bool = False) -> list[tuple[bool, dict[int, dict[str, float]]]]:
-        """(all that is not stored?, values by step) of each report since the last look."""
+        """Return (everything not stored?, values by step) of each report since the last call."""
         self.reporter.flush(whole=whole)
         said, self.sent = self.sent, []
         return [(s.whole, {p.step: dict(p.values) for p in s.points}) for s in said]
@@ -62,7 +62,7 @@ class Member:
             self.sent.append(kind["curve"])
 
 
-def test_each_step_is_told_once_and_the_newest_when_another_follows() -> None:
+def test_each_step_is_sent_once_and_the_newest_waits_for_the_next_step() -> None:
     member = Member()
     member.step(loss=0.5)
     assert member.told() == []
@@ -70,11 +70,11 @@ def test_each_step_is_told_once_and_the_newest_when_another_follows() -> None:
     member.step()
     assert member.told() == [(False, {0: {"loss": 0.5}, 1: {"loss": 0.25, "accuracy": 1.0}})]
     member.step(loss=0.125)
-    assert member.told() == [(False, {2: {}})]  # it replaces what was written of it before
+    assert member.told() == [(False, {2: {}})]  # it replaces what the file has of this step
     assert member.told(whole=True) == [(False, {3: {"loss": 0.125}})]
 
 
-def test_what_is_reported_below_the_block_belongs_to_its_step() -> None:
+def test_figures_reported_below_a_block_belong_to_its_step() -> None:
     member = Member()
     member.step(loss=0.5)
     member.told()
@@ -83,7 +83,7 @@ def test_what_is_reported_below_the_block_belongs_to_its_step() -> None:
     assert member.told() == [(False, {0: {"loss": 0.5, "val_loss": 0.75}})]
 
 
-def test_a_tensor_that_the_script_goes_on_changing_counts_as_it_was() -> None:
+def test_a_reported_tensor_keeps_its_value_when_the_script_changes_it_later() -> None:
     member, total = Member(), torch.zeros(())
     for _ in range(3):
         total += 1
@@ -91,7 +91,7 @@ def test_a_tensor_that_the_script_goes_on_changing_counts_as_it_was() -> None:
     assert member.told() == [(False, {0: {"total": 1.0}, 1: {"total": 2.0}})]
 
 
-def test_values_of_a_block_that_is_given_up_are_those_of_its_retry() -> None:
+def test_a_retry_replaces_the_values_of_a_block_that_was_given_up() -> None:
     member = Member()
     member.reporter.report({"loss": 9.0, "only_then": 1.0}, committed=False)
     member.reporter.given_up(counts=False)
@@ -99,7 +99,7 @@ def test_values_of_a_block_that_is_given_up_are_those_of_its_retry() -> None:
     assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
 
 
-def test_a_step_that_others_completed_keeps_what_was_reported_of_it_here() -> None:
+def test_a_given_up_block_keeps_its_values_if_other_members_completed_the_step() -> None:
     member = Member()
     member.reporter.report({"loss": 0.5}, committed=False)
     member.state.committed, member.state.progress.committed_in = 1, 2
@@ -108,7 +108,7 @@ def test_a_step_that_others_completed_keeps_what_was_reported_of_it_here() -> No
     assert points == {0: {"loss": 0.5}}
 
 
-def test_asked_again_it_sends_all_that_is_not_stored() -> None:
+def test_all_points_that_are_not_stored_are_sent_again_on_request() -> None:
     member = Member()
     for n in range(4):
         member.step(n=n)
@@ -120,7 +120,7 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     assert member.told() == [(True, {2: {"n": 2}})]
 
 
-def test_a_script_that_fails_has_told_of_every_step() -> None:
+def test_a_failing_script_sends_every_step_including_the_newest() -> None:
     member = Member()
     member.step(loss=0.5)
     member.step(loss=math.inf)
@@ -133,7 +133,7 @@ def test_a_script_that_fails_has_told_of_every_step() -> None:
 
 
 @pytest.mark.timeout(20)
-def test_a_figure_that_cannot_be_read_does_not_hold_up_the_end() -> None:
+def test_a_figure_that_hangs_when_it_is_read_does_not_delay_the_end() -> None:
     class Hangs:
         def __float__(self) -> float:
             forever.wait()
@@ -146,7 +146,7 @@ def test_a_figure_that_cannot_be_read_does_not_hold_up_the_end() -> None:
     forever.set()
 
 
-def test_nothing_is_kept_where_nobody_wants_it() -> None:
+def test_points_are_kept_only_while_the_coordinator_wants_the_curve() -> None:
     member = Member(kept=False)
     for n in range(3):
         member.step(n=n)
@@ -164,14 +164,14 @@ def test_nothing_is_kept_where_nobody_wants_it() -> None:
     [torch.zeros(1_000_000), torch.tensor(1j), "0.5 or so", object(), None, [1.0], 10**400],
     ids=["a tensor of a million", "complex", "text", "an object", "None", "a list", "too large"],
 )
-def test_what_is_no_number_is_left_out(value: Any) -> None:
+def test_values_that_are_not_numbers_are_left_out(value: Any) -> None:
     member = Member()
     member.step(odd=value, loss=0.5)
     assert [p[-1] for p in cast("Any", curve_to_json(member.state.curve))] == [{"loss": 0.5}]
     assert member.told(whole=True) == [(False, {0: {"loss": 0.5}})]
 
 
-def test_of_ten_thousand_names_a_few_are_kept_and_of_many_steps_the_newest() -> None:
+def test_a_step_keeps_at_most_32_names_and_the_backlog_at_most_20_000_steps() -> None:
     member = Member()
     member.step(**{f"n{n}": n for n in range(10_000)})
     ((_, points),) = member.told(whole=True)
@@ -181,7 +181,7 @@ def test_of_ten_thousand_names_a_few_are_kept_and_of_many_steps_the_newest() -> 
     assert len(member.reporter.curve.backlog) <= 20_000
 
 
-def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:
+def test_a_member_that_receives_the_state_receives_the_points_too() -> None:
     giver, taker = Member(), Member()
     for n in range(3):
         giver.step(loss=torch.tensor(float(n)), bad=math.nan)
@@ -199,5 +199,5 @@ def test_a_member_that_takes_over_the_state_has_the_points_too() -> None:
     [None, 3, "odd", [[1, 2]], [[0, "r", 1, 0.0, {"a": []}]]],
     ids=["None", "a number", "text", "too short", "no value"],
 )
-def test_points_that_are_none_cost_no_state(document: Any) -> None:
+def test_a_malformed_document_gives_no_points_and_no_error(document: Any) -> None:
     assert list(curve_from_json(document)) == []

@@ -1,4 +1,4 @@
-"""What a planner fetches is the epoch's order, from any position, with any loader processes."""
+"""A planner fetches an epoch's samples in order, from any position, with any loader processes."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BEGIN = DataPosition()
 
 
 class Squares(torch_data.Dataset[int]):
-    """Its i-th sample is i * i, which tells the index."""
+    """A dataset whose i-th sample is i * i, so that each sample tells its index."""
 
     def __init__(self, length: int = LENGTH) -> None:
         self.length = length
@@ -45,7 +45,7 @@ class Endless(torch_data.IterableDataset[int]):
 def fetched(
     loader: DataLoader, *, rank: int, world_size: int, position: DataPosition = BEGIN, epochs: int
 ) -> list[tuple[DataPosition, list[list[int]]]]:
-    """For each step the position before it and this rank's weighted micro-batches, as indices."""
+    """Return for each step its position and the indices of this rank's weighted micro-batches."""
     planner = BatchPlanner(loader, position, rank=rank, world_size=world_size, epochs=epochs)
     steps = []
     try:
@@ -73,7 +73,7 @@ def flat(steps: list[tuple[DataPosition, list[list[int]]]]) -> list[int]:
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"global_batch": 10}])
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("length", [LENGTH, 700])  # an order is evaluated for 256 samples at once
+@pytest.mark.parametrize("length", [LENGTH, 700])  # an order is evaluated for 2048 samples at once
 def test_all_ranks_together_fetch_the_permutation(
     options: dict[str, int], world_size: int, length: int
 ) -> None:
@@ -94,7 +94,7 @@ def test_all_ranks_together_fetch_the_permutation(
     assert in_order[:length] != in_order[length:]
 
 
-def test_without_shuffling_the_order_is_the_datasets() -> None:
+def test_samples_come_in_the_order_of_the_dataset_without_shuffling() -> None:
     loader = DataLoader(Squares(), batch_size=4, shuffle=False)
     assert flat(fetched(loader, rank=0, world_size=1, epochs=1)) == list(range(LENGTH))
 
@@ -108,7 +108,7 @@ def test_the_order_depends_on_the_seed() -> None:
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_a_new_dealer_goes_on_exactly_where_it_is_put(world_size: int) -> None:
+def test_a_new_planner_continues_exactly_at_its_position(world_size: int) -> None:
     loader = DataLoader(Squares(), batch_size=3, seed=1)
     whole = fetched(loader, rank=0, world_size=world_size, epochs=2)
     for number, (position, _) in enumerate(whole):
@@ -116,14 +116,14 @@ def test_a_new_dealer_goes_on_exactly_where_it_is_put(world_size: int) -> None:
         assert rest == whole[number:]
 
 
-def test_loader_processes_fetch_the_same() -> None:
+def test_loader_processes_fetch_the_same_samples() -> None:
     expected = fetched(DataLoader(Squares(), batch_size=3), rank=1, world_size=2, epochs=1)
     loader = DataLoader(Squares(), batch_size=3, num_workers=2, prefetch_factor=2)
     assert fetched(loader, rank=1, world_size=2, epochs=1) == expected
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_a_default_device_of_the_scripts_changes_nothing(workers: int) -> None:
+def test_the_scripts_default_device_does_not_change_the_samples(workers: int) -> None:
     loader = DataLoader(Squares(), batch_size=3, num_workers=workers)
     expected = fetched(loader, rank=1, world_size=2, epochs=1)
     with torch.device("meta"):
@@ -151,7 +151,7 @@ def in_tensors(length: int = LENGTH) -> torch_data.TensorDataset:
 @pytest.mark.parametrize(
     "options", [{}, {"num_workers": 0, "collate_fn": None}, {"shuffle": False}]
 )
-def test_batches_of_tensors_are_those_of_torchs_loader(options: dict[str, Any]) -> None:
+def test_batches_of_a_tensor_dataset_equal_those_of_torchs_loader(options: dict[str, Any]) -> None:
     by_sample = {**options, "collate_fn": torch_data.default_collate}
     ours, theirs = (
         rows_of(DataLoader(in_tensors(), batch_size=3, **o)) for o in (options, by_sample)
@@ -164,7 +164,7 @@ def test_batches_of_tensors_are_those_of_torchs_loader(options: dict[str, Any]) 
             assert torch.equal(a, b)
 
 
-def test_a_batch_of_tensors_is_the_scripts_own() -> None:
+def test_changing_a_batch_in_place_does_not_change_the_dataset() -> None:
     dataset = in_tensors()
     before = dataset.tensors[0].clone()
     for images, *_ in rows_of(DataLoader(dataset, batch_size=3)):
@@ -173,25 +173,25 @@ def test_a_batch_of_tensors_is_the_scripts_own() -> None:
 
 
 class Doubled(torch_data.TensorDataset):
-    """What a script makes of it."""
+    """A TensorDataset whose `__getitem__` a script has overridden."""
 
     def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
         return tuple(2 * t for t in super().__getitem__(index))
 
 
-def test_a_dataset_that_makes_something_else_of_its_tensors_is_asked() -> None:
+def test_an_overridden_getitem_of_a_tensor_dataset_is_used() -> None:
     numbers = torch.arange(LENGTH)
     doubled = rows_of(DataLoader(Doubled(numbers), batch_size=3))
     plain = rows_of(DataLoader(torch_data.TensorDataset(numbers), batch_size=3))
     assert [b[0].tolist() for b in doubled] == [(2 * b[0]).tolist() for b in plain]
 
 
-def test_an_unknown_option_is_refused_for_tensors_too() -> None:
+def test_an_unknown_option_is_refused_for_a_tensor_dataset_too() -> None:
     with pytest.raises(ConfigurationError, match="shuffled"):
         DataLoader(in_tensors(), shuffled=0)
 
 
-def test_a_closed_dealer_fetches_nothing() -> None:
+def test_a_closed_planner_fetches_nothing() -> None:
     planner = BatchPlanner(DataLoader(Squares()), BEGIN, rank=0, world_size=1, epochs=1)
     planner.fetch()
     planner.close()
@@ -199,30 +199,30 @@ def test_a_closed_dealer_fetches_nothing() -> None:
         planner.fetch()
 
 
-def test_drop_last_leaves_whole_batches() -> None:
+def test_drop_last_drops_the_incomplete_batch_of_each_epoch() -> None:
     loader = DataLoader(Squares(), batch_size=4, drop_last=True)
     assert len(flat(fetched(loader, rank=0, world_size=1, epochs=2))) == 40
 
 
-def test_drop_last_in_a_group_too_large_for_the_data_takes_an_epoch_a_step() -> None:
+def test_drop_last_makes_an_epoch_one_step_in_a_group_too_large_for_the_data() -> None:
     loader = DataLoader(Squares(), batch_size=10, drop_last=True, shuffle=False)
     by_rank = [fetched(loader, rank=rank, world_size=3, epochs=2) for rank in range(3)]
     assert [len(steps) for steps in by_rank] == [2, 2, 2]
     assert sorted(index for steps in by_rank for index in flat(steps[:1])) == list(range(LENGTH))
 
 
-def test_drop_last_in_a_group_that_grew_too_large_in_an_epoch_goes_on_in_the_next() -> None:
+def test_drop_last_goes_on_in_the_next_epoch_in_a_group_that_grew_too_large() -> None:
     loader = DataLoader(Squares(), batch_size=10, drop_last=True)
     samples = loader.next_range(DataPosition(cursor=10), 3)
     assert (samples.epoch, samples.start, samples.stop) == (1, 0, LENGTH)
 
 
-def test_the_ratio_of_batches_follows_the_policy() -> None:
+def test_the_batch_ratio_follows_the_batch_policy() -> None:
     assert DataLoader(Squares(), batch_size=2).batch_ratio(3, reference_world=1) == 3.0
     assert DataLoader(Squares(), global_batch=8).batch_ratio(3, reference_world=1) == 1.0
 
 
-def test_the_ratio_of_batches_counts_no_more_than_the_data_has() -> None:
+def test_the_batch_ratio_is_limited_by_the_length_of_the_dataset() -> None:
     assert DataLoader(Squares(), batch_size=10).batch_ratio(3, reference_world=1) == 2.3
     assert DataLoader(Squares(), batch_size=30).batch_ratio(3, reference_world=1) == 1.0
 
@@ -247,14 +247,14 @@ def test_the_ratio_of_batches_counts_no_more_than_the_data_has() -> None:
         ),
     ],
 )
-def test_mistakes_are_named(
+def test_wrong_datasets_and_options_are_refused_with_the_reason(
     dataset: torch_data.Dataset[Any], options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=words):
         DataLoader(dataset, **options)
 
 
-def test_a_position_outside_the_dataset_is_named() -> None:
+def test_a_position_outside_the_dataset_is_refused() -> None:
     with pytest.raises(ConfigurationError, match=r"sample 24.*has 23"):
         DataLoader(Squares()).next_range(DataPosition(epoch=0, cursor=24), 1)
 
@@ -262,7 +262,7 @@ def test_a_position_outside_the_dataset_is_named() -> None:
 Pair = namedtuple("Pair", "left right")
 
 
-def test_batches_of_any_form_are_moved() -> None:
+def test_nested_batches_are_moved_to_the_device() -> None:
     one = torch.zeros(1)
     batch = {"a": one, "b": [one, (one, "text")], "c": Pair(one, 3)}
     assert to_device(batch, torch.device("cpu")) is batch
@@ -275,7 +275,7 @@ def test_batches_of_any_form_are_moved() -> None:
     assert moved["c"].right == 3
 
 
-def test_a_batch_that_can_move_itself_does_so() -> None:
+def test_a_batch_with_a_to_method_moves_itself() -> None:
     """Lengths of a packed sequence stay on the CPU, whatever the device."""
     packed = pack_sequence([torch.zeros(2), torch.zeros(1)])
     moved = to_device(packed, torch.device("meta"))
@@ -284,7 +284,7 @@ def test_a_batch_that_can_move_itself_does_so() -> None:
 
 
 class Filled:
-    """Moves itself in place, and returns nothing."""
+    """A batch whose `to` moves it in place and returns nothing."""
 
     def __init__(self) -> None:
         self.data = torch.zeros(1)
@@ -293,21 +293,21 @@ class Filled:
         self.data = self.data.to(device)
 
 
-def test_a_batch_that_moves_itself_in_place_is_still_there() -> None:
+def test_a_batch_that_moves_itself_in_place_is_kept() -> None:
     batch = Filled()
     assert to_device([batch], torch.device("meta")) == [batch]
     assert batch.data.is_meta
 
 
 class Length:
-    """A number with a unit, as several packages have."""
+    """A number whose `to` converts its unit, as in several packages."""
 
     def to(self, unit: str) -> str:
         return unit + "!"
 
 
 class Message(dict[str, Any]):
-    """Its keys are attributes, as in the common recipe: one that is missing is a KeyError."""
+    """A dictionary whose keys are attributes, by the common recipe: a missing one is a KeyError."""
 
     __getattr__ = dict.__getitem__
 
@@ -326,7 +326,7 @@ Call = namedtuple("Call", "to data")
     [Length(), Letter(len, "a"), torch.Tensor, nn.Linear, "text", Message(to=len)],
     ids=["unit", "field", "class", "module", "text", "key"],
 )
-def test_what_has_another_kind_of_to_stays_as_it_is(item: Any) -> None:
+def test_an_item_whose_to_takes_no_device_stays_as_it_is(item: Any) -> None:
     tensor, moved = to_device([torch.zeros(1), item], torch.device("meta"))
     assert tensor.is_meta
     assert moved == item
@@ -343,7 +343,7 @@ def noted() -> Message:
     [Message(data=torch.zeros(1)), noted(), Call(len, torch.zeros(1))],
     ids=["dictionary", "with an attribute", "tuple"],
 )
-def test_batches_with_fields_for_attributes_are_moved(batch: Any) -> None:
+def test_batches_with_keys_or_fields_as_attributes_are_moved(batch: Any) -> None:
     moved = to_device(batch, torch.device("meta"))
     assert type(moved) is type(batch)
     assert moved.data.is_meta
@@ -382,21 +382,21 @@ def test_batches_in_data_classes_are_moved(kind: Any) -> None:
 
 
 @pytest.mark.parametrize(("drop_last", "steps"), [(False, 3), (True, 2)])
-def test_with_a_fixed_global_batch_its_length_is_the_steps_of_an_epoch(
+def test_len_is_the_number_of_steps_in_an_epoch_with_a_fixed_global_batch(
     drop_last: bool, steps: int
 ) -> None:
     data = DataLoader(list(range(10)), batch_size=2, global_batch=4, drop_last=drop_last)
     assert len(data) == steps
 
 
-def test_without_it_the_length_is_refused_with_what_to_do() -> None:
+def test_len_is_refused_with_advice_without_a_fixed_global_batch() -> None:
     data = DataLoader(list(range(10)), batch_size=2)
     assert data
     with pytest.raises(TypeError, match="global_batch"):
         len(data)
 
 
-def test_going_through_it_is_refused_with_what_to_do() -> None:
+def test_iterating_over_the_loader_is_refused_with_advice() -> None:
     with pytest.raises(TypeError, match=r"torch\.utils\.data\.DataLoader"):
         iter(DataLoader(list(range(10))))
 
@@ -404,9 +404,9 @@ def test_going_through_it_is_refused_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     "name", ["dataset", "batch_size", "seed", "shuffle", "accumulate", "global_batch", "drop_last"]
 )
-def test_what_it_is_made_with_cannot_be_set_later(name: str) -> None:
-    """Torch's refuses that as well; here it would have no effect, or that of another dataset's
-    length."""
+def test_constructor_arguments_cannot_be_set_later(name: str) -> None:
+    """torch's loader refuses that too. Here it would have no effect, or mix a new dataset with the
+    old one's length."""
     data = DataLoader(Squares(), batch_size=2)
     with pytest.raises(ConfigurationError, match=f"{name} of .* make another"):
         setattr(data, name, 3)
@@ -415,7 +415,7 @@ def test_what_it_is_made_with_cannot_be_set_later(name: str) -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("length", [LENGTH - 1, LENGTH + 1])
-def test_a_dataset_that_has_another_length_in_the_next_epoch_is_refused(
+def test_a_dataset_whose_length_changes_between_epochs_is_refused(
     length: int, workers: int
 ) -> None:
     dataset = Squares()
@@ -424,5 +424,5 @@ def test_a_dataset_that_has_another_length_in_the_next_epoch_is_refused(
     planner.fetch()
     dataset.length = length
     with pytest.raises(ConfigurationError, match=f"had 23 samples .* has {length} now"):
-        [planner.fetch() for _ in range(10)]  # some are fetched ahead
+        [planner.fetch() for _ in range(10)]  # some batches are fetched ahead
     planner.close()

@@ -1,4 +1,4 @@
-"""What a member reports for the ledger, and when all of it again."""
+"""What a member reports for the ledger, and when it sends everything not stored again."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic.worker.training import Training
 
 
 class Place:
-    """A member of rank 0 whose messages are written down."""
+    """A member of rank 0 that records the messages it sends."""
 
     def __init__(self) -> None:
         self.sent: list[pb.LedgerEntries] = []
@@ -46,7 +46,7 @@ class Place:
             )
 
     def reported(self) -> list[tuple[bool, list[int]]]:
-        """(all that is not stored?, steps) of each report since the last look."""
+        """Return (everything not stored?, steps) of each report since the last call."""
         self.reporter.flush()
         said, self.sent = self.sent, []
         return [(report.whole, [e.step for e in report.entries]) for report in said]
@@ -56,7 +56,7 @@ class Place:
             self.sent.append(kind["ledger"])
 
 
-def test_the_first_report_is_whole_and_later_ones_what_is_new() -> None:
+def test_the_first_report_is_whole_and_later_ones_have_only_new_entries() -> None:
     place = Place()
     place.commit(0, 1)
     assert place.reported() == [(True, [0, 1])]
@@ -65,7 +65,7 @@ def test_the_first_report_is_whole_and_later_ones_what_is_new() -> None:
     assert place.reported() == []
 
 
-def test_asked_again_it_sends_all_that_is_not_stored() -> None:
+def test_all_entries_that_are_not_stored_are_sent_again_on_request() -> None:
     place = Place()
     place.commit(0, 1, 2)
     place.reported()
@@ -75,13 +75,13 @@ def test_asked_again_it_sends_all_that_is_not_stored() -> None:
     assert place.reported() == [(True, [1, 2, 3])]
     place.reporter.ledger_stored(committed=4, run="", generation=1)
     place.reporter.report_again()
-    assert place.reported() == [(True, [])]  # the one that asked knows that nothing is missing
+    assert place.reported() == [(True, [])]  # this says that nothing is missing
     place.commit(4)
     assert place.reported() == [(False, [4])]
 
 
-def test_no_more_is_on_its_way_than_a_coordinator_may_have_to_keep() -> None:
-    """A disk that is full for hours must not fill the memory of the one who would write to it."""
+def test_at_most_20_000_entries_are_sent_before_some_are_stored() -> None:
+    """A ledger disk that is full for hours must not fill the coordinator's memory."""
     place = Place()
     place.commit(*range(30_000))
     assert [len(steps) for _, steps in place.reported()] == [10_000, 10_000]
@@ -94,7 +94,7 @@ def test_no_more_is_on_its_way_than_a_coordinator_may_have_to_keep() -> None:
     ]
 
 
-def test_a_coordinator_that_has_dropped_some_is_sent_the_oldest_that_are_not_stored() -> None:
+def test_report_again_sends_the_oldest_entries_that_are_not_stored() -> None:
     place = Place()
     place.commit(*range(25_000))
     place.reported()
@@ -105,7 +105,7 @@ def test_a_coordinator_that_has_dropped_some_is_sent_the_oldest_that_are_not_sto
     ]
 
 
-def test_a_worker_that_ends_has_the_rest_of_a_long_ledger_sent_first() -> None:
+def test_a_worker_sends_the_rest_of_a_long_ledger_before_it_ends() -> None:
     place = Place()
     place.commit(*range(30_000))
     stored: list[int] = []
@@ -122,19 +122,19 @@ def test_a_worker_that_ends_has_the_rest_of_a_long_ledger_sent_first() -> None:
     assert stored == list(range(30_000))
 
 
-# ---- how far it is from a committed step to the queue for the agent
+# ---- calls from a committed step to the queue, and from the queue to the agent
 
 MOST_CALLS = 3
 
 
 def calls_since(caller: str) -> list[str]:
-    """Functions of elastic that are under way, from the one that `caller` has called on."""
+    """Return elastic's functions on the stack, from the one that `caller` has called down."""
     package = Path(elastic.__file__).parent
     own = [f.function for f in inspect.stack()[2:] if package in Path(f.filename).parents]
     return [*reversed(own[: own.index(caller)])]
 
 
-def test_a_committed_step_is_in_the_ledgers_queue_in_few_calls(
+def test_a_committed_step_reaches_the_ledgers_queue_in_few_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     calls: list[list[str]] = []
@@ -158,7 +158,7 @@ def test_a_committed_step_is_in_the_ledgers_queue_in_few_calls(
     assert len(calls[0]) <= MOST_CALLS
 
 
-def test_what_is_queued_is_sent_to_the_agent_in_few_calls() -> None:
+def test_queued_entries_are_sent_to_the_agent_in_few_calls() -> None:
     place, calls = Place(), list[list[str]]()
 
     def send(**kind: Any) -> None:

@@ -1,4 +1,4 @@
-"""A worker's socket to its agent, and to the agent that follows it."""
+"""A worker's link to its agent, and to the agent that follows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DEADLINE_S = 30.0
 
 
 class Agent:
-    """Listens at `path`, for one worker."""
+    """An agent that listens at `path` for one worker."""
 
     def __init__(self, path: Path) -> None:
         path.unlink(missing_ok=True)
@@ -60,7 +60,7 @@ class Agent:
 
 
 class Place:
-    """A worker with a link that was started."""
+    """A worker with a link, and what the link's callbacks get once it is started."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -81,7 +81,7 @@ class Place:
         return self.agents[0]
 
     def obeys(self, agent: Agent) -> None:
-        """A command of this agent arrives."""
+        """Assert that a command of this agent arrives."""
         agent.say(DISMISS)
         assert self.commands.get(timeout=DEADLINE_S) == "dismiss"
 
@@ -100,7 +100,7 @@ def place(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
 
         def connect() -> socket.socket:
             in_vain.set()
-            threading.Event().wait()  # its thread ends with this process
+            threading.Event().wait()  # the link's thread ends with this process
             raise AssertionError
 
         made.link._connect = connect  # type: ignore[method-assign]
@@ -114,7 +114,7 @@ DISMISS = encode(pb.WorkerCommand(dismiss=pb.Dismiss()))
 PROBE = encode(pb.WorkerCommand(probe=pb.ProbeProgress()))
 
 
-def test_what_is_said_in_both_directions(place: Place) -> None:
+def test_messages_and_commands_arrive_in_both_directions(place: Place) -> None:
     agent = place.start()
     place.link.hello()
     place.link.send(status=job_pb2.WorkerStatus(worker="w"))
@@ -126,10 +126,10 @@ def test_what_is_said_in_both_directions(place: Place) -> None:
     assert place.new_agents.empty()
 
 
-def test_the_next_agent_hears_hello_and_is_told_everything_again(place: Place) -> None:
+def test_the_next_agent_gets_a_hello_and_the_worker_learns_of_it(place: Place) -> None:
     agent = place.start()
     agent.end()
-    time.sleep(0.05)  # nobody is there for a while
+    time.sleep(0.05)  # no agent listens for a while
     place.link.send(status=job_pb2.WorkerStatus(worker="lost"))
     second = place.agent()
     second.accept()
@@ -140,9 +140,7 @@ def test_the_next_agent_hears_hello_and_is_told_everything_again(place: Place) -
     place.obeys(second)
 
 
-def test_a_default_timeout_of_the_scripts_is_not_for_the_next_agent(
-    place: Place,
-) -> None:
+def test_the_scripts_default_timeout_does_not_apply_to_the_next_agents_socket(place: Place) -> None:
     first = place.start()
     second = place.agent()
     socket.setdefaulttimeout(0.05)
@@ -151,14 +149,14 @@ def test_a_default_timeout_of_the_scripts_is_not_for_the_next_agent(
         second.accept()
         assert second.hear().HasField("hello")
         place.new_agents.get(timeout=DEADLINE_S)
-        time.sleep(0.2)  # nothing is said for longer than that
+        time.sleep(0.2)  # silence for longer than the default timeout
     finally:
         socket.setdefaulttimeout(None)
     place.obeys(second)
     assert place.new_agents.empty()
 
 
-def test_a_script_that_closes_what_it_does_not_know_is_connected_anew(place: Place) -> None:
+def test_the_link_connects_again_after_the_script_has_closed_its_descriptor(place: Place) -> None:
     os.close(place.link.fileno())
     agent = place.start()
     agent.accept()
@@ -169,7 +167,7 @@ def test_a_script_that_closes_what_it_does_not_know_is_connected_anew(place: Pla
     place.obeys(agent)
 
 
-def test_half_a_command_of_the_agent_before_is_forgotten(place: Place) -> None:
+def test_half_a_command_of_the_previous_agent_is_dropped(place: Place) -> None:
     agent = place.start()
     agent.say(PROBE[:3])
     agent.end()
@@ -179,7 +177,7 @@ def test_half_a_command_of_the_agent_before_is_forgotten(place: Place) -> None:
     assert place.commands.empty()
 
 
-def test_again_and_again(place: Place) -> None:
+def test_the_link_connects_to_several_agents_in_turn(place: Place) -> None:
     agent = place.start()
     for _ in range(3):
         agent.end()
@@ -194,8 +192,8 @@ class _OutOfBuffers(socket.socket):
         raise OSError(errno.ENOBUFS, "No buffer space available")
 
 
-def test_an_agent_that_cannot_be_told_is_connected_to_again(place: Place) -> None:
-    """Else it would wait for ever for what it has missed."""
+def test_the_link_connects_again_after_a_failed_send(place: Place) -> None:
+    """Otherwise the agent would wait forever for the message that it missed."""
     whole = place.link._socket
     with whole:
         place.link._socket = _OutOfBuffers(fileno=os.dup(whole.fileno()))
@@ -206,7 +204,7 @@ def test_an_agent_that_cannot_be_told_is_connected_to_again(place: Place) -> Non
     place.new_agents.get(timeout=DEADLINE_S)
 
 
-def test_what_cannot_be_read_ends_the_connection_and_no_more(place: Place) -> None:
+def test_an_unreadable_frame_ends_only_the_connection(place: Place) -> None:
     agent = place.start()
     agent.say(b"\xff\xff\xff\xff garbage")
     agent.accept()
@@ -216,7 +214,7 @@ def test_what_cannot_be_read_ends_the_connection_and_no_more(place: Place) -> No
     assert place.errors.empty()
 
 
-def test_an_error_of_whoever_is_told_is_not_lost_with_the_thread() -> None:
+def test_an_error_in_a_callback_reaches_the_error_handler() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         agent = Agent(Path(directory) / "agent.sock")
         link, errors, bug = (
@@ -236,8 +234,8 @@ def test_an_error_of_whoever_is_told_is_not_lost_with_the_thread() -> None:
         link._socket.close()
 
 
-def test_an_agent_that_is_not_there_yet_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It may have ended as this worker was forked."""
+def test_a_link_waits_for_an_agent_that_does_not_listen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent may have ended while this worker was forked."""
     with tempfile.TemporaryDirectory(dir="/tmp") as directory:
         path = Path(directory) / "agent.sock"
         agents: list[Agent] = []

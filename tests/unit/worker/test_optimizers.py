@@ -1,5 +1,5 @@
-"""An optimizer that trains must be tracked, by itself or by what holds its state; a factor is on
-its rates during its steps, and at no other time."""
+"""An optimizer that steps must be tracked, directly or in the state of a tracked object. A scaling
+factor applies to its learning rates during its steps only."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastic.worker.state.job_state import JobState, Values
 
 
 class Holder:
-    """Wraps an optimizer, as Lookahead and SAM do."""
+    """Wraps an optimizer, as Lookahead and SAM do. whole: its state includes the optimizer's."""
 
     def __init__(self, inner: torch.optim.Optimizer, *, whole: bool) -> None:
         self.inner, self.whole = inner, whole
@@ -31,7 +31,7 @@ class Holder:
 
 
 class InAList(Holder):
-    """Keeps it deeper."""
+    """A holder that keeps its optimizer in nested containers."""
 
     def __init__(self, inner: torch.optim.Optimizer, *, whole: bool) -> None:
         super().__init__(inner, whole=whole)
@@ -43,7 +43,7 @@ class InAList(Holder):
 
 
 def stepped() -> torch.optim.Optimizer:
-    """One that keeps a momentum."""
+    """Return an optimizer that has stepped once and keeps a momentum."""
     parameter = torch.nn.Parameter(torch.zeros(3))
     parameter.grad = torch.ones(3)
     optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
@@ -52,7 +52,7 @@ def stepped() -> torch.optim.Optimizer:
 
 
 def module_of(optimizer: torch.optim.Optimizer) -> torch.nn.Module:
-    """What it trains."""
+    """Return a module of the parameters that the optimizer trains."""
     return torch.nn.ParameterList(p for group in optimizer.param_groups for p in group["params"])
 
 
@@ -67,27 +67,27 @@ def test_a_tracked_optimizer_may_step() -> None:
     checked(optimizer, optimizer=optimizer)
 
 
-def test_an_optimizer_that_is_not_tracked_is_refused_by_its_kind() -> None:
+def test_an_optimizer_that_is_not_tracked_is_refused_by_its_class_name() -> None:
     with pytest.raises(StepMisused, match=r"SGD.*session\.track"):
         checked(stepped(), optimizer=stepped())
 
 
-def test_a_scheduler_does_not_hold_its_optimizer() -> None:
-    """It leaves out its state."""
+def test_tracking_a_scheduler_does_not_track_its_optimizer() -> None:
+    """A scheduler's state does not include its optimizer's."""
     optimizer = stepped()
     with pytest.raises(StepMisused, match="SGD"):
         checked(optimizer, scheduler=torch.optim.lr_scheduler.StepLR(optimizer, 1))
 
 
 @pytest.mark.parametrize("kind", [Holder, InAList])
-def test_an_optimizer_inside_of_a_tracked_object_must_be_in_its_state(kind: type[Holder]) -> None:
+def test_an_optimizer_inside_a_tracked_object_must_be_in_its_state(kind: type[Holder]) -> None:
     optimizer = stepped()
     checked(optimizer, sam=kind(optimizer, whole=True))
     with pytest.raises(StepMisused, match=r"inside of sam.*sam_inner"):
         checked(optimizer, sam=kind(optimizer, whole=False))
 
 
-def test_an_inner_optimizer_without_state_needs_none() -> None:
+def test_an_inner_optimizer_without_state_may_be_missing_in_its_holders_state() -> None:
     parameter = torch.nn.Parameter(torch.zeros(3))
     optimizer = torch.optim.SGD([parameter], lr=0.1)
     parameter.grad = torch.ones(3)
@@ -95,20 +95,19 @@ def test_an_inner_optimizer_without_state_needs_none() -> None:
     checked(optimizer, sam=Holder(optimizer, whole=False))
 
 
-def test_steps_are_counted_for_those_who_look_for_changes() -> None:
+def test_every_step_of_an_optimizer_is_counted() -> None:
     optimizer = stepped()
     state = JobState()
     state.track({"model": module_of(optimizer), "optimizer": optimizer})
     optimizers = Optimizers(state)
-    before = steps_of(optimizer)  # of other tests' sessions, whose hooks stay
+    before = steps_of(optimizer)  # hooks of other tests' sessions stay and count too
     for _ in range(3):
         optimizers.stepped(optimizer)
     optimizers.count(optimizer)
     assert steps_of(optimizer) == before + 4
 
 
-def test_an_optimizer_in_the_place_of_one_that_is_gone_is_looked_at() -> None:
-    """Python gives its id to another object."""
+def test_a_new_optimizer_with_the_id_of_a_deleted_one_is_checked() -> None:
     state = JobState()
     kept = stepped()
     state.track({"model": module_of(kept), "optimizer": kept})
@@ -119,7 +118,7 @@ def test_an_optimizer_in_the_place_of_one_that_is_gone_is_looked_at() -> None:
             optimizers.stepped(stepped())
 
 
-def test_what_an_optimizer_trains_must_be_tracked_too() -> None:
+def test_the_parameters_of_an_optimizer_must_be_tracked_too() -> None:
     optimizer = stepped()
     state = JobState()
     state.track({"optimizer": optimizer})
@@ -127,7 +126,7 @@ def test_what_an_optimizer_trains_must_be_tracked_too() -> None:
         Optimizers(state).stepped(optimizer)
 
 
-def test_parameters_may_be_tracked_by_an_object_that_is_no_module() -> None:
+def test_parameters_may_be_tracked_in_an_object_that_is_not_a_module() -> None:
     optimizer = stepped()
     parameter = optimizer.param_groups[0]["params"][0]
     state = JobState()
@@ -135,7 +134,7 @@ def test_parameters_may_be_tracked_by_an_object_that_is_no_module() -> None:
     assert Optimizers(state).stepped(optimizer)
 
 
-def test_parameters_that_are_added_later_are_looked_at() -> None:
+def test_parameters_added_to_an_optimizer_later_are_checked() -> None:
     optimizer = stepped()
     state = JobState()
     state.track({"model": module_of(optimizer), "optimizer": optimizer})
@@ -157,7 +156,7 @@ def rates(optimizer: torch.optim.Optimizer) -> list[float]:
     return [float(group["lr"]) for group in optimizer.param_groups]
 
 
-def test_the_step_is_scaled_and_the_rate_is_not() -> None:
+def test_the_factor_scales_the_step_and_not_the_visible_rate() -> None:
     parameter = one_parameter()
     optimizer = torch.optim.SGD([parameter], lr=0.5)
     ScaledOptimizer(optimizer, lambda: 3.0)
@@ -166,7 +165,7 @@ def test_the_step_is_scaled_and_the_rate_is_not() -> None:
     assert rates(optimizer) == [0.5]
 
 
-def test_each_group_has_its_own_rate() -> None:
+def test_each_parameter_group_is_scaled_from_its_own_rate() -> None:
     first, second = one_parameter(), one_parameter()
     groups = [{"params": [first], "lr": 0.5}, {"params": [second], "lr": 0.25}]
     optimizer = torch.optim.SGD(groups)
@@ -177,7 +176,7 @@ def test_each_group_has_its_own_rate() -> None:
 
 
 def test_schedulers_see_the_unscaled_rate() -> None:
-    """One that multiplies the rate it finds would compound the factor otherwise."""
+    """Otherwise a scheduler that multiplies the present rate would compound the factor."""
     plain = torch.optim.SGD([one_parameter()], lr=1.0)
     scaled = torch.optim.SGD([one_parameter()], lr=1.0)
     ScaledOptimizer(scaled, lambda: 7.0)
@@ -193,8 +192,8 @@ def test_schedulers_see_the_unscaled_rate() -> None:
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_a_rate_that_is_a_tensor_stays_that_tensor(shared: bool) -> None:
-    """Captured graphs read it. torch gives the same tensor to all groups without their own."""
+def test_a_tensor_learning_rate_stays_the_same_tensor(shared: bool) -> None:
+    """Captured graphs read it. Groups without a rate of their own share one tensor in torch."""
     first, second = one_parameter(), one_parameter()
     rate = torch.tensor(0.5)
     own = {} if shared else {"lr": torch.tensor(0.25)}
@@ -210,7 +209,7 @@ def test_a_rate_that_is_a_tensor_stays_that_tensor(shared: bool) -> None:
 
 
 class Failing(torch.optim.SGD):
-    """As an optimizer whose group is lost under it."""
+    """An optimizer whose step raises, as when the group is lost during it."""
 
     fails = True
 
@@ -220,7 +219,7 @@ class Failing(torch.optim.SGD):
         super().step(closure)  # type: ignore[arg-type]
 
 
-def test_rates_are_restored_when_the_step_raised() -> None:
+def test_restore_puts_the_rates_back_after_a_step_that_raised() -> None:
     optimizer = Failing([one_parameter()], lr=0.5)
     scaled = ScaledOptimizer(optimizer, lambda: 3.0)
     with pytest.raises(RuntimeError, match="lost"):
@@ -243,7 +242,7 @@ def test_a_script_that_goes_on_after_an_error_does_not_compound_the_factor() -> 
     assert rates(optimizer) == [0.5]
 
 
-def test_the_factor_is_asked_at_each_step() -> None:
+def test_the_factor_is_evaluated_at_each_step() -> None:
     parameter = one_parameter()
     optimizer = torch.optim.SGD([parameter], lr=1.0)
     factors = iter([1.0, 2.0, 4.0])
@@ -253,7 +252,7 @@ def test_the_factor_is_asked_at_each_step() -> None:
     assert parameter.item() == -7.0
 
 
-def test_a_job_begins_at_the_unscaled_rate_and_ramps() -> None:
+def test_the_factor_ramps_from_its_present_value_to_the_target() -> None:
     ramp = retarget(None, LinearScaling(warmup_steps=10), 3.0, step=5)
     assert [ramp.factor(step) for step in (5, 10, 15, 100)] == [1.0, 2.0, 3.0, 3.0]
     later = retarget(ramp, SqrtScaling(warmup_steps=2), 4.0, step=10)

@@ -1,4 +1,4 @@
-"""What the parts of a step take, and when the last local gradient is ready."""
+"""How long the parts of a step take, and when the last local gradient is ready."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def hooks(model: nn.Module) -> list[str]:
     ]
 
 
-def test_one_hook_is_left_on_the_gradient_that_comes_last() -> None:
+def test_one_hook_remains_on_the_parameter_whose_gradient_comes_last() -> None:
     model, arrival = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), nn.Linear(4, 1)), Arrival()
     arrival.watch(list(model.parameters()))
     assert len(hooks(model)) == 4
@@ -35,8 +35,8 @@ def test_one_hook_is_left_on_the_gradient_that_comes_last() -> None:
     assert before < arrival.at <= time.monotonic()
 
 
-def test_each_of_several_backward_passes_of_a_step_has_an_arrival() -> None:
-    """Else a rank that computes slowly would hide behind the first of them."""
+def test_each_backward_pass_of_a_step_has_an_arrival() -> None:
+    """Otherwise a rank that computes slowly would hide behind the first of several passes."""
     models = nn.Linear(4, 1), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     pace = Pace(TimeSpent())
     pace.arrival.watch([p for model in models for p in model.parameters()])
@@ -51,8 +51,8 @@ def test_each_of_several_backward_passes_of_a_step_has_an_arrival() -> None:
     assert [len(hooks(model)) for model in models] == [1, 1]
 
 
-def test_a_model_that_takes_no_gradients_at_the_end_of_a_step_keeps_its_hook() -> None:
-    """Scripts toggle a GAN's models in turn: no new hook can be had of one that is off."""
+def test_a_model_that_is_frozen_at_the_end_of_a_step_keeps_its_hook() -> None:
+    """Scripts freeze a GAN's models in turn, and a frozen parameter takes no new hook."""
     models, arrival = (nn.Linear(4, 1), nn.Linear(4, 1)), Arrival()
     arrival.watch([p for model in models for p in model.parameters()])
     for model in models:
@@ -66,7 +66,7 @@ def test_a_model_that_takes_no_gradients_at_the_end_of_a_step_keeps_its_hook() -
     assert before < arrival.at
 
 
-def test_the_same_parameters_in_another_group_are_not_learned_again() -> None:
+def test_the_same_parameters_are_not_learned_again_in_the_next_group() -> None:
     model, arrival = nn.Linear(4, 1), Arrival()
     arrival.watch(list(model.parameters()))
     backward(model)
@@ -76,8 +76,8 @@ def test_the_same_parameters_in_another_group_are_not_learned_again() -> None:
     assert len(hooks(model)) == 1
 
 
-def test_frozen_layers_are_noticed_and_learned_anew() -> None:
-    """Which gradient comes last has changed: no arrival is seen, until it is looked for again."""
+def test_the_last_gradient_is_learned_again_after_layers_were_frozen() -> None:
+    """Another gradient comes last now: no arrival is seen until each parameter has a hook again."""
     model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
     pace = Pace(TimeSpent())
     pace.arrival.watch(list(model.parameters()))
@@ -99,7 +99,7 @@ def test_frozen_layers_are_noticed_and_learned_anew() -> None:
     assert (pace.arrivals, pace.reductions) == (3, 4)
 
 
-def test_a_model_whose_last_gradient_is_never_the_same_is_let_be() -> None:
+def test_arrival_stops_learning_after_many_attempts() -> None:
     model, arrival = nn.Linear(4, 1), Arrival()
     arrival.watch(list(model.parameters()))
     for _ in range(20):
@@ -112,11 +112,11 @@ def test_a_model_whose_last_gradient_is_never_the_same_is_let_be() -> None:
     ("step_s", "world", "steps"),
     [(0.0, 3, 8), (1.0, 3, 8), (0.075, 3, 8), (0.002, 3, 256), (0.0, 1000, 8), (0.1, 1000, 64)],
 )
-def test_sums_are_put_down_twice_a_second_at_most(step_s: float, world: int, steps: int) -> None:
+def test_sums_are_taken_at_most_twice_a_second(step_s: float, world: int, steps: int) -> None:
     assert window_steps(step_s, world) == steps
 
 
-def test_sums_are_of_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_sums_hold_the_time_of_each_part_of_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     clock, woken = StepsClock(), list[int]()
@@ -155,13 +155,13 @@ def test_sums_are_of_the_parts_of_a_step(monkeypatch: pytest.MonkeyPatch) -> Non
     assert last.arrivals == last.reductions == 16
 
 
-def test_the_kernel_tells_for_how_long_there_was_no_core() -> None:
+def test_core_wait_does_not_decrease() -> None:
     wait = CoreWait()
     before = wait.seconds()
     assert 0.0 <= before <= wait.seconds()
 
 
-def test_without_the_kernels_word_it_is_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_core_wait_is_zero_without_the_kernels_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     def refused(*_: object) -> int:
         raise FileNotFoundError
 

@@ -1,4 +1,4 @@
-"""What a worker reports of its training, and what it sends again to somebody new."""
+"""What a worker reports of its training, and what it sends again to a new coordinator."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from elastic.worker.training import Outcome
 
 
 class Wire:
-    """A link that writes down what is sent."""
+    """A link that records what is sent."""
 
     worker = "w"
     notice = Link.notice
@@ -42,7 +42,7 @@ class Wire:
 
 
 class Member:
-    """Of the group that the test gives it."""
+    """A membership in the group that the test gives it."""
 
     def __init__(self) -> None:
         self.group: Group | None = None
@@ -50,7 +50,7 @@ class Member:
 
 
 class Script:
-    """Trains; its reporter beats when the test says so."""
+    """A script that trains, and its reporter, which sends when the test says so."""
 
     def __init__(self, group: Group | None = None) -> None:
         self.wire, self.member = Wire(), Member()
@@ -68,7 +68,7 @@ class Script:
             self.state.progress = Progress(committed=step + 1)
 
     def ledger(self) -> list[int]:
-        """The steps in the next beat's entries."""
+        """Send a report; return the steps of its ledger entries."""
         self.reporter.flush()
         return [e.step for entries in self.wire.taken("ledger") for e in entries.entries]
 
@@ -90,7 +90,7 @@ def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -
     assert dict(progress.reported) == {"loss": 0.5}
 
 
-def test_where_it_is_is_told_at_once(alone: Group) -> None:
+def test_a_brief_request_for_stacks_is_answered_with_place_and_main_thread(alone: Group) -> None:
     script = Script(alone)
     script.state.progress = Progress(committed=7)
     script.clock.place.now = Place.DATA, script.clock.place.now[1] - 5.0
@@ -110,10 +110,11 @@ def test_where_it_is_is_told_at_once(alone: Group) -> None:
 
 
 @pytest.mark.parametrize(("before", "told"), [(None, 0), (0, 2), (1, 1), (9, 0)])
-def test_of_collectives_those_since_the_last_reduction_are_told(
+def test_the_answer_counts_the_collectives_since_the_last_reduction(
     alone: Group, monkeypatch: pytest.MonkeyPatch, before: int | None, told: int
 ) -> None:
-    """Members have sent each other different numbers of messages as their group formed."""
+    """Totals cannot be compared: members send each other different numbers of messages when a
+    group forms."""
     script = Script(alone)
     monkeypatch.setattr(alone, "collectives", lambda: 2)
     script.clock.collectives_reduced = before
@@ -122,7 +123,7 @@ def test_of_collectives_those_since_the_last_reduction_are_told(
     assert answer.collectives == told
 
 
-def test_all_threads_are_told_where_they_are_wanted(alone: Group) -> None:
+def test_a_full_request_for_stacks_is_answered_with_all_threads(alone: Group) -> None:
     script, done = Script(alone), threading.Event()
     thread = threading.Thread(target=done.wait, name="waits", daemon=True)
     thread.start()
@@ -135,14 +136,14 @@ def test_all_threads_are_told_where_they_are_wanted(alone: Group) -> None:
     assert "waits" in [told.name for told in answer.processes[0].threads]
 
 
-def test_a_long_path_is_told_whole() -> None:
+def test_a_path_of_400_characters_is_sent_whole() -> None:
     path = f"/{'d' * 400}/train.py"
     called: dict[str, Any] = {"own_stacks": own_stacks}
     exec(compile("told = own_stacks(brief=True)", path, "exec"), called)
     assert path in [frame.file for frame in called["told"].threads[0].frames]
 
 
-def test_the_newest_steps_are_told_in_place_of_stacks(alone: Group) -> None:
+def test_a_request_for_stretches_is_answered_with_the_newest_steps(alone: Group) -> None:
     script = Script(alone)
     now = time.monotonic()
     script.clock.spent.entered(now, 1, join_s=0.0, sync_s=0.0)
@@ -155,7 +156,7 @@ def test_the_newest_steps_are_told_in_place_of_stacks(alone: Group) -> None:
     assert answer.stretches[0].began_unix_s == pytest.approx(time.time() + 1.0, abs=5.0)
 
 
-def test_a_worker_without_a_group_answers_too() -> None:
+def test_a_worker_without_a_group_answers_a_probe() -> None:
     script = Script()
     script.reporter.answer_probe()
     (answer,) = script.wire.taken("progress")
@@ -171,7 +172,7 @@ def test_rank_0_sends_each_step_of_the_ledger_once(alone: Group) -> None:
     assert script.ledger() == [2]
 
 
-def test_to_somebody_new_it_sends_all_that_is_not_stored(alone: Group) -> None:
+def test_report_again_sends_all_entries_that_are_not_stored(alone: Group) -> None:
     script = Script(alone)
     script.commit(0, 1, 2)
     script.ledger()
@@ -181,7 +182,7 @@ def test_to_somebody_new_it_sends_all_that_is_not_stored(alone: Group) -> None:
     assert script.ledger() == []
 
 
-def test_that_it_is_all_is_said_once_also_of_nothing(alone: Group) -> None:
+def test_only_the_first_report_is_whole_even_if_it_is_empty(alone: Group) -> None:
     script = Script(alone)
     for ask in (lambda: None, script.reporter.report_again):
         ask()
@@ -196,7 +197,7 @@ def test_that_it_is_all_is_said_once_also_of_nothing(alone: Group) -> None:
         script.reporter.ledger_stored(99, "", 1)
 
 
-def test_in_a_new_group_whoever_reports_sends_all(alone: Group) -> None:
+def test_rank_0_sends_all_entries_in_a_new_group(alone: Group) -> None:
     script = Script(alone)
     script.commit(0, 1)
     script.ledger()
@@ -204,13 +205,13 @@ def test_in_a_new_group_whoever_reports_sends_all(alone: Group) -> None:
     assert script.ledger() == [0, 1]
 
 
-def test_others_than_rank_0_keep_the_ledger_to_themselves() -> None:
+def test_a_worker_without_a_group_sends_no_ledger() -> None:
     script = Script()
     script.commit(0)
     assert script.ledger() == []
 
 
-def test_what_was_counted_goes_with_the_progress(alone: Group) -> None:
+def test_progress_carries_durations_of_steps_and_samples(alone: Group) -> None:
     script = Script(alone)
     for _ in range(3):
         script.clock.commit(samples=8)
@@ -222,7 +223,7 @@ def test_what_was_counted_goes_with_the_progress(alone: Group) -> None:
     assert progress.samples == 24
 
 
-def test_a_step_that_is_computed_again_is_told_once(alone: Group) -> None:
+def test_a_recomputed_step_is_reported_once(alone: Group) -> None:
     script = Script(alone)
     for given_up in (1, 0):
         if given_up:
@@ -234,7 +235,7 @@ def test_a_step_that_is_computed_again_is_told_once(alone: Group) -> None:
         assert reformed.recomputed == given_up
 
 
-def test_the_first_step_of_a_group_tells_how_long_the_worker_was_without_one(alone: Group) -> None:
+def test_the_first_step_of_a_group_reports_how_long_the_worker_was_out(alone: Group) -> None:
     script = Script(alone)
     script.clock.entered(1, join_s=0.0, sync_s=0.0)
     script.reporter.entered(alone, Outcome())
@@ -252,7 +253,7 @@ def test_the_first_step_of_a_group_tells_how_long_the_worker_was_without_one(alo
 
 
 @pytest.mark.parametrize("source", ["", "initial"])
-def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: str) -> None:
+def test_join_times_are_reported_with_the_first_step_of_a_group(alone: Group, source: str) -> None:
     script = Script(alone)
     script.reporter.entered(alone, Outcome(source=source))
     script.reporter.flush()
@@ -268,7 +269,7 @@ def test_the_way_into_a_group_is_told_with_its_first_step(alone: Group, source: 
     assert script.wire.taken("reformed") == []
 
 
-def test_the_first_step_of_a_group_is_told_from_others(alone: Group) -> None:
+def test_progress_marks_the_first_step_of_a_group(alone: Group) -> None:
     script = Script(alone)
     told = []
     for _ in range(2):
@@ -279,7 +280,7 @@ def test_the_first_step_of_a_group_is_told_from_others(alone: Group) -> None:
     assert told == [True, False]
 
 
-def test_a_compilation_is_told_while_it_lasts() -> None:
+def test_progress_reports_a_compilation_that_is_under_way() -> None:
     script, told = Script(), []
     for under_way in (False, True, True, False):
         script.compilations.under_way = under_way
@@ -294,7 +295,7 @@ class Odd:
         raise KeyError("of the script")
 
 
-def test_whatever_a_script_reports_the_reports_go_on(alone: Group) -> None:
+def test_odd_figures_of_a_script_do_not_stop_the_reports(alone: Group) -> None:
     script = Script(alone)
     script.commit(0)
     odd = {"huge": 10**400, "odd": Odd(), "text": "high", "\udcff": 1.0, "loss": 0.5}
@@ -308,11 +309,11 @@ def test_whatever_a_script_reports_the_reports_go_on(alone: Group) -> None:
     assert max(map(len, progress.reported)) == 100
 
 
-def test_what_cannot_be_reported_is_told_once_and_the_rest_goes_on(
+def test_failed_reports_give_one_notice_and_later_reports_are_sent(
     alone: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(alone)
-    script.state.progress = cast(Any, None)  # as a defect here might leave it
+    script.state.progress = cast(Any, None)  # as a defect in this project might leave it
     for _ in range(3):
         script.reporter.flush()
     (notice,) = script.wire.taken("notice")
@@ -325,7 +326,7 @@ def test_what_cannot_be_reported_is_told_once_and_the_rest_goes_on(
     assert script.wire.taken("progress")[-1].committed == 3
 
 
-def test_a_long_ledger_comes_in_messages_that_can_be_sent(alone: Group) -> None:
+def test_a_long_ledger_is_split_into_messages_below_one_mib(alone: Group) -> None:
     script = Script(alone)
     script.commit(*range(25_000))
     script.reporter.flush()
@@ -338,7 +339,7 @@ def test_a_long_ledger_comes_in_messages_that_can_be_sent(alone: Group) -> None:
     assert max(m.ByteSize() for m in messages) < 1 << 20
 
 
-def test_rank_0_tells_of_learning_rates_and_of_the_global_batch(alone: Group) -> None:
+def test_rank_0_reports_learning_rates_and_the_global_batch(alone: Group) -> None:
     script = Script(alone)
     weights = [torch.nn.Parameter(torch.zeros(1)) for _ in range(2)]
     groups = [
@@ -353,7 +354,7 @@ def test_rank_0_tells_of_learning_rates_and_of_the_global_batch(alone: Group) ->
     assert progress.global_batch == 64
 
 
-def test_sums_are_sent_when_they_are_put_down(alone: Group) -> None:
+def test_the_reporter_wakes_and_sends_the_pace_once_its_sums_are_taken(alone: Group) -> None:
     script = Script(alone)
     script.clock.entered(1, join_s=0.0, sync_s=0.0, world_size=1)
     script.reporter.flush()

@@ -1,4 +1,4 @@
-"""A session without an agent, in this very process: its steps, its calls, and misuse."""
+"""A session without an agent, in the test's own process: its steps, its calls, and misuse."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ IN_ORDER = [[float(i), i + 1.0] for i in range(0, LENGTH, 2)]
 
 
 class Net(torch.nn.Linear):
-    """One weight, to be distributed."""
+    """A model with one weight."""
 
     def __init__(self) -> None:
         super().__init__(1, 1, bias=False)
@@ -40,7 +40,7 @@ class Net(torch.nn.Linear):
 
 @pytest.fixture
 def bare() -> Iterator[Session]:
-    """Without a model."""
+    """A session without a model."""
     yield Session(Training(LocalControl()))
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -54,13 +54,13 @@ def session(bare: Session) -> Session:
 
 
 def loader(**options: Any) -> DataLoader:
-    """Sample i is i."""
+    """Return a loader whose sample i is i."""
     dataset = TensorDataset(torch.arange(float(LENGTH)).unsqueeze(1))
     return DataLoader(dataset, **{"batch_size": 2, "shuffle": False, **options})
 
 
 def backward(step: Step) -> list[float]:
-    """The micro-batches' backward passes; returns the samples."""
+    """Do the backward passes of all micro-batches; return their samples."""
     samples: list[float] = []
     for (inputs,) in step.batches():
         weight = torch.zeros(1, requires_grad=True)
@@ -81,7 +81,7 @@ def first_step(session: Session) -> Step:
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_batches_can_be_taken_again_in_a_block(session: Session, accumulate: int) -> None:
-    """A GAN takes them first for the discriminator, then for the generator."""
+    """A GAN takes the batches first for the discriminator, then for the generator."""
     data = loader(batch_size=2 // accumulate, accumulate=accumulate)
     found = []
     for step in session.steps(data, epochs=1):
@@ -92,7 +92,7 @@ def test_batches_can_be_taken_again_in_a_block(session: Session, accumulate: int
     assert found == [sample for step in IN_ORDER for sample in step]
 
 
-def test_batches_go_on_where_they_were_left(session: Session) -> None:
+def test_another_call_of_batches_continues_where_the_last_one_was_left(session: Session) -> None:
     step = next(session.steps(loader(batch_size=1, accumulate=2), epochs=1))
     with step:
         weight = torch.zeros(1, requires_grad=True)
@@ -110,7 +110,7 @@ def test_a_second_backward_pass_through_one_forward_pass_is_refused(session: Ses
         with step:
             for (inputs,) in step.batches():
                 step.backward(model(inputs).mean())
-                step.backward(model(inputs).square().mean())  # after one of its own
+                step.backward(model(inputs).square().mean())  # after a forward pass of its own
                 outputs = model(inputs)
                 step.backward(outputs.mean(), retain_graph=True)
                 with pytest.raises(StepMisused, match=r"second backward pass.*add the losses up"):
@@ -134,10 +134,8 @@ def test_parameters_thawed_between_two_backward_passes_of_a_block_are_averaged(
     assert bare.committed == len(IN_ORDER)
 
 
-def test_gradients_of_a_module_that_is_called_itself_are_refused_in_the_backward_pass(
-    session: Session,
-) -> None:
-    """Below it `zero_grad()` may hide them."""
+def test_calling_the_undistributed_module_is_refused_in_the_backward_pass(session: Session) -> None:
+    """After the backward pass a `zero_grad()` may hide the gradients."""
     model = session._training.models[0]
     step = first_step(session)
     with step:
@@ -161,7 +159,7 @@ def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(session: Sessio
             optimizer.step()
 
 
-def test_a_block_in_a_generator_that_waits_does_not_hear_of_a_lost_group(session: Session) -> None:
+def test_backward_is_refused_while_the_generator_with_the_block_waits(session: Session) -> None:
     model = session._training.models[0]
 
     def batches() -> Iterator[tuple[Step, torch.Tensor]]:
@@ -176,7 +174,7 @@ def test_a_block_in_a_generator_that_waits_does_not_hear_of_a_lost_group(session
         break
 
 
-def test_generators_that_hear_of_a_lost_group_are_ordinary(session: Session) -> None:
+def test_context_managers_and_generators_may_have_the_block(session: Session) -> None:
     @contextlib.contextmanager
     def committed(step: Step) -> Iterator[Step]:
         with step:
@@ -203,8 +201,8 @@ def test_generators_that_hear_of_a_lost_group_are_ordinary(session: Session) -> 
     assert list(losses()) == [0.5] * len(IN_ORDER)
 
 
-def test_what_is_tracked_first_inside_of_the_loop_is_refused(session: Session) -> None:
-    """A worker that joins could not take over its state."""
+def test_tracking_a_new_object_inside_the_loop_is_refused(session: Session) -> None:
+    """A worker that joins could not take over the object's state."""
     late = Net()
     for step in session.steps(loader(), epochs=1):
         train(step)
@@ -214,7 +212,7 @@ def test_what_is_tracked_first_inside_of_the_loop_is_refused(session: Session) -
             session.track_local(late=late)
     session.track(late=late)
     for step in session.steps(loader(), epochs=1):
-        session.track(late=late)  # nothing new
+        session.track(late=late)  # tracked already
         train(step)
 
 
@@ -227,7 +225,7 @@ def test_the_steps_take_the_samples_in_order(session: Session) -> None:
     assert session.committed == 2 * len(IN_ORDER)
 
 
-def test_steps_know_their_place(session: Session) -> None:
+def test_steps_know_their_index_and_epoch_and_whether_it_ends(session: Session) -> None:
     found = []
     for step in session.steps(loader(), epochs=2):
         train(step)
@@ -235,7 +233,7 @@ def test_steps_know_their_place(session: Session) -> None:
     assert found == [(i, i // 5, i % 5 == 4, True) for i in range(10)]
 
 
-def test_an_epoch_ends_where_drop_last_leaves_a_remainder(session: Session) -> None:
+def test_drop_last_ends_an_epoch_before_its_remainder(session: Session) -> None:
     ends = []
     for step in session.steps(loader(batch_size=4, drop_last=True), epochs=2):
         train(step)
@@ -244,7 +242,7 @@ def test_an_epoch_ends_where_drop_last_leaves_a_remainder(session: Session) -> N
 
 
 @pytest.mark.parametrize("place", ["above the block", "below it"])
-def test_a_loop_that_is_broken_off_goes_on_where_it_was_left(session: Session, place: str) -> None:
+def test_a_new_loop_continues_where_a_break_left_the_last_one(session: Session, place: str) -> None:
     data, taken = loader(), []
     for step in session.steps(data, epochs=1):
         if step.index == 2 and place == "above the block":
@@ -257,14 +255,14 @@ def test_a_loop_that_is_broken_off_goes_on_where_it_was_left(session: Session, p
     assert taken == IN_ORDER
 
 
-def test_a_loop_for_each_epoch_trains_each_once(session: Session) -> None:
+def test_one_loop_per_epoch_trains_each_epoch_once(session: Session) -> None:
     data = loader()
     for epoch in range(3):
         assert [train(step) for step in session.steps(data, epochs=epoch + 1)] == IN_ORDER
     assert session.committed == 15
 
 
-def test_two_phases_have_data_of_their_own_and_each_its_place(session: Session) -> None:
+def test_loops_over_two_loaders_keep_a_position_for_each(session: Session) -> None:
     first, second = loader(), loader(batch_size=5)
     counts = []
     for data, epochs in ((first, 1), (second, 2), (first, 2)):
@@ -275,8 +273,9 @@ def test_two_phases_have_data_of_their_own_and_each_its_place(session: Session) 
     assert session.committed == 14
 
 
-def test_epochs_are_those_of_the_whole_job(session: Session) -> None:
-    """If not, the second loop would yield nothing, and the job would end a quarter trained."""
+def test_epochs_that_are_trained_already_are_refused_in_a_later_loop(session: Session) -> None:
+    """`epochs` counts those of the whole job: without the error a second loop would yield nothing,
+    and the job would end after part of its training."""
     data = loader()
     list(map(train, session.steps(data, epochs=2)))
     for epochs in (1, 2):
@@ -285,7 +284,7 @@ def test_epochs_are_those_of_the_whole_job(session: Session) -> None:
     assert len([train(step) for step in session.steps(data, epochs=3)]) == 5
 
 
-def test_a_loader_of_torchs_is_refused(session: Session) -> None:
+def test_a_loader_of_torch_or_a_list_is_refused(session: Session) -> None:
     loaders = [torch_data.DataLoader(loader().dataset), [1, 2]]
     for data in loaders:
         with pytest.raises(ConfigurationError, match=r"session\.steps.*elastic\.DataLoader\("):
@@ -293,7 +292,7 @@ def test_a_loader_of_torchs_is_refused(session: Session) -> None:
 
 
 def test_a_dataset_that_has_grown_between_two_loops_is_refused(session: Session) -> None:
-    """Active learning: what has been added would never be trained on."""
+    """As in active learning: the samples that were added would never be trained on."""
     samples = [torch.zeros(1)] * 4
     data = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
     for step in session.steps(data, epochs=1):
@@ -310,7 +309,7 @@ def test_a_negative_number_of_epochs_is_refused(session: Session) -> None:
         next(session.steps(loader(), epochs=-1))
 
 
-def test_no_epochs_are_no_steps(session: Session) -> None:
+def test_zero_epochs_give_no_steps(session: Session) -> None:
     assert list(session.steps(loader(), epochs=0)) == []
 
 
@@ -320,7 +319,7 @@ def fail_in(step: Step) -> None:
         raise ZeroDivisionError
 
 
-def test_a_step_left_by_an_exception_is_not_passed_over(session: Session) -> None:
+def test_going_on_after_a_step_left_by_an_exception_is_refused(session: Session) -> None:
     steps = session.steps(loader(), epochs=1)
     with pytest.raises(ZeroDivisionError):
         fail_in(next(steps))
@@ -328,16 +327,14 @@ def test_a_step_left_by_an_exception_is_not_passed_over(session: Session) -> Non
         next(steps)
 
 
-def test_an_error_of_the_script_is_its_own_although_it_reads_like_a_lost_group(
-    session: Session,
-) -> None:
-    """Without an agent nothing could follow a lost group."""
+def test_a_script_error_that_reads_like_a_lost_group_is_raised(session: Session) -> None:
+    """Without an agent no group could follow a lost one."""
     with pytest.raises(RuntimeError, match="gloo"), first_step(session):
         raise RuntimeError("gloo: connection closed by peer")
 
 
 @pytest.mark.parametrize("breaks_off", [False, True])
-def test_an_evaluation_below_the_loop_leaves_the_modes_that_are_saved(
+def test_model_eval_below_the_loop_does_not_change_the_saved_modes(
     session: Session, breaks_off: bool
 ) -> None:
     data, state, model = loader(), session._training.state, session._training.models[0]
@@ -352,13 +349,13 @@ def test_an_evaluation_below_the_loop_leaves_the_modes_that_are_saved(
         assert state.extra()["modes"] == {"model": "11"}
 
 
-def test_a_value_that_comes_only_with_the_present_loop_is_told_from_a_missing_one(
+def test_a_state_value_that_is_held_back_raises_another_error_than_a_missing_one(
     session: Session,
 ) -> None:
     list(map(train, session.steps(loader(), epochs=1)))
     with pytest.raises(KeyError, match=r"^'best'$"):
         session.state["best"]
-    session._training.part.holds_back = True  # as that of a worker that has joined
+    session._training.part.holds_back = True  # as in a worker that has just joined
     with pytest.raises(KeyError, match=r"'best' yet.*session\.state\.get\('best', \.\.\.\)"):
         session.state["best"]
     assert session.state.get("best", 1.0) == 1.0
@@ -401,7 +398,7 @@ def test_batches_outside_of_the_block_are_refused(session: Session) -> None:
         next(first_step(session).batches())
 
 
-def test_a_step_that_is_not_used_is_refused(session: Session) -> None:
+def test_taking_the_next_step_without_using_this_one_is_refused(session: Session) -> None:
     steps = session.steps(loader(), epochs=1)
     next(steps)
     with pytest.raises(StepMisused, match="with step"):
@@ -455,12 +452,12 @@ def all_reduce_after_the_loop(session: Session) -> None:
 def test_a_collective_outside_of_a_block_is_refused(
     session: Session, script: Callable[[Session], None]
 ) -> None:
-    """In an undisturbed run too: it would go wrong at the first loss."""
+    """Also in an undisturbed run, because it would go wrong at the first loss of a group."""
     with pytest.raises(StepMisused, match=r"outside of `with step:` .*session\.run\(\)"):
         script(session)
 
 
-def test_collectives_in_blocks_and_calls_are_the_scripts_to_make(session: Session) -> None:
+def test_collectives_inside_blocks_and_calls_are_allowed(session: Session) -> None:
     for step in session.steps(loader(), epochs=1):
         with step:
             dist.all_reduce(torch.ones(1))
@@ -471,7 +468,7 @@ def test_collectives_in_blocks_and_calls_are_the_scripts_to_make(session: Sessio
     session._training.finish()
 
 
-# ---- what is trained together
+# ---- distributed models
 
 
 def test_a_script_without_a_distributed_model_is_refused(bare: Session) -> None:
@@ -511,7 +508,7 @@ def test_sync_batch_norm_is_refused_on_cpus(bare: Session) -> None:
 
 
 @pytest.mark.parametrize("name", ["rank", "world_size", "generation"])
-def test_the_group_is_known_in_the_loop(session: Session, name: str) -> None:
+def test_rank_world_size_and_generation_are_known_in_the_loop(session: Session, name: str) -> None:
     with pytest.raises(NotInGroup, match=f"session.{name}"):
         getattr(session, name)
     step = first_step(session)
@@ -522,7 +519,7 @@ def test_the_group_is_known_in_the_loop(session: Session, name: str) -> None:
 # ---- calls outside of steps
 
 
-def test_a_call_gets_its_arguments_and_gives_its_result(session: Session) -> None:
+def test_session_run_passes_arguments_and_returns_the_result(session: Session) -> None:
     with pytest.raises(ConfigurationError, match=r"before session.steps"):
         session.run(dict)
     found = []
@@ -538,21 +535,21 @@ def test_a_call_inside_of_a_block_is_refused(session: Session) -> None:
         session.run(dict)
 
 
-def test_a_calls_error_is_the_scripts_own(session: Session) -> None:
+def test_an_error_in_a_call_is_raised_to_the_script(session: Session) -> None:
     train(first_step(session))
     with pytest.raises(ZeroDivisionError):
         session.run(lambda: 1 // 0)
 
 
-def test_a_call_between_loops_returns_what_others_can_be_given(session: Session) -> None:
-    """A worker that joins later skips the loops before, and gets the results."""
+def test_a_call_between_loops_returns_a_result_that_can_be_sent_to_others(session: Session) -> None:
+    """A worker that joins later skips the earlier loops and gets the results of such calls."""
     data = loader()
     list(map(train, session.steps(data, epochs=1)))
     result = {"loss": torch.tensor(0.5), "names": ["a"]}
     assert session.run(lambda: result) is result
     steps = session.steps(data, epochs=2)
     train(next(steps))
-    assert session.run(lambda: object()) is not None  # in the loop nobody skips it
+    assert session.run(lambda: object()) is not None  # no worker skips a call in the loop
     steps.close()
 
 
@@ -565,20 +562,20 @@ def test_a_call_between_loops_returns_what_others_can_be_given(session: Session)
     ],
     ids=["object", "tensor", "array"],
 )
-def test_a_loop_after_a_call_whose_result_cannot_be_given_is_refused(
+def test_a_loop_after_a_call_whose_result_cannot_be_sent_is_refused(
     session: Session, result: object, message: str
 ) -> None:
     data = loader()
     list(map(train, session.steps(data, epochs=1)))
-    assert session.run(lambda: result) is result  # it may be the script's last
+    assert session.run(lambda: result) is result  # allowed: it may be the script's last call
     with pytest.raises(ConfigurationError, match=message):
         next(session.steps(data, epochs=2))
 
 
-def test_calls_after_a_loop_whose_iterator_is_held_are_known_by_their_place(
+def test_calls_after_a_loop_with_a_live_iterator_are_identified_by_their_line(
     session: Session,
 ) -> None:
-    """They cannot be told from those in the loop, which a worker that joins passes over."""
+    """They cannot be distinguished from calls in the loop, which a worker that joins skips."""
     data = loader()
     steps = session.steps(data, epochs=1)
     train(next(steps))
@@ -591,13 +588,13 @@ def test_calls_after_a_loop_whose_iterator_is_held_are_known_by_their_place(
     results = session._training.state.results
     assert list(results.values()) == [0.25, 0.5]
     assert all(key.startswith("0/test_session_alone.py:") for key in results)
-    steps.close()  # has nothing to say any more
+    steps.close()  # has no effect any more
     session.run(lambda: object())  # in the second loop
     list(map(train, more))
     assert list(results.values()) == [0.25, 0.5]
 
 
-def test_several_calls_at_one_place_after_a_loop_whose_iterator_is_held_are_refused(
+def test_repeated_calls_at_one_line_after_a_loop_with_a_live_iterator_are_refused(
     session: Session,
 ) -> None:
     data = loader()
@@ -610,13 +607,13 @@ def test_several_calls_at_one_place_after_a_loop_whose_iterator_is_held_are_refu
 
 
 class Score(dict[str, float]):
-    """A result of the script's own kind, which cannot be copied."""
+    """A result of the script's own class, which cannot be copied."""
 
     def __deepcopy__(self, memo: Any) -> Score:
         raise RuntimeError
 
 
-def test_results_after_the_last_loop_may_be_of_any_kind_and_are_not_kept(session: Session) -> None:
+def test_results_after_the_last_loop_may_have_any_type_and_are_not_kept(session: Session) -> None:
     list(map(train, session.steps(loader(), epochs=1)))
 
     def call(result: Any) -> Any:
@@ -684,7 +681,7 @@ def test_an_unknown_kind_of_generator_is_refused(session: Session) -> None:
     session.generator("noise")
 
 
-def test_a_generator_cannot_be_had_as_another_kind(session: Session) -> None:
+def test_asking_for_a_generator_again_as_another_kind_is_refused(session: Session) -> None:
     session.generator("noise", kind="torch")
     with pytest.raises(ConfigurationError, match="noise"):
         session.generator("noise", kind="numpy")
@@ -693,7 +690,7 @@ def test_a_generator_cannot_be_had_as_another_kind(session: Session) -> None:
 # ---- warming up
 
 
-def test_warming_up_changes_nothing(session: Session) -> None:
+def test_warm_up_changes_no_parameters_and_is_refused_in_the_loop(session: Session) -> None:
     model, optimizer = session._training.state.tracked.values()
     before = [p.clone() for p in model.parameters()]  # type: ignore[attr-defined]
 
@@ -712,19 +709,19 @@ def test_warming_up_changes_nothing(session: Session) -> None:
     train(step)
 
 
-def test_an_error_while_warming_up_is_the_scripts_own(session: Session) -> None:
+def test_an_error_in_warm_up_is_raised_to_the_script(session: Session) -> None:
     with pytest.raises(ZeroDivisionError):
         session.warm_up(lambda: 1 // 0)
 
 
-# ---- what users may call
+# ---- the public attributes
 
 
 def public(item: object) -> set[str]:
     return {name for name in dir(item) if not name.startswith("_")}
 
 
-def test_the_public_attributes_of_a_session_are_what_users_may_call() -> None:
+def test_a_session_has_exactly_the_documented_public_attributes() -> None:
     """An attribute is a promise: add one on purpose, and to docs/GUIDE.md."""
     assert public(Session) == {
         "catching_up",
@@ -749,7 +746,7 @@ def test_the_public_attributes_of_a_session_are_what_users_may_call() -> None:
     assert not {name for name in vars(instance) if not name.startswith("_")}
 
 
-def test_the_public_attributes_of_a_step_are_what_users_may_call(session: Session) -> None:
+def test_a_step_has_exactly_the_documented_public_attributes(session: Session) -> None:
     step = first_step(session)
     ours = {"was_entered", "reduce_means"}  # for the training loop
     assert public(step) - ours == {
@@ -771,10 +768,10 @@ def test_the_public_attributes_of_a_step_are_what_users_may_call(session: Sessio
 
 
 @pytest.mark.parametrize("world_size", ["2", " 8 "])
-def test_init_in_one_of_several_processes_of_another_launcher_is_refused(
+def test_init_under_another_launcher_with_several_processes_is_refused(
     monkeypatch: pytest.MonkeyPatch, world_size: str
 ) -> None:
-    """Each would train a model of its own."""
+    """Each process would train a model of its own."""
     monkeypatch.setattr(session_module, "_current", None)
     monkeypatch.setenv("WORLD_SIZE", world_size)
     with pytest.raises(ConfigurationError, match="WORLD_SIZE"):
@@ -783,7 +780,7 @@ def test_init_in_one_of_several_processes_of_another_launcher_is_refused(
 
 
 @pytest.mark.parametrize("world_size", [None, "1", ""])
-def test_init_without_an_agent_is_a_job_of_one(
+def test_init_without_an_agent_starts_a_job_of_one(
     monkeypatch: pytest.MonkeyPatch, world_size: str | None
 ) -> None:
     monkeypatch.setattr(session_module, "_current", None)
@@ -796,7 +793,7 @@ def test_init_without_an_agent_is_a_job_of_one(
     assert session_module.current_training() is session._training
 
 
-def test_init_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_init_is_refused_in_a_script_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session_module, "_refusal", "")
     session_module.refuse("a script for torchrun")
     with pytest.raises(ConfigurationError, match="torchrun"):
@@ -806,21 +803,21 @@ def test_init_can_be_refused(monkeypatch: pytest.MonkeyPatch) -> None:
 # ---- the end
 
 
-def test_a_script_that_never_trained_is_told_so(session: Session) -> None:
+def test_a_script_that_ends_without_training_is_refused(session: Session) -> None:
     with pytest.raises(ConfigurationError, match="without training"):
         session._training.finish()
 
 
-def test_a_script_that_has_trained_ends_well(session: Session) -> None:
+def test_finish_succeeds_after_training(session: Session) -> None:
     list(map(train, session.steps(loader(), epochs=1)))
     session._training.finish()
 
 
-# ---- nothing of a loop is kept for ever
+# ---- memory
 
 
-def test_a_loader_for_each_epoch_is_not_kept_and_each_has_its_number(session: Session) -> None:
-    """Its dataset may be large. A new one at the address of an old one is not that one."""
+def test_loaders_of_past_epochs_are_freed_and_each_has_its_own_number(session: Session) -> None:
+    """A loader's dataset may be large. A new loader at a freed one's address is another loader."""
     alive: list[weakref.ref[DataLoader]] = []
     for epoch in range(6):
         data = loader()
@@ -831,12 +828,12 @@ def test_a_loader_for_each_epoch_is_not_kept_and_each_has_its_number(session: Se
         assert session._training.state.loader == epoch
     del data
     gc.collect()
-    assert sum(ref() is not None for ref in alive) <= 1  # the newest one's steps may go on
+    assert sum(ref() is not None for ref in alive) <= 1  # the newest loader's steps may go on
     assert len(session._training._loaders) <= 1
     assert len(session._finished_loops) <= 1
 
 
-def test_optimizers_that_are_gone_are_forgotten(session: Session) -> None:
+def test_deleted_optimizers_are_forgotten(session: Session) -> None:
     optimizers = session._training.optimizers
     for _ in range(100):
         optimizer = torch.optim.SGD([torch.zeros(0, requires_grad=True)], lr=0.1)
@@ -846,7 +843,7 @@ def test_optimizers_that_are_gone_are_forgotten(session: Session) -> None:
     assert len(optimizers._known) == 0
 
 
-def test_a_figure_may_have_any_name(session: Session) -> None:
+def test_means_and_figures_may_have_any_name(session: Session) -> None:
     losses = {"self": torch.ones(()), "a b": 2.0, "name": 3, "": 4}
     for step in session.steps(loader(), epochs=1):
         with step:

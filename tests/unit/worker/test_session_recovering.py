@@ -1,4 +1,4 @@
-"""Sessions of several processes whose group is lost: nothing of a lost block remains."""
+"""Sessions of several processes lose their group: nothing of a lost block remains."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Script = Callable[[Peer, Step, Callable[[], None]], None]
 
 
 def plain(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
-    """Lost in the backward pass."""
+    """The group is lost in the backward pass."""
     with step:
         lose()
         backward(peer, step)
@@ -48,7 +48,7 @@ def after_the_backward(peer: Peer, step: Step, lose: Callable[[], None]) -> None
 
 
 def a_collective_after_the_optimizer(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
-    """As an averaged loss for a log; what stands below it must run once."""
+    """As a script that averages a loss for a log: the line below the collective must run once."""
     with step:
         backward(peer, step)
         peer.update()
@@ -89,7 +89,7 @@ SCRIPTS: list[Script] = [
 def trained(
     peer: Peer, script: Script, members: tuple[int, ...], lost_at: dict[int, int]
 ) -> list[Any]:
-    """Train on eight samples; in step `index` the group `lost_at[index]` takes the place."""
+    """Train on eight samples; in step `index` the group `lost_at[index]` replaces this one."""
     peer.announce(1, *members)
     peer.optimizer.param_groups[0]["lr"] = 0.001
     lost_at = dict(lost_at)
@@ -108,10 +108,10 @@ def trained(
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.__name__)
 @pytest.mark.parametrize("lost_at", [{0: 2}, {1: 2, 3: 3}, {6: 2}], ids=str)
 @in_processes(4)
-def test_a_job_that_lost_its_group_ends_as_one_that_did_not(
+def test_a_job_that_loses_its_group_ends_with_the_state_of_an_undisturbed_one(
     seat: Seat, script: Script, lost_at: dict[int, int]
 ) -> None:
-    """Bit for bit: two members that lose it and two that do not."""
+    """Two members lose their group and two do not: they end bit for bit the same."""
     disturbed = seat.rank >= 2
     members = (2, 3) if disturbed else (0, 1)
     mine = trained(Peer(seat), script, members, lost_at if disturbed else {})
@@ -124,7 +124,7 @@ def test_a_job_that_lost_its_group_ends_as_one_that_did_not(
 
 
 @in_sessions(2)
-def test_a_call_below_a_void_block_gives_its_last_result_without_a_call(peer: Peer) -> None:
+def test_a_call_below_a_void_block_returns_its_last_result_without_running(peer: Peer) -> None:
     calls: list[int] = []
     found: list[tuple[bool, int]] = []
     lost = False
@@ -140,18 +140,18 @@ def test_a_call_below_a_void_block_gives_its_last_result_without_a_call(peer: Pe
             calls.append(index)
             return {"index": index}
 
-        # What the script does to a result is no part of what the next one gets.
+        # A script that changes a result does not change what the next call returns.
         found.append((step.committed, peer.session.run(evaluate).pop("index")))
     assert calls == [0, 1, 2, 3]
     assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
     peer.seat.exchange("done")
 
 
-# ---- errors that a script makes of a lost connection
+# ---- errors that a script raises because of a lost connection
 
 
 class MetricError(Exception):
-    """The script's own."""
+    """An error of the script's own class."""
 
 
 def told_from(error: Exception) -> None:
@@ -169,7 +169,7 @@ def told_alone(_: Exception) -> None:
 @pytest.mark.parametrize("tell", [told_from, told_while, told_alone])
 @pytest.mark.parametrize("place", ["block", "call"])
 @in_sessions(2)
-def test_an_error_that_was_raised_for_a_lost_connection_is_a_loss(
+def test_an_error_raised_because_of_a_lost_connection_counts_as_a_loss(
     peer: Peer, place: str, tell: Callable[[Exception], None]
 ) -> None:
     lost = False
@@ -198,10 +198,10 @@ def test_an_error_that_was_raised_for_a_lost_connection_is_a_loss(
 
 @pytest.mark.parametrize("place", ["block", "call"])
 @in_sessions(2)
-def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(
+def test_an_error_after_an_earlier_lost_connection_is_raised_to_the_script(
     peer: Peer, place: str
 ) -> None:
-    """Of old: the script began after that."""
+    """The connection was lost before the script began, so its error is no sign of a loss."""
 
     def fail() -> None:
         raise MetricError
@@ -226,11 +226,10 @@ def test_an_error_in_a_script_that_handles_a_lost_connection_is_its_own(
 
 @pytest.mark.parametrize("calls_below", [0, 1])
 @in_sessions(2)
-def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
-    peer: Peer,
-    calls_below: int,
+def test_a_call_above_a_block_is_repeated_with_a_member_that_was_still_in_the_call(
+    peer: Peer, calls_below: int
 ) -> None:
-    """Which waits there until the other one, whose block does not count, comes to it again."""
+    """That member waits in the call until the other one, whose block does not count, repeats it."""
     calls: list[int] = []
     lost = False
 
@@ -265,11 +264,11 @@ def test_a_call_above_a_block_is_made_again_with_a_member_that_was_still_in_it(
     assert peer.seat.exchange(mine) == [mine, mine]
 
 
-def test_copies_for_a_retry_are_made_before_a_call_is_made_again(
+def test_copies_for_a_retry_are_made_before_a_call_is_repeated(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """They are made by a thread, which a large model keeps for a while; and the call evaluates with
-    other weights, which it swaps in."""
+    """A thread makes the copies, which takes a while with a large model. The call swaps in other
+    weights to evaluate with, and these must not be copied."""
     keep_ahead = Undo.keep_ahead
 
     def slowly(undo: Undo) -> None:
@@ -322,9 +321,9 @@ def test_copies_for_a_retry_are_made_before_a_call_is_made_again(
 
 
 @in_sessions(2)
-def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused(peer: Peer) -> None:
-    """Whose last reduction was lost gets the others' weights of the block's end, and no gradients:
-    it would go on without the update."""
+def test_an_optimizer_step_below_the_block_with_the_blocks_gradients_is_refused(peer: Peer) -> None:
+    """A member whose last reduction was lost gets the others' weights of the block's end, but no
+    gradients: it would go on without the update."""
     for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
         peer.optimizer.zero_grad()
         with step:
@@ -337,7 +336,7 @@ def test_an_optimizer_that_steps_below_the_block_with_its_gradients_is_refused(p
 @in_sessions(2)
 def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own(peer: Peer) -> None:
     for step in peer.session.steps(numbers(4, batch_size=1), epochs=1):
-        peer.optimizer.step()  # what earlier blocks have added up
+        peer.optimizer.step()  # without gradients: the blocks have used theirs up
         peer.optimizer.zero_grad()
         with step:
             backward(peer, step)
@@ -354,8 +353,8 @@ def test_an_optimizer_may_step_between_blocks_with_gradients_of_its_own(peer: Pe
 
 @pytest.mark.parametrize("then", ["a call", "another loop", "the end"])
 @in_sessions(2)
-def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(peer: Peer, then: str) -> None:
-    """The index is that of the step whether it counts or not: the last one would be missing."""
+def test_leaving_a_loop_after_a_block_that_does_not_count_is_refused(peer: Peer, then: str) -> None:
+    """`step.index` is the same whether the step counts or not, so a step would be missing."""
     data = numbers(8, batch_size=1)
     for step in peer.session.steps(data, epochs=1):
         with step:
@@ -376,7 +375,7 @@ def test_a_loop_left_after_a_block_that_does_not_count_is_an_error(peer: Peer, t
 
 
 @in_sessions(2)
-def test_a_loop_left_after_a_step_that_counts_is_none(peer: Peer) -> None:
+def test_leaving_the_loop_after_a_step_that_counts_is_allowed(peer: Peer) -> None:
     data = numbers(8, batch_size=1)
     lost = False
     for step in peer.session.steps(data, epochs=1):
@@ -393,7 +392,7 @@ def test_a_loop_left_after_a_step_that_counts_is_none(peer: Peer) -> None:
 
 
 @in_sessions(2)
-def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error(peer: Peer) -> None:
+def test_ending_after_an_exception_has_left_the_block_and_the_loop_is_refused(peer: Peer) -> None:
     with contextlib.suppress(ZeroDivisionError):
         for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
             with step:
@@ -408,7 +407,7 @@ def test_a_block_left_by_an_exception_out_of_the_loop_is_an_error(peer: Peer) ->
 # ---- newcomers and loops
 
 
-def test_a_newcomer_skips_the_loops_that_are_done_with_the_results_of_calls_between() -> None:
+def test_a_newcomer_skips_finished_loops_and_gets_the_results_of_calls_between() -> None:
     def script(peer: Peer, at_second: Callable[[], None]) -> tuple[list[int], list[float]]:
         indices: list[int] = []
         found: list[float] = []
@@ -451,7 +450,7 @@ def test_a_newcomer_skips_the_loops_that_are_done_with_the_results_of_calls_betw
 
 
 @pytest.mark.parametrize("kept", ["on every rank", "by each rank"])
-def test_members_whose_shares_of_a_checkpoint_would_not_fit_are_told(
+def test_a_save_is_refused_if_one_rank_would_save_other_tensors(
     kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "Checkpointing", partial(Checkpointing, every=3))

@@ -1,4 +1,4 @@
-"""An undisturbed step makes few Python calls: they are what elastic adds to a short step."""
+"""An undisturbed step makes few Python calls, which are what elastic adds to a short step."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ LEARNT = 130  # steps: the undo learns at the 128th, and not again before the 25
 COUNTED = 96
 MOST_CALLS = 180.0  # 172 with Python 3.11
 ROOT = Path(__file__).parents[3]
-OURS = (str(Path(elastic.__file__).parent), "<string>")  # and what dataclasses generate
+OURS = (str(Path(elastic.__file__).parent), "<string>")  # and code that dataclasses generate
 
 
 def require_few_calls(seat: Seat) -> None:
@@ -60,7 +60,7 @@ def require_few_calls(seat: Seat) -> None:
 
 
 def test_an_undisturbed_step_makes_few_calls() -> None:
-    """In a process of its own: sessions of other tests leave their hooks in torch."""
+    """The test runs in its own process, because sessions of other tests leave hooks in torch."""
     program = (
         "from tests.unit.worker.together import run_together\n"
         f"from {__name__} import require_few_calls\n"

@@ -28,7 +28,7 @@ def train_with_means(peer: Peer, step: Step, place: str) -> Means:
             if place == "after backward":
                 means = step.mean(sample=value, square=inputs.square().mean())
         peer.update()
-        if place == "after the optimizer":  # of the last micro-batch alone
+        if place == "after the optimizer":  # from the last micro-batch alone
             means = step.mean(sample=value, square=inputs.square().mean())
     assert means is not None
     return means
@@ -51,7 +51,7 @@ CASES = [(place, options) for place in PLACES for options in ONE_MICRO_BATCH] + 
 
 @pytest.mark.parametrize(("place", "options"), CASES, ids=str)
 @in_sessions(3)
-def test_the_mean_is_that_of_the_steps_samples(
+def test_the_mean_is_exact_over_all_samples_of_the_step(
     peer: Peer, place: str, options: dict[str, int]
 ) -> None:
     for step in peer.session.steps(numbers(13, **options), epochs=1):
@@ -66,7 +66,7 @@ def test_the_mean_is_that_of_the_steps_samples(
 
 
 @in_sessions(3)
-def test_means_are_the_same_bits_on_every_rank(peer: Peer) -> None:
+def test_means_are_bitwise_equal_on_every_rank(peer: Peer) -> None:
     found = []
     for step in peer.session.steps(numbers(7, batch_size=1), epochs=1):
         with step:
@@ -89,7 +89,7 @@ def alone(place: Callable[[Step, Any], object]) -> None:
     train_together(go)
 
 
-def test_a_mean_is_not_known_inside_of_the_block() -> None:
+def test_reading_a_mean_inside_the_block_is_refused() -> None:
     def read(step: Step, inputs: torch.Tensor) -> None:
         means = step.mean(loss=inputs.mean())
         for look in (lambda: means["loss"], lambda: means.loss):
@@ -112,7 +112,7 @@ def test_a_mean_does_not_keep_the_graph_and_may_be_a_number(peer: Peer) -> None:
 
 
 @in_sessions(2)
-def test_means_of_a_block_that_does_not_count_are_nan_and_the_retrys_are_exact(peer: Peer) -> None:
+def test_means_of_a_void_block_are_nan_and_those_of_its_retry_are_exact(peer: Peer) -> None:
     found: list[float] = []
     lost = False
     for step in peer.session.steps(numbers(8, batch_size=2), epochs=1):

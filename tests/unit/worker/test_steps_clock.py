@@ -1,4 +1,4 @@
-"""How long steps take, from commit to commit."""
+"""`StepsClock` measures how long steps take, from commit to commit."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic.worker.steps_clock import StepsClock
 
 
 class Time:
-    """A clock that goes when it is told to."""
+    """A clock that stands still until the test moves it."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -33,7 +33,7 @@ def run(clock: StepsClock, time: Time, *durations_s: float, samples: int = 10) -
         clock.commit(samples)
 
 
-def test_nothing_is_known_before_the_second_commit(time: Time) -> None:
+def test_the_duration_of_steps_is_unknown_before_the_second_commit(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 5.0)
     assert (clock.step_s, clock.samples_per_s) == (0.0, 0.0)
@@ -41,7 +41,7 @@ def test_nothing_is_known_before_the_second_commit(time: Time) -> None:
     assert (clock.step_s, clock.samples_per_s) == (2.0, 5.0)
 
 
-def test_the_usual_duration_follows_slowly(time: Time) -> None:
+def test_the_usual_duration_follows_changes_slowly(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 1.0, 1.0, 2.0)
     assert clock.step_s == pytest.approx(1.1)
@@ -50,7 +50,7 @@ def test_the_usual_duration_follows_slowly(time: Time) -> None:
     assert clock.step_s == pytest.approx(2.0, rel=1e-3)
 
 
-def test_a_change_of_group_is_no_usual_step(time: Time) -> None:
+def test_a_change_of_group_does_not_count_as_a_usual_step(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 1.0, 1.0)
     clock.begin()
@@ -61,7 +61,7 @@ def test_a_change_of_group_is_no_usual_step(time: Time) -> None:
     assert clock.step_s == pytest.approx(1.0)
 
 
-def test_the_step_under_way(time: Time) -> None:
+def test_in_step_s_is_the_age_of_the_step_under_way(time: Time) -> None:
     clock = StepsClock()
     assert clock.in_step_s() == 0.0
     clock.begin()
@@ -72,13 +72,13 @@ def test_the_step_under_way(time: Time) -> None:
     assert clock.in_step_s() == 0.0
 
 
-def test_a_commit_without_duration_does_not_divide_by_it(time: Time) -> None:
+def test_steps_of_zero_duration_do_not_divide_by_zero(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 0.0, 0.0)
     assert clock.samples_per_s > 0.0
 
 
-def test_a_step_that_compiled_is_no_usual_step(time: Time) -> None:
+def test_a_step_that_compiles_does_not_count_as_a_usual_step(time: Time) -> None:
     compilations = Compilations()
     clock = StepsClock(compilations)
     run(clock, time, 1.0, 1.0)
@@ -89,7 +89,7 @@ def test_a_step_that_compiled_is_no_usual_step(time: Time) -> None:
     assert clock.step_s == pytest.approx(1.1)
 
 
-def test_a_step_counts_for_ten_at_most(time: Time) -> None:
+def test_a_slow_step_counts_as_at_most_ten_usual_ones(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 1.0, 1.0, 300.0)
     assert clock.step_s == pytest.approx(1.9)
@@ -106,7 +106,7 @@ def test_the_first_step_lasts_until_the_first_commit_in_each_group(time: Time) -
     assert clock.first_step
 
 
-def test_what_hangs_while_a_group_is_set_up_is_seen_like_a_step(time: Time) -> None:
+def test_setting_up_a_group_is_timed_like_a_step(time: Time) -> None:
     clock = StepsClock()
     clock.sets_up()
     time.now += 5.0
@@ -123,7 +123,7 @@ def test_what_hangs_while_a_group_is_set_up_is_seen_like_a_step(time: Time) -> N
     assert clock.under_way_s() == 0.0
 
 
-def test_every_duration_and_sample_is_counted_but_that_of_a_first_step(time: Time) -> None:
+def test_all_samples_and_all_durations_except_of_first_steps_are_counted(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 5.0, 0.2, 0.2, 40.0)
     clock.begin()
@@ -137,7 +137,7 @@ def test_every_duration_and_sample_is_counted_but_that_of_a_first_step(time: Tim
 
 
 @pytest.mark.parametrize("beats_since", [False, True])
-def test_the_time_in_which_the_process_was_stopped_is_not_of_the_step(
+def test_the_time_of_a_stopped_process_does_not_count_as_step_time(
     time: Time, beats_since: bool
 ) -> None:
     clock = StepsClock()
@@ -153,7 +153,7 @@ def test_the_time_in_which_the_process_was_stopped_is_not_of_the_step(
     assert clock.in_step_s() == clock.waiting_s() == (0.75 if beats_since else 0.5)
 
 
-def test_a_step_lasts_on_while_the_process_beats(time: Time) -> None:
+def test_a_long_step_counts_whole_while_the_process_beats(time: Time) -> None:
     clock = StepsClock()
     clock.begin()
     for _ in range(100):
@@ -162,7 +162,7 @@ def test_a_step_lasts_on_while_the_process_beats(time: Time) -> None:
     assert clock.in_step_s() == 50.0
 
 
-def test_what_begins_after_a_standstill_is_counted_whole(time: Time) -> None:
+def test_a_step_that_begins_after_a_standstill_counts_whole(time: Time) -> None:
     clock = StepsClock()
     clock.alive()
     time.now += 60.0

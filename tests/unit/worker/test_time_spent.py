@@ -1,4 +1,4 @@
-"""Every second of a worker since its first group stands in one of its sums."""
+"""`TimeSpent` counts every second of a worker since its first group in one of its sums."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def total_s(spent: TimeSpent) -> float:
 
 
 def trained() -> TimeSpent:
-    """Three steps of 1 s from 10.0 on, the first of which took 3 s."""
+    """Return the time of three steps from 10.0 on: the first took 3 s, the others 1 s."""
     spent = TimeSpent()
     spent.entered(10.0, 1, join_s=0.5, sync_s=0.5)
     spent.commit(13.0, 1.0, 1)
@@ -23,13 +23,13 @@ def trained() -> TimeSpent:
     return spent
 
 
-def test_a_first_step_counts_for_no_more_than_a_usual_one() -> None:
+def test_a_first_step_counts_as_a_usual_one_and_its_excess_separately() -> None:
     spent = trained()
     assert (spent.steps, spent.steps_s, spent.first_steps_s) == (3, 3.0, 2.0)
     assert total_s(spent) == 5.0
 
 
-def test_what_a_step_waits_for_is_part_of_it() -> None:
+def test_saves_calls_and_data_are_part_of_a_steps_time() -> None:
     spent = trained()
     spent.saved(0.25)
     spent.called(0.5)
@@ -40,7 +40,7 @@ def test_what_a_step_waits_for_is_part_of_it() -> None:
     assert total_s(spent) == 7.0
 
 
-def test_what_was_lost_is_told_with_the_group_that_follows() -> None:
+def test_lost_time_is_reported_with_the_group_that_follows() -> None:
     spent = trained()
     spent.fetched(15.0, 15.5)
     spent.left(15.75, in_step=True)
@@ -53,7 +53,7 @@ def test_what_was_lost_is_told_with_the_group_that_follows() -> None:
     assert total_s(spent) == 7.0
 
 
-def test_a_worker_is_out_from_the_first_group_lost_until_a_step_is_committed() -> None:
+def test_a_worker_is_out_from_its_first_lost_group_until_a_committed_step() -> None:
     spent = trained()
     assert spent.out_since is None
     spent.left(15.75, in_step=True)
@@ -66,7 +66,7 @@ def test_a_worker_is_out_from_the_first_group_lost_until_a_step_is_committed() -
     assert spent.out_since is None
 
 
-def test_a_call_that_is_lost_is_given_up_and_a_boundary_is_not() -> None:
+def test_only_the_call_counts_as_given_up_if_the_group_is_lost_at_a_boundary() -> None:
     spent = trained()
     spent.called(2.0)
     spent.left(17.5, in_step=False)
@@ -74,7 +74,7 @@ def test_a_call_that_is_lost_is_given_up_and_a_boundary_is_not() -> None:
     assert (spent.given_up_s, spent.regroup_s, spent.calls_s) == (2.0, 1.0, 0.0)
 
 
-def test_the_last_save_is_told_though_no_step_follows() -> None:
+def test_settle_counts_the_last_save_although_no_step_follows() -> None:
     spent = trained()
     spent.saved(2.0)
     spent.settle(17.0)
@@ -84,7 +84,7 @@ def test_the_last_save_is_told_though_no_step_follows() -> None:
     assert total_s(spent) == 7.0
 
 
-def test_the_newest_stretches_are_remembered_one_after_the_other() -> None:
+def test_newest_returns_the_last_stretches_in_order() -> None:
     spent = trained()
     spent.saved(0.25)
     spent.fetched(15.5, 15.6)
@@ -105,7 +105,7 @@ def test_the_newest_stretches_are_remembered_one_after_the_other() -> None:
     assert given_up.began_unix_s == pytest.approx(step.began_unix_s + 1.0, abs=1e-3)
 
 
-def test_of_many_steps_some_are_remembered() -> None:
+def test_only_the_newest_stretches_are_remembered() -> None:
     spent = trained()
     for step in range(2 * MOST_STRETCHES):
         spent.commit(16.0 + step, 1.0, step)

@@ -1,4 +1,4 @@
-"""Runs functions in forked processes that form a gloo group, and hands their errors back."""
+"""Runs functions in forked processes that form a gloo group, and raises their errors."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ Test = Callable[..., None]
 
 
 class Seat:
-    """One process's place among the others."""
+    """One process's rank, its store host, and its exchange of values with the others."""
 
     def __init__(self, rank: int, exchange: Callable[[Any], list[Any]]) -> None:
         self.rank = rank
         self.exchange = exchange
-        """Gives each process what all of them gave, in the order of ranks: also a barrier."""
+        """Returns what all processes gave, in the order of ranks, once all have: also a barrier."""
         self.host = StoreHost("127.0.0.1")
         self._endpoints: list[str] = exchange(self.host.endpoint)
 
     def generation(self, number: int = 1, **fields: Any) -> Generation:
-        """All of the processes, in the order of their ranks."""
+        """Return a generation of all processes, in the order of their ranks."""
         members = tuple(
             Member(worker=f"w{rank}", node="n", slot=rank, endpoint=endpoint)
             for rank, endpoint in enumerate(self._endpoints)
@@ -48,16 +48,16 @@ class Seat:
         return Generation(number=number, **{**known, **fields})
 
     def join(self, number: int = 1, *, backend: Backend = GLOO) -> Group:
-        """Form the group of all of them."""
+        """Form the group of all processes."""
         group = Group(self.generation(number), self.rank, backend)
         group.build(self.host, JOIN_TIMEOUT_S)
         return group
 
 
 def run_together(*parts: Callable[[Seat], None]) -> None:
-    """Run each part in a process of its own; raises AssertionError with what went wrong there.
+    """Run each part in a process of its own; raise AssertionError with a failed one's traceback.
 
-    A part that ends with SIGKILL, as a part of a test may want to, is not an error.
+    A part may end itself with SIGKILL: that is not an error.
     """
     pairs = [socket.socketpair() for _ in parts]
     pids = []
@@ -88,7 +88,7 @@ def run_together(*parts: Callable[[Seat], None]) -> None:
 
 
 def in_processes(count: int) -> Callable[[Test], Test]:
-    """The test is run by each of so many processes; its first argument is the process's seat."""
+    """Run the test in each of `count` processes; its first argument is the process's seat."""
     return run_by_each(count, run_together)
 
 
@@ -109,7 +109,7 @@ def run_by_each(count: int, run: Callable[..., None]) -> Callable[[Test], Test]:
 
 
 def _serve(streams: list[IO[str]]) -> None:
-    """Pass on what is exchanged until every part has ended."""
+    """Pass exchanged values on until every part has ended."""
     running = list(streams)
     while running:
         said: list[Any] = []
@@ -148,7 +148,7 @@ def _be_child(
         message = _run(rank, part, stream)
         stream.write(json.dumps(message) + "\n")
         stream.flush()
-        time.sleep(_DEADLINE_S)  # ended by the parent: its sockets must not go before the others'
+        time.sleep(_DEADLINE_S)  # the parent ends it: its sockets must not close first
     finally:
         os._exit(1)
 
@@ -169,7 +169,7 @@ def _run(rank: int, part: Callable[[Seat], None], stream: IO[str]) -> dict[str, 
 
 
 def stay_away(seat: Seat) -> None:
-    """Join, and take no part in what the others do."""
+    """Join the group, and take no part in its collectives."""
     seat.join()
     seat.exchange("freed")
 
@@ -180,5 +180,5 @@ def die() -> None:
 
 
 def meet() -> None:
-    """An all-reduce of everybody."""
+    """Take part in an all-reduce of all members."""
     dist.all_reduce(torch.zeros(1))

@@ -1,4 +1,4 @@
-"""Sessions of several processes, whose groups the test announces."""
+"""Runs sessions in several processes, whose groups the test announces."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-import torch._dynamo  # by optimizers at their first step: once, not in every forked process
+import torch._dynamo  # optimizers import it at their first step: once, not in every fork
 from torch.utils.data import TensorDataset
 
 from elastic.core.worker.machine import Worker
@@ -23,7 +23,7 @@ from tests.unit.worker.together import GLOO, JOIN_TIMEOUT_S, Seat, Test, run_by_
 
 
 class Heard(Reports):
-    """What a session reports, for the test."""
+    """Keeps what a session reports, for the test."""
 
     def __init__(self) -> None:
         self.state = JobState()
@@ -39,7 +39,7 @@ class Heard(Reports):
 
 
 class PeerControl(LocalControl):
-    """As with an agent: a group that is lost is followed by another."""
+    """A control that behaves as if there were an agent: another group follows a lost one."""
 
     keeps_ledger = True
     recovers = True
@@ -80,13 +80,12 @@ class Peer:
         self.session.track(model=self.model, optimizer=self.optimizer)
 
     def announce(self, number: int, *ranks: int) -> None:
-        """The generation of these ranks, by default of all."""
+        """Announce a generation of these ranks, by default of all."""
         whole = self.seat.generation(number)
         members = tuple(whole.members[rank] for rank in ranks) or whole.members
         self.control.membership.announce(self.seat.generation(number, members=members))
 
     def update(self) -> None:
-        """The optimizer's step, with gradients that are used up by it."""
         self.optimizer.step()
         self.optimizer.zero_grad()
 
@@ -97,7 +96,7 @@ class Peer:
 
 
 def train_together(*parts: Callable[[Peer], None]) -> None:
-    """Run each part in a process of its own; their first group is that of all of them."""
+    """Run each part in a process of its own; all of them form the first group."""
 
     def seated(part: Callable[[Peer], None]) -> Callable[[Seat], None]:
         def go(seat: Seat) -> None:
@@ -111,11 +110,11 @@ def train_together(*parts: Callable[[Peer], None]) -> None:
 
 
 def numbers(length: int, **options: Any) -> DataLoader:
-    """Sample i is i."""
+    """Return a loader whose sample i is i."""
     dataset = TensorDataset(torch.arange(float(length), dtype=torch.float64).unsqueeze(1))
     return DataLoader(dataset, **{"shuffle": False, **options})
 
 
 def in_sessions(count: int) -> Callable[[Test], Test]:
-    """The test is run by each of so many processes; its first argument is the process's peer."""
+    """Run the test in each of `count` processes; its first argument is the process's peer."""
     return run_by_each(count, train_together)

@@ -15,7 +15,7 @@ DTYPES = [*STORED_AS, *REAL_PART]
 
 
 def make_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> torch.Tensor:
-    """Arbitrary bits, so that a wrong conversion anywhere changes them."""
+    """Return a tensor of arbitrary bits, so that any wrong conversion changes them."""
     generator = torch.Generator().manual_seed(seed)
     count = torch.Size(shape).numel()
     high = 2 if dtype is torch.bool else 256
@@ -24,7 +24,7 @@ def make_tensor(dtype: torch.dtype, shape: tuple[int, ...], seed: int = 0) -> to
 
 
 def same_tensor(left: torch.Tensor, right: torch.Tensor) -> bool:
-    """Equal type, shape and bits: NaNs of different payload differ."""
+    """Compare type, shape and bits: NaNs with different payloads differ."""
     if left.dtype != right.dtype or left.shape != right.shape:
         return False
     if left.is_complex():

@@ -1,4 +1,4 @@
-"""The members of a group tell each other what they hold, and who tracks or trains another model."""
+"""A group's members declare what they hold, and find those with another model or parameters."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BIG = 2**62 + 12345  # a digest does not fit a float
 
 
 def declaration(rank: int) -> Declaration:
-    """Every field another value on every rank."""
+    """Return a declaration whose fields differ between ranks."""
     return Declaration(
         committed=9 - rank,
         intact=rank == 0,
@@ -39,7 +39,7 @@ def declaration(rank: int) -> Declaration:
 
 
 @in_processes(3)
-def test_every_field_of_every_declaration_reaches_everybody(seat: Seat) -> None:
+def test_every_field_of_every_declaration_reaches_all_members(seat: Seat) -> None:
     declared = declare(seat.join(), declaration(seat.rank))
     assert declared == tuple(map(declaration, range(3)))
     flags = [f.name for f in dataclasses.fields(Declaration) if f.type == "bool"]
@@ -47,13 +47,13 @@ def test_every_field_of_every_declaration_reaches_everybody(seat: Seat) -> None:
 
 
 @in_processes(2)
-def test_a_default_device_of_the_scripts_changes_nothing(seat: Seat) -> None:
+def test_the_scripts_default_device_does_not_affect_declarations(seat: Seat) -> None:
     group = seat.join()
     with torch.device("meta"):
         assert declare(group, declaration(seat.rank)) == tuple(map(declaration, range(2)))
 
 
-def test_the_odd_members_are_told_what_differs_and_the_others_go_on() -> None:
+def test_members_with_another_model_raise_what_differs_and_the_others_go_on() -> None:
     def right(seat: Seat) -> None:
         specs = describe({"model.w": torch.zeros(2, 3), "model.b": torch.zeros(2)})
         explain_mismatch(seat.join(), 1, (0, 2), specs)
@@ -67,18 +67,18 @@ def test_the_odd_members_are_told_what_differs_and_the_others_go_on() -> None:
 
 
 @in_processes(2)
-def test_equal_parameters_differ_nowhere_and_need_no_names(seat: Seat) -> None:
+def test_equal_parameters_have_no_differences_and_need_no_names(seat: Seat) -> None:
     assert differing_parameters(seat.join(), BIG, dict) == {}
 
 
 @in_processes(3)
-def test_only_the_odd_member_learns_the_names_that_differ_from_rank_0(seat: Seat) -> None:
+def test_only_the_differing_member_learns_which_names_differ_from_rank_0(seat: Seat) -> None:
     odd = seat.rank == 1
     names = {"model.b": 1, "model.w": 3 if odd else 2, "same": BIG}
     found = differing_parameters(seat.join(), BIG + odd, lambda: names)
     assert found == {1: ["model.w"] if odd else []}
 
 
-def test_differences_are_the_names_of_one_side_only_and_of_unequal_digests() -> None:
+def test_differences_are_names_of_one_side_only_or_with_unequal_digests() -> None:
     assert differences({"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5}) == ["a", "c", "d"]
     assert differences({"a": 1}, {"a": 1}) == []

@@ -1,4 +1,4 @@
-"""Which device and transport a slot gets, and what of torch's settings is refused."""
+"""Which device and transport a slot gets, and which of torch's settings are refused."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tests.unit.worker.together import GLOO
 
 @pytest.fixture
 def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
-    """A node with two; the list is of those that were made current."""
+    """Simulate a node with two GPUs; return the list of devices that were made current."""
     chosen: list[torch.device] = []
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -29,7 +29,7 @@ def two_gpus(monkeypatch: pytest.MonkeyPatch) -> list[torch.device]:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without GPUs")
 @pytest.mark.parametrize("slot", [0, 1, 100])
-def test_any_slot_without_gpus_gets_gloo(slot: int) -> None:
+def test_any_slot_of_a_node_without_gpus_gets_gloo(slot: int) -> None:
     before = dict(os.environ)
     assert Backend.for_slot(slot) == GLOO
     assert dict(os.environ) == {"TORCH_FR_BUFFER_SIZE": "0", **before}
@@ -56,7 +56,7 @@ def test_the_watchdog_is_off_before_nccl_is_used() -> None:
     assert os.environ["TORCH_NCCL_ASYNC_ERROR_HANDLING"] == "0"
 
 
-def test_a_script_may_register_another_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_script_may_register_another_backend(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "_choose", process_group._choose)
     monkeypatch.setattr(os, "environ", dict(os.environ))
     Backend.register(lambda slot: nccl_manners.BACKEND if slot == 3 else GLOO)
@@ -64,7 +64,7 @@ def test_a_script_may_register_another_kind(monkeypatch: pytest.MonkeyPatch) -> 
     assert Backend.for_slot(0) is GLOO
 
 
-def test_what_is_not_set_is_set_and_what_is_set_is_kept() -> None:
+def test_turning_the_watchdog_off_keeps_variables_that_are_set() -> None:
     environment = {
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
         "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
@@ -84,7 +84,7 @@ def test_what_is_not_set_is_set_and_what_is_set_is_kept() -> None:
 @pytest.mark.parametrize(
     "name", ["TORCH_NCCL_ASYNC_ERROR_HANDLING", "NCCL_ASYNC_ERROR_HANDLING", "NCCL_DESYNC_DEBUG"]
 )
-def test_a_watchdog_that_was_asked_for_is_refused(name: str, value: str) -> None:
+def test_a_watchdog_that_the_environment_turns_on_is_refused(name: str, value: str) -> None:
     environment = {name: value}
     with pytest.raises(ConfigurationError, match=rf"{name}={value}"):
         process_group.turn_watchdog_off(environment)
@@ -92,11 +92,11 @@ def test_a_watchdog_that_was_asked_for_is_refused(name: str, value: str) -> None
 
 
 @pytest.mark.parametrize("value", ["0", "", " 0 "])
-def test_a_watchdog_that_was_turned_off_is_accepted(value: str) -> None:
+def test_a_watchdog_that_the_environment_turns_off_is_accepted(value: str) -> None:
     process_group.turn_watchdog_off({"NCCL_ASYNC_ERROR_HANDLING": value})
 
 
-def test_groups_re_form_in_place_only_where_torch_can(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_groups_reform_in_place_only_if_torch_supports_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def old(backend: str) -> None: ...
 
     def new(backend: str, *, enable_reconfigure: bool = False) -> None: ...
@@ -109,7 +109,7 @@ def test_groups_re_form_in_place_only_where_torch_can(monkeypatch: pytest.Monkey
     assert not nccl.reforms_in_place
 
 
-def test_waiting_for_a_device_asks_it_only_if_it_queues(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_for_device_asks_only_a_device_that_queues(monkeypatch: pytest.MonkeyPatch) -> None:
     said: list[str] = []
 
     class Event:

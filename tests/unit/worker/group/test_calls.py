@@ -1,4 +1,4 @@
-"""Members that make different calls, or none, are told so with both places; nobody hangs."""
+"""Members that make different calls, or none, get an error with both places; nobody hangs."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ EVALUATE, SAVE = Call("calls session.run(evaluate)"), Call("calls session.run(sa
 
 
 def expect_loss(group: Group, call: Call) -> None:
-    """The group is lost while its members meet for the call."""
+    """Assert that the group is lost while this member waits for the others in the call."""
     with pytest.raises((GroupLost, RuntimeError)) as caught:
         meet(group, 3, 0, call)
     assert is_group_loss(caught.value, group)
 
 
 @in_processes(3)
-def test_members_that_make_the_same_calls_meet_in_each(seat: Seat) -> None:
+def test_members_that_make_the_same_calls_meet_in_each_call(seat: Seat) -> None:
     group = seat.join()
     for committed in (3, 4):
         for number, call in enumerate((EVALUATE, SAVE, EVALUATE)):
@@ -46,7 +46,7 @@ def test_members_that_make_the_same_calls_meet_in_each(seat: Seat) -> None:
 
 @in_processes(2)
 def test_the_place_of_a_call_may_differ_between_members(seat: Seat) -> None:
-    """A script may retry a call from another line; what counts is what is called."""
+    """A script may retry a call from another line: only what it calls must be the same."""
     meet(seat.join(), 3, 0, Call(EVALUATE.what, f"train.py:{seat.rank}"))
     seat.exchange("done")
 
@@ -65,8 +65,8 @@ def test_different_calls_are_refused_on_all_members_with_both_places(seat: Seat)
     seat.exchange("done")
 
 
-def test_nobody_waits_in_vain_for_a_member_in_a_block() -> None:
-    """Its script's thread may be blocked in a collective, so another thread answers."""
+def test_a_call_is_refused_while_another_member_is_inside_a_block() -> None:
+    """The script's thread in the block may wait in a collective, so another thread answers."""
 
     def call(seat: Seat) -> None:
         group = seat.join()
@@ -98,8 +98,8 @@ def test_nobody_waits_in_vain_for_a_member_in_a_block() -> None:
     run_together(call, train)
 
 
-def test_an_answer_of_another_step_is_none() -> None:
-    """The member is a step behind: it comes to the call yet."""
+def test_an_answer_of_an_earlier_step_is_ignored() -> None:
+    """The member is one step behind and will still come to the call."""
 
     def call(seat: Seat) -> None:
         meet(seat.join(), 3, 0, EVALUATE)
@@ -118,7 +118,7 @@ def test_an_answer_of_another_step_is_none() -> None:
 
 
 @in_processes(2)
-def test_nothing_is_answered_that_nobody_asked(seat: Seat) -> None:
+def test_a_member_that_nobody_asks_gives_no_answer(seat: Seat) -> None:
     group = seat.join()
     answer(group, 3, "inside the block")
     seat.exchange("answered")
@@ -139,7 +139,7 @@ def test_an_abort_frees_a_member_that_waits_for_others() -> None:
     run_together(wait, stay_away)
 
 
-def test_a_member_that_is_alone_meets_nobody(alone: Group) -> None:
+def test_meet_returns_at_once_for_a_single_member(alone: Group) -> None:
     meet(alone, 3, 0, EVALUATE)
 
 
@@ -157,8 +157,8 @@ def test_calls_of_an_earlier_group_do_not_count(seat: Seat) -> None:
     seat.exchange("done")
 
 
-def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
-    """It hosted the store; with another member an announcement aborts the group."""
+def test_a_waiting_member_loses_the_group_if_the_host_of_the_store_dies() -> None:
+    """The peer hosted the store. If another member dies, an announcement aborts the group."""
 
     def die_early(seat: Seat) -> None:
         seat.join()
@@ -174,7 +174,7 @@ def test_a_member_whose_peer_dies_does_not_wait_for_it() -> None:
 
 
 @in_processes(2)
-def test_calls_that_are_over_leave_nothing_in_the_store(seat: Seat) -> None:
+def test_finished_calls_leave_no_keys_in_the_store(seat: Seat) -> None:
     """A script may evaluate a million times in one group."""
     group = seat.join()
     for number in range(3):

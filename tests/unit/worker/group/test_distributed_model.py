@@ -18,7 +18,7 @@ from elastic.worker.state.job_state import JobState
 
 
 class Net(nn.Module):
-    """A layer with running statistics, and something to be reached by attribute."""
+    """A model with running statistics, an attribute and a method of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -46,14 +46,13 @@ def step(model: nn.Module, seed: int = 0) -> None:
 
 
 def enter(model: DistributedModel, group: Group) -> None:
-    """A group, and a step in it."""
+    """Wrap the model for the group, and let its passes run as in a step's block."""
     model.wrap(group.backend)
     model.passes.together = True
 
 
 @pytest.fixture
 def model(net: Net, alone: Group) -> DistributedModel:
-    """Of the net, in a group."""
     model = DistributedModel(net, {})
     enter(model, alone)
     return model
@@ -64,7 +63,7 @@ def ddp_of(model: DistributedModel) -> nn.parallel.DistributedDataParallel:
 
 
 class Rotary(nn.Module):
-    """Has a cache for sequences as long as it has seen, and one that stays as it is."""
+    """Has a cache that grows with the longest sequence, and a buffer that keeps its size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -77,7 +76,7 @@ class Rotary(nn.Module):
 
 
 def rotary(group: Group, length: int) -> tuple[JobState, Callable[[], set[str]]]:
-    """Its state, and how to form a group and see what DDP leaves out."""
+    """Return a model's state, and a function that forms a group and returns what DDP ignores."""
     net = nn.Sequential(Rotary())
     net._ddp_params_and_buffers_to_ignore = ["told"]
     model, state = DistributedModel(net, {}), JobState()
@@ -102,7 +101,7 @@ def test_a_cache_that_has_grown_is_not_broadcast_in_later_groups(alone: Group) -
 
 
 @pytest.mark.parametrize(("there", "here"), [(9, 4), (4, 9), (9, 9), (4, 4)])
-def test_a_member_that_takes_over_a_state_leaves_out_the_same_caches(
+def test_a_member_that_receives_a_state_ignores_the_same_caches(
     alone: Group, there: int, here: int
 ) -> None:
     (theirs, ignored_there), (mine, ignored_here) = rotary(alone, there), rotary(alone, here)
@@ -116,7 +115,7 @@ class Telling(nn.Sequential):
     _ddp_params_and_buffers_to_ignore = ("told",)
 
 
-def test_what_a_class_tells_ddp_to_ignore_is_ignored_beside_a_cache(alone: Group) -> None:
+def test_buffers_that_a_class_tells_ddp_to_ignore_are_ignored_beside_a_cache(alone: Group) -> None:
     net = Telling(Rotary())
     model, state = DistributedModel(net, {}), JobState()
     state.track({"model": model})
@@ -126,7 +125,7 @@ def test_what_a_class_tells_ddp_to_ignore_is_ignored_beside_a_cache(alone: Group
     assert "_ddp_params_and_buffers_to_ignore" not in vars(net)
 
 
-def test_it_has_the_modules_face(net: Net) -> None:
+def test_a_distributed_model_has_the_attributes_and_names_of_its_module(net: Net) -> None:
     model = DistributedModel(net, {})
     assert list(model.state_dict()) == list(net.state_dict())
     assert model.temperature == 0.5
@@ -150,7 +149,7 @@ def test_state_is_loaded_into_the_module(net: Net, alone: Group, wrapped: bool) 
     assert not any(name.startswith("module.") for name in model.state_dict())
 
 
-def test_with_and_without_a_group_it_computes_the_same(net: Net, alone: Group) -> None:
+def test_a_model_computes_the_same_with_and_without_a_group(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {}).eval()
     inputs = torch.randn(3, 4)
     without = model(inputs)
@@ -160,7 +159,7 @@ def test_with_and_without_a_group_it_computes_the_same(net: Net, alone: Group) -
     assert torch.equal(model(inputs), without)
 
 
-def test_options_are_ddps(net: Net, alone: Group) -> None:
+def test_options_are_passed_to_ddp(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"gradient_as_bucket_view": True, "bucket_cap_mb": 7})
     enter(model, alone)
     assert ddp_of(model).gradient_as_bucket_view
@@ -176,7 +175,7 @@ def test_only_the_last_micro_batch_is_reduced(model: DistributedModel) -> None:
         assert bool(reductions) is reduce
 
 
-def test_a_static_graph_learns_in_a_step_that_reduces(net: Net, alone: Group) -> None:
+def test_a_static_graph_is_learned_in_a_step_that_reduces(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"static_graph": True})
     for _ in range(2):  # and again in the next group
         enter(model, alone)
@@ -190,7 +189,7 @@ def test_a_static_graph_learns_in_a_step_that_reduces(net: Net, alone: Group) ->
 
 
 @pytest.mark.parametrize("wrapped", [False, True])
-def test_a_hook_is_registered_in_every_group(net: Net, alone: Group, wrapped: bool) -> None:
+def test_a_comm_hook_is_registered_in_every_group(net: Net, alone: Group, wrapped: bool) -> None:
     model = DistributedModel(net, {})
     if wrapped:
         enter(model, alone)
@@ -204,7 +203,7 @@ def test_a_hook_is_registered_in_every_group(net: Net, alone: Group, wrapped: bo
         assert reductions
 
 
-def test_every_group_begins_with_the_hooks_state_as_it_was(net: Net, alone: Group) -> None:
+def test_every_group_begins_with_the_original_state_of_the_hook(net: Net, alone: Group) -> None:
     """PowerSGD counts iterations, and runs other collectives once enough have passed."""
     state = PowerSGDState(process_group=None, matrix_approximation_rank=1, start_powerSGD_iter=2)
     model = DistributedModel(net, {})
@@ -220,7 +219,7 @@ def test_every_group_begins_with_the_hooks_state_as_it_was(net: Net, alone: Grou
     assert not state.error_dict
 
 
-def test_a_state_without_attributes_is_passed_on(net: Net, alone: Group) -> None:
+def test_none_or_a_process_group_as_hook_state_is_passed_unchanged(net: Net, alone: Group) -> None:
     """None means the default group; a group cannot be copied."""
     given: list[object] = []
     for state in (None, torch.distributed.group.WORLD):
@@ -235,7 +234,7 @@ def test_a_state_without_attributes_is_passed_on(net: Net, alone: Group) -> None
 
 
 class Wrapper(nn.Module):
-    """As a script's own module around a distributed one: a loss, a head, a trainer."""
+    """A script's own module around a distributed one, such as a loss, a head or a trainer."""
 
     def __init__(self, inner: nn.Module) -> None:
         super().__init__()
@@ -256,7 +255,7 @@ containers = pytest.mark.parametrize("contain", CONTAINERS.values(), ids=CONTAIN
 
 
 @containers
-def test_names_are_those_of_the_plain_module_wherever_the_model_is(
+def test_names_are_those_of_the_plain_module_in_every_container(
     net: Net, contain: Callable[[nn.Module], nn.Module]
 ) -> None:
     plain, distributed = contain(net), contain(DistributedModel(net, {}))
@@ -272,7 +271,7 @@ def test_names_are_those_of_the_plain_module_wherever_the_model_is(
 @containers
 @pytest.mark.parametrize("source_distributed", [False, True])
 @pytest.mark.parametrize("target_distributed", [False, True])
-def test_state_goes_from_any_form_into_any_other(
+def test_state_loads_between_plain_and_distributed_models_in_any_container(
     contain: Callable[[nn.Module], nn.Module], source_distributed: bool, target_distributed: bool
 ) -> None:
     def make(seed: int, distributed: bool) -> nn.Module:
@@ -285,7 +284,7 @@ def test_state_goes_from_any_form_into_any_other(
     given = source.state_dict()
     before = list(given)
     assert not target.load_state_dict(given).missing_keys
-    assert list(given) == before  # the script's dictionary is its own
+    assert list(given) == before  # the script's dictionary is unchanged
     found = target.state_dict()
     assert all(torch.equal(found[name], tensor) for name, tensor in given.items())
 
@@ -304,7 +303,7 @@ def test_names_that_are_missing_or_unknown_are_refused(
 
 
 def test_a_module_called_module_keeps_its_name() -> None:
-    """The prefix is DDP's only where it is DDP's."""
+    """Only the distributed model's own `module.` is left out of names."""
 
     class Holder(nn.Module):
         def __init__(self) -> None:
@@ -321,7 +320,7 @@ def test_a_module_called_module_keeps_its_name() -> None:
 # ---- copies
 
 
-def test_a_copy_is_a_model_of_its_own_without_a_group(net: Net, alone: Group) -> None:
+def test_a_deepcopy_is_an_independent_model_without_a_group(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {"bucket_cap_mb": 7})
     net.norm.eval()
     enter(model, alone)
@@ -338,7 +337,7 @@ def test_a_copy_is_a_model_of_its_own_without_a_group(net: Net, alone: Group) ->
     assert ddp_of(twin).bucket_bytes_cap == 7 * 2**20
 
 
-def test_what_a_copy_of_several_objects_shares_stays_shared(net: Net) -> None:
+def test_objects_shared_in_a_deepcopy_stay_shared(net: Net) -> None:
     model = DistributedModel(net, {})
     twin, again, layer = copy.deepcopy((model, model, net.last))
     assert twin is again
@@ -354,13 +353,13 @@ def same_values(left: nn.Module, right: nn.Module) -> bool:
 
 
 @pytest.mark.parametrize("name", ["process_group", "device_mesh", "mixed_precision"])
-def test_options_that_are_of_one_group_are_refused(net: Net, name: str) -> None:
+def test_options_that_belong_to_one_group_are_refused(net: Net, name: str) -> None:
     with pytest.raises(ConfigurationError, match=name):
         DistributedModel(net, {name: object()})
     DistributedModel(net, {name: None})
 
 
-# ---- gradients that nobody averages
+# ---- gradients that are not averaged
 
 
 def in_block(model: DistributedModel, call: Callable[[], object]) -> None:
@@ -375,15 +374,13 @@ def test_calling_the_bare_module_is_refused_by_name(net: Net, model: Distributed
         in_block(model, lambda: step(net))
     in_block(model, lambda: step(model))
     in_block(model, lambda: step(model))
-    in_block(model, lambda: None)  # its gradients are left over
+    in_block(model, lambda: None)  # gradients of the block before are left over
     with pytest.raises(StepMisused):
         in_block(model, lambda: step(net))
 
 
-def test_a_model_that_rests_in_a_step_is_none_that_was_called_wrongly(
-    model: DistributedModel,
-) -> None:
-    """Two models that take turns: the script still zeroes the gradients of both."""
+def test_a_model_that_is_not_used_in_a_step_is_not_refused(model: DistributedModel) -> None:
+    """Two models take turns, and the script zeroes the gradients of both in each step."""
     in_block(model, lambda: step(model))
     in_block(model, lambda: None)
     in_block(model, lambda: model.zero_grad(set_to_none=False))
@@ -392,14 +389,14 @@ def test_a_model_that_rests_in_a_step_is_none_that_was_called_wrongly(
         in_block(model, lambda: model(torch.randn(3, 4)))
 
 
-def test_without_a_group_nothing_is_averaged(net: Net) -> None:
+def test_gradients_that_nothing_averages_are_accepted_without_a_group(net: Net) -> None:
     in_block(DistributedModel(net, {}), lambda: step(net))
 
 
 # ---- which parameters are trained
 
 
-def test_outside_of_blocks_and_calls_nothing_is_sent(net: Net, alone: Group) -> None:
+def test_a_pass_outside_of_blocks_and_calls_makes_no_collective(net: Net, alone: Group) -> None:
     """Rank 0 may evaluate alone, with torch.no_grad() or without."""
     model = DistributedModel(net, {})
     enter(model, alone)
@@ -410,7 +407,7 @@ def test_outside_of_blocks_and_calls_nothing_is_sent(net: Net, alone: Group) -> 
     assert net.last.weight.grad is not None
 
 
-def test_gradients_of_a_pass_above_the_block_are_refused(model: DistributedModel) -> None:
+def test_gradients_of_a_forward_pass_above_the_block_are_refused(model: DistributedModel) -> None:
     model.passes.together = False
     outputs = model(torch.randn(6, 4))
     model.begin_block()
@@ -423,7 +420,7 @@ def test_gradients_of_a_pass_above_the_block_are_refused(model: DistributedModel
 def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(
     net: Net, model: DistributedModel
 ) -> None:
-    """A GAN freezes and thaws in every step: it goes to and fro between two."""
+    """A GAN freezes and thaws in every step, and so alternates between two wrappers."""
     whole = ddp_of(model)
     for _ in range(3):
         net.first.requires_grad_(False)
@@ -453,7 +450,7 @@ def test_gradual_thawing_keeps_few_wrappers(net: Net, alone: Group) -> None:
         assert len(model.passes.wrappers) <= 4
 
 
-def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
+def test_only_trained_parameters_are_reduced(net: Net, alone: Group) -> None:
     model = DistributedModel(net, {})
     net.first.requires_grad_(False)
     sizes: list[int] = []
@@ -466,7 +463,7 @@ def test_only_what_is_trained_is_reduced(net: Net, alone: Group) -> None:
     assert sum(sizes) == trained
 
 
-def test_flags_that_change_between_micro_batches_are_noticed(
+def test_parameters_frozen_between_micro_batches_are_noticed(
     net: Net, model: DistributedModel
 ) -> None:
     model.begin_block()
@@ -481,7 +478,7 @@ def test_flags_that_change_between_micro_batches_are_noticed(
     assert torch.equal(net.first.weight.grad, kept)
 
 
-def test_a_model_of_which_nothing_is_trained_needs_no_ddp(net: Net, alone: Group) -> None:
+def test_a_model_without_trained_parameters_needs_no_ddp(net: Net, alone: Group) -> None:
     model = DistributedModel(net.requires_grad_(False), {})
     enter(model, alone)
     model.begin_block()
@@ -493,7 +490,7 @@ def test_a_model_of_which_nothing_is_trained_needs_no_ddp(net: Net, alone: Group
 
 
 def hook_that(notes: Callable[[object, Any], None]) -> Callable[..., Any]:
-    """A hook that reduces nothing. Without annotations: DDP compares them with the types."""
+    """Return a hook that reduces nothing. No annotations: DDP compares them with the types."""
 
     def hook(state, bucket):  # type: ignore[no-untyped-def]
         notes(state, bucket)
@@ -505,7 +502,6 @@ def hook_that(notes: Callable[[object, Any], None]) -> Callable[..., Any]:
 
 
 def counting(reductions: list[int]) -> Callable[..., Any]:
-    """A hook that writes down its calls."""
     return hook_that(lambda _, bucket: reductions.append(bucket.index()))
 
 
@@ -538,25 +534,25 @@ def conjugate() -> nn.Module:
     ],
     ids=["lazy", "expanded", "inference", "conjugate"],
 )
-def test_tensors_that_nobody_could_fill_are_refused_by_name(
+def test_tensors_that_cannot_be_filled_are_refused_by_name(
     make: Callable[[], nn.Module], what: str
 ) -> None:
     with pytest.raises(ConfigurationError, match=what):
         DistributedModel(make(), {})
 
 
-def test_an_expanded_dimension_of_one_is_ordinary() -> None:
+def test_an_expanded_dimension_of_size_one_is_accepted() -> None:
     module = nn.Linear(2, 1)
     module.register_buffer("positions", torch.arange(4).expand((1, -1)))
     DistributedModel(module, {})
 
 
-def test_no_sync_says_what_to_write_instead(net: Net) -> None:
+def test_no_sync_is_refused_with_what_to_write_instead(net: Net) -> None:
     with pytest.raises(StepMisused, match=r"accumulate=N"):
         DistributedModel(net, {}).no_sync()
 
 
-def test_layers_that_come_after_the_wrapping_are_refused_by_name(alone: Group) -> None:
+def test_layers_that_change_after_the_wrapping_are_refused(alone: Group) -> None:
     layers = nn.Sequential(nn.Linear(2, 2))
     model = DistributedModel(layers, {})
     model.require_same_layers()

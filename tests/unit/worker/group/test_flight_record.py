@@ -1,4 +1,4 @@
-"""torch records no collectives of gloo for nobody, and forgets the groups that are gone."""
+"""torch records gloo's collectives and groups only if the script's environment asks for it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch._C import _distributed_c10d
 
 from elastic.worker.group import process_group
 
-# In a process of its own: torch reads the setting once.
+# A script for a process of its own, because torch reads the setting once.
 _GROUPS = """
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ print(_dump_fr_trace_json().decode())
 
 
 def recorded(environment: dict[str, str]) -> dict[str, Any]:
-    """What torch has recorded of three groups."""
+    """Return torch's record of three groups."""
     known = {k: v for k, v in os.environ.items() if k != "TORCH_FR_BUFFER_SIZE"}
     found = subprocess.run(
         [sys.executable, "-c", _GROUPS],
@@ -48,22 +48,22 @@ def recorded(environment: dict[str, str]) -> dict[str, Any]:
     not hasattr(_distributed_c10d, "_dump_fr_trace_json"), reason="needs a newer torch"
 )
 @pytest.mark.parametrize(("environment", "groups"), [({}, 0), ({"TORCH_FR_BUFFER_SIZE": "9"}, 3)])
-def test_groups_are_recorded_only_for_whoever_asks(
+def test_groups_are_recorded_only_if_the_environment_asks_for_it(
     environment: dict[str, str], groups: int
 ) -> None:
     record = recorded(environment)
-    assert len(record["pg_status"]) == groups  # one that is never forgotten for each
+    assert len(record["pg_status"]) == groups  # torch never forgets one
     assert len(record.get("entries", ())) == groups
 
 
 @pytest.mark.parametrize("name", ["TORCH_FR_BUFFER_SIZE", "TORCH_NCCL_TRACE_BUFFER_SIZE"])
-def test_what_is_set_is_kept(name: str) -> None:
+def test_a_buffer_size_that_is_set_is_kept(name: str) -> None:
     environment = {name: "200"}
     process_group.turn_flight_record_off(environment)
     assert environment == {name: "200"}
 
 
-def test_what_is_not_set_is_set() -> None:
+def test_a_buffer_size_that_is_not_set_becomes_zero() -> None:
     environment = {"PATH": "/bin"}
     process_group.turn_flight_record_off(environment)
     assert environment == {"PATH": "/bin", "TORCH_FR_BUFFER_SIZE": "0"}

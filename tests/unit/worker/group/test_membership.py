@@ -1,4 +1,4 @@
-"""An announcement frees the script's thread, and takes it into the newest group."""
+"""An announcement frees the script's thread and brings it into the newest group."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Place:
 
 
 def entered(seat: Seat, worker: str = "w0") -> Place:
-    """In the first group."""
+    """Return a membership that has entered the first group."""
     place = Place(worker, seat.host)
     place.membership.announce(seat.generation(1))
     place.enter()
@@ -50,7 +50,7 @@ def entered(seat: Seat, worker: str = "w0") -> Place:
 
 
 @in_processes(1)
-def test_the_way_through_a_group_alone(seat: Seat) -> None:
+def test_a_single_member_joins_leaves_joins_again_and_finishes(seat: Seat) -> None:
     place = Place("w0", seat.host)
     threading.Timer(0.05, place.membership.announce, [seat.generation(1)]).start()
     group = place.enter()
@@ -78,7 +78,7 @@ def test_the_way_through_a_group_alone(seat: Seat) -> None:
 
 @pytest.mark.parametrize("settled", [{}, {"leave_after": 9}], ids=["confirmed", "moved on"])
 @in_processes(1)
-def test_a_planned_change_is_awaited_at_its_boundary(seat: Seat, settled: dict[str, int]) -> None:
+def test_members_wait_for_a_planned_change_to_settle(seat: Seat, settled: dict[str, int]) -> None:
     place = Place("w0", seat.host)
     place.membership.announce(seat.generation(1))
     group = place.enter()
@@ -94,7 +94,7 @@ def test_a_planned_change_is_awaited_at_its_boundary(seat: Seat, settled: dict[s
 
 
 @in_processes(1)
-def test_waiting_for_a_settlement_ends_with_a_change_at_once_or_with_its_time(seat: Seat) -> None:
+def test_waiting_for_a_settlement_ends_with_an_unplanned_change_or_a_timeout(seat: Seat) -> None:
     provisional = replace(seat.generation(2, leave_after=7), provisional=True)
     superseded, forgotten = Place("w0", seat.host), Place("w0", seat.host)
     for place in (superseded, forgotten):
@@ -161,7 +161,7 @@ def test_a_group_that_breaks_by_itself_is_reported_broken() -> None:
 
 @in_processes(1)
 def test_building_a_group_is_given_up_for_a_newer_one(seat: Seat) -> None:
-    """Nobody else comes to generation 1; generation 2 does without them."""
+    """The other member of generation 1 never comes; generation 2 does not need it."""
     place = Place("w0", seat.host)
     alone = seat.generation(2)
     absent = Member(worker="w1", node="n", slot=0, endpoint="127.0.0.1:1")

@@ -1,4 +1,4 @@
-"""Groups come up, break for everybody at once, and their end is told from other errors."""
+"""Groups form, break for all members at once, and their loss is distinguished from other errors."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ LOST = [
     RuntimeError("NCCL Error 6: remote process exited or there was a network error"),
     GroupLost("generation 3 was superseded"),
 ]
-# What a script gets wrong, alone or in a collective.
+# Errors of the script itself, alone or in a collective.
 NOT_LOST = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 9x2)"),
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
@@ -72,7 +72,7 @@ NOT_LOST = [
 ]
 
 
-def test_a_store_that_cannot_be_hosted_is_told_with_what_it_needs(
+def test_an_error_of_hosting_the_store_says_what_the_store_needs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: Any, **__: Any) -> None:
@@ -84,7 +84,7 @@ def test_a_store_that_cannot_be_hosted_is_told_with_what_it_needs(
 
 
 def test_the_store_listens_at_a_free_port_of_its_range() -> None:
-    first = 30_000 + os.getpid() % 500 * 5  # below what the kernel gives to others
+    first = 30_000 + os.getpid() % 500 * 5  # below the ports that the kernel hands out
     last = first + 4
     hosts = [process_group.StoreHost("127.0.0.1", (first, last)) for _ in range(3)]
     ports = {host.port for host in hosts}
@@ -95,7 +95,7 @@ def test_the_store_listens_at_a_free_port_of_its_range() -> None:
     assert client.get("key") == b"value"
 
 
-def test_a_range_without_a_free_port_is_told() -> None:
+def test_a_port_range_without_a_free_port_is_refused() -> None:
     with socket.create_server(("", 0)) as taken:
         port = taken.getsockname()[1]
         told = rf"none of the ports {port}-{port} is free here.*--worker-port-range"
@@ -104,12 +104,12 @@ def test_a_range_without_a_free_port_is_told() -> None:
 
 
 @pytest.mark.parametrize("error", LOST, ids=lambda e: str(e)[-30:])
-def test_errors_of_a_lost_group(error: Exception) -> None:
+def test_errors_of_a_lost_group_are_recognized(error: Exception) -> None:
     assert is_group_loss(error, GROUP)
 
 
 @pytest.mark.parametrize("error", NOT_LOST, ids=lambda e: str(e)[-30:])
-def test_errors_of_the_script(error: Exception) -> None:
+def test_errors_of_the_script_are_not_taken_for_a_lost_group(error: Exception) -> None:
     assert not is_group_loss(error, GROUP)
 
 
@@ -121,25 +121,25 @@ def test_any_error_is_a_loss_once_the_group_was_aborted(error: Exception) -> Non
 
 
 @pytest.mark.parametrize("ending", [KeyboardInterrupt(), SystemExit(0)], ids=repr)
-def test_a_script_that_is_ended_while_its_group_is_lost_ends(ending: BaseException) -> None:
+def test_interrupt_and_exit_are_no_loss_of_an_aborted_group(ending: BaseException) -> None:
     group = Group(ALONE, 0, GLOO)
     group.abort()
     assert not is_group_loss(ending, group)
 
 
-def test_without_a_group_none_can_be_lost() -> None:
+def test_no_error_is_a_loss_without_a_group() -> None:
     assert not is_group_loss(LOST[0], None)
 
 
-def test_the_gist_of_an_error() -> None:
+def test_first_line_returns_an_errors_short_first_line_or_its_class_name() -> None:
     assert first_line(RuntimeError("\nwhat\nException raised from...")) == "what"
     assert first_line(KeyError()) == "KeyError"
     assert len(first_line(ValueError("x" * 1000))) == 300
 
 
 def expect_loss(group: Group) -> None:
-    """The collective that this process is or will be in breaks as a lost group does, and not only
-    when it times out."""
+    """Assert that the present or next collective breaks as in a lost group, long before it times
+    out."""
     began = time.monotonic()
     with pytest.raises(Exception) as caught:  # noqa: PT011 - judged below
         meet()
@@ -163,8 +163,8 @@ def test_a_killed_peer_breaks_the_group() -> None:
     run_together(survive, be_killed)
 
 
-def test_whoever_closes_frees_the_others_and_a_new_group_follows() -> None:
-    """Also the members that have no connection to the dead one would wait for ever otherwise."""
+def test_a_member_that_aborts_frees_the_others_and_all_join_the_next_group() -> None:
+    """Otherwise members that have no connection to the lost one would wait forever."""
 
     def break_it(seat: Seat) -> None:
         group = seat.join(1)
@@ -187,7 +187,7 @@ def test_whoever_closes_frees_the_others_and_a_new_group_follows() -> None:
 
 
 def test_a_callback_that_outlives_its_group_does_not_end_the_process() -> None:
-    """As that of a communication hook does, which refers to the group on a thread of the group."""
+    """A communication hook's callback is one: it refers to the group on a thread of the group."""
 
     def lose(seat: Seat) -> None:
         group = seat.join()
@@ -230,10 +230,10 @@ def test_a_callback_that_outlives_its_group_does_not_end_the_process() -> None:
 @pytest.mark.parametrize("made", ["its own", "a group of the script"])
 @pytest.mark.parametrize("ends", ["aborted", "as planned"])
 @in_processes(2)
-def test_a_group_whose_threads_free_tensors_ends(seat: Seat, ends: str, made: str) -> None:
-    """They need the GIL for that. With torch 2.6 the end of a group waited for them and kept it:
-    the whole process stood still."""
-    sys.setswitchinterval(1e-6)  # they have it now and then, and never for all tensors at once
+def test_a_group_ends_while_its_threads_free_tensors(seat: Seat, ends: str, made: str) -> None:
+    """The threads need the GIL for that. With torch 2.6 the end of a group waited for them and kept
+    the GIL: the whole process stood still."""
+    sys.setswitchinterval(1e-6)  # threads get the GIL often, but never for all tensors at once
     group = seat.join()
     torch_group = dist.group.WORLD if made == "its own" else dist.new_group()
     assert torch_group is not None
@@ -245,7 +245,7 @@ def test_a_group_whose_threads_free_tensors_ends(seat: Seat, ends: str, made: st
         future = torch_group.allreduce(tensors).get_future()
         future.then(lambda _: reduced.set())
         del future
-    elif seat.rank == 0:  # the other does not come
+    elif seat.rank == 0:  # rank 1 does not come
         torch_group.allreduce(tensors)
     del torch_group
     tensors.clear()
@@ -260,18 +260,18 @@ def test_a_group_whose_threads_free_tensors_ends(seat: Seat, ends: str, made: st
     assert len(seat.exchange("lives")) == 2
 
 
-def test_a_group_that_was_never_built_is_not_waited_for() -> None:
+def test_closing_a_group_that_was_never_built_starts_no_thread() -> None:
     group = Group(ALONE, 0, GLOO)
     group.abort()
     group.close()
     assert not [t for t in threading.enumerate() if t.name == "elastic-discard"]
 
 
-def test_a_group_that_is_referred_to_no_more_goes_with_a_later_one(
+def test_a_group_without_references_is_dropped_with_a_later_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Referred:
-        """Stands for torch's group."""
+        """Stands in for torch's group."""
 
     monkeypatch.setattr(process_group, "_CALLBACKS_S", 0.0)
     monkeypatch.setattr(process_group, "_undead", [])
@@ -286,7 +286,7 @@ def test_a_group_that_is_referred_to_no_more_goes_with_a_later_one(
     assert gone() is None
 
 
-def test_a_blocked_thread_is_freed_by_another() -> None:
+def test_an_abort_by_another_thread_frees_a_blocked_one() -> None:
     def block(seat: Seat) -> None:
         group = seat.join()
         timer = threading.Timer(0.1, group.abort)
@@ -311,7 +311,7 @@ class Prefetcher:
         self._thread.start()
 
     def broken(self) -> int:
-        """How many of its connections do not work, once no more are made."""
+        """Stop connecting; return how many of the connections do not work."""
         self._ends.set()
         self._thread.join()
         return len(self._pairs) - sum(map(_works, self._pairs))
@@ -333,7 +333,7 @@ def _works(pair: tuple[socket.socket, socket.socket]) -> bool:
         return False
 
 
-def test_connections_that_a_script_makes_meanwhile_are_left_alone() -> None:
+def test_an_abort_does_not_cut_connections_that_the_script_makes_meanwhile() -> None:
     def block(seat: Seat) -> None:
         prefetcher = Prefetcher()
         group = Group(seat.generation(), seat.rank, GLOO)
@@ -357,7 +357,7 @@ def test_connections_that_a_script_makes_meanwhile_are_left_alone() -> None:
     run_together(block, come_late)
 
 
-def test_connections_of_the_script_are_left_alone_by_a_group_that_does_not_come_up() -> None:
+def test_aborting_an_unfinished_build_does_not_cut_connections_of_the_script() -> None:
     def wait(seat: Seat) -> None:
         group = Group(seat.generation(), seat.rank, GLOO)
         prefetcher = Prefetcher()
@@ -380,7 +380,7 @@ def test_connections_of_the_script_are_left_alone_by_a_group_that_does_not_come_
     run_together(wait, stay_away)
 
 
-def test_a_member_that_leaves_does_not_take_back_what_it_sent() -> None:
+def test_data_sent_before_a_member_leaves_still_arrives() -> None:
     sent = torch.arange(2**20)
 
     def leave(seat: Seat) -> None:
@@ -409,8 +409,8 @@ def test_errors_of_the_script_in_a_real_group_are_not_taken_for_its_loss(seat: S
         assert not is_group_loss(caught.value, group), repr(caught.value)
 
 
-def test_building_ends_when_it_is_aborted() -> None:
-    """A member that does not come is the coordinator's to judge."""
+def test_an_abort_ends_the_build_while_a_member_does_not_come() -> None:
+    """The coordinator decides about a member that does not come, and not a timeout here."""
 
     def wait(seat: Seat) -> None:
         group = Group(seat.generation(), seat.rank, GLOO)
@@ -431,8 +431,8 @@ def test_building_ends_when_it_is_aborted() -> None:
     run_together(wait, come_late)
 
 
-def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> None:
-    """It has no descriptor left: gloo waits for it until its timeout. The next group comes up."""
+def test_an_abort_ends_the_build_while_a_peer_that_has_met_does_not_connect() -> None:
+    """The peer has no descriptor left: gloo waits for it until its timeout. A next group forms."""
 
     def wait(seat: Seat) -> None:
         group = Group(seat.generation(1), seat.rank, GLOO)
@@ -441,13 +441,13 @@ def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> Non
         def abort() -> None:
             nonlocal aborted_at
             seat.exchange("met")
-            time.sleep(0.2)  # on into gloo; what is tested is the end of that, however far it is
+            time.sleep(0.2)  # the build goes on into gloo; it must end wherever it is
             aborted_at = time.monotonic()
             group.abort()
 
         aborting = threading.Thread(target=abort)
         aborting.start()
-        with pytest.raises(GroupLost):  # superseded, or the other's abort came first
+        with pytest.raises(GroupLost):  # superseded, or the other one's abort came first
             group.build(seat.host, JOIN_TIMEOUT_S)
         aborting.join()
         assert time.monotonic() - aborted_at < JOIN_TIMEOUT_S / 3
@@ -467,8 +467,8 @@ def test_building_is_aborted_while_a_peer_that_has_met_does_not_connect() -> Non
     run_together(wait, wait, refuse)
 
 
-def test_building_is_aborted_while_the_store_does_not_answer() -> None:
-    """As when the host of rank 0 has died: connecting to it goes on for the whole time-out."""
+def test_an_abort_ends_the_build_while_the_store_does_not_answer() -> None:
+    """As when rank 0's host has died: without an abort, connecting takes the whole time-out."""
     nobody = Member(worker="w0", node="n", slot=0, endpoint="127.0.0.1:1")
     myself = Member(worker="w1", node="n", slot=0, endpoint="127.0.0.1:2")
     generation = Generation(
@@ -487,7 +487,7 @@ def test_building_is_aborted_while_the_store_does_not_answer() -> None:
 
 
 @in_processes(2)
-def test_collectives_are_counted(seat: Seat) -> None:
+def test_collectives_are_counted_also_those_of_the_scripts_own_group(seat: Seat) -> None:
     group = seat.join()
     before = group.collectives()
     for _ in range(3):
@@ -500,7 +500,7 @@ def test_collectives_are_counted(seat: Seat) -> None:
     assert group.collectives() == before + 2
 
 
-def test_where_torch_does_not_count_there_is_a_collective_between_any_two_looks() -> None:
+def test_the_count_of_collectives_grows_at_each_look_if_torch_does_not_count() -> None:
     class Uncounted:
         def _get_sequence_number_for_group(self) -> int:
             raise RuntimeError("ProcessGroup mpi does not yet support sequence numbers.")
@@ -511,7 +511,7 @@ def test_where_torch_does_not_count_there_is_a_collective_between_any_two_looks(
     assert looks == sorted(set(looks))
 
 
-# ---- with NCCL's manners
+# ---- with a backend that behaves as NCCL does
 
 
 @pytest.fixture
@@ -521,7 +521,7 @@ def manners(monkeypatch: pytest.MonkeyPatch) -> Backend:
     return nccl_manners.BACKEND
 
 
-def test_an_abort_from_another_thread_ends_what_is_queued_without_an_error(
+def test_an_abort_by_another_thread_ends_queued_operations_without_an_error(
     manners: Backend,
 ) -> None:
     def block(seat: Seat) -> None:
@@ -562,7 +562,7 @@ def test_a_late_abort_leaves_the_next_group_alone(seat: Seat, backend: Backend) 
     second.settle()
 
 
-def test_two_threads_that_abort_at_once_abort_once(
+def test_two_threads_that_abort_at_once_abort_torchs_group_once(
     manners: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[str] = []
@@ -594,7 +594,7 @@ def test_two_threads_that_abort_at_once_abort_once(
 def test_an_abort_while_the_group_is_built_is_not_missed(
     manners: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It finds nothing to abort before torch has built it, and a peer that is gone never comes."""
+    """Before torch has built the group there is nothing to abort, and a lost peer never comes."""
     init = dist.init_process_group
 
     def be_aborted(seat: Seat) -> None:
@@ -620,7 +620,7 @@ def test_an_abort_while_the_group_is_built_is_not_missed(
     run_together(be_aborted, never_come)
 
 
-def test_a_late_abort_of_a_group_that_never_came_up_leaves_the_next_one_alone(
+def test_a_late_abort_of_a_group_that_never_formed_leaves_the_next_one_alone(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     init = dist.init_process_group
@@ -643,9 +643,8 @@ def test_a_late_abort_of_a_group_that_never_came_up_leaves_the_next_one_alone(
 
 
 @in_processes(1)
-def test_an_abort_leaves_alone_what_the_script_has_put_in_place_of_its_group(
-    seat: Seat,
-    manners: Backend,
+def test_an_abort_leaves_a_group_that_replaced_the_aborted_one_alone(
+    seat: Seat, manners: Backend
 ) -> None:
     first = seat.join(1, backend=manners)
     dist.destroy_process_group()
@@ -657,10 +656,10 @@ def test_an_abort_leaves_alone_what_the_script_has_put_in_place_of_its_group(
 
 @pytest.mark.parametrize("backend", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
 @pytest.mark.usefixtures("manners")
-def test_a_member_may_be_later_than_joining_may_take(
+def test_a_collective_may_wait_longer_than_the_timeout_of_joining(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time-out of joining is not that of the group's collectives: an evaluation takes long."""
+    """The time-out of joining does not apply to the group's collectives: evaluations take long."""
     monkeypatch.setattr(together, "JOIN_TIMEOUT_S", 2.0)
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING")  # the watchdog would end the process
 
@@ -678,8 +677,8 @@ def test_a_member_may_be_later_than_joining_may_take(
     run_together(come_late, wait)
 
 
-def test_the_watchdog_that_is_left_on_ends_the_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
-    """That the stand-in has one: what the tests with it show would be worth nothing otherwise."""
+def test_a_watchdog_that_is_left_on_ends_the_survivor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The stand-in for NCCL has a watchdog: otherwise the tests that use it would prove nothing."""
     monkeypatch.delenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", raising=False)
     nccl_manners.register()
     ended: list[int] = []
@@ -704,10 +703,9 @@ def test_the_watchdog_that_is_left_on_ends_the_survivor(monkeypatch: pytest.Monk
 
 @in_processes(3)
 def test_a_member_that_leaves_as_planned_does_not_break_the_last_collective(
-    seat: Seat,
-    manners: Backend,
+    seat: Seat, manners: Backend
 ) -> None:
-    """To abort is the only way to end such a group, and would do so while peers are in it."""
+    """Only an abort ends such a group, and it would do so while peers are in the collective."""
     for number in range(1, 21):
         group = seat.join(number, backend=manners)
         meet()
@@ -739,8 +737,8 @@ def test_leaving_does_not_wait_long_for_a_member_that_is_gone(manners: Backend) 
     not hasattr(TCPStore, "list_keys"), reason="this torch cannot list the keys of a store"
 )
 @in_processes(2)
-def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0(seat: Seat) -> None:
-    """It may have rank 0 in thousands of groups."""
+def test_past_groups_leave_no_keys_in_the_store_of_rank_0(seat: Seat) -> None:
+    """One worker may have rank 0 in thousands of groups."""
     counts, store = [], seat.host._store
     for number in range(1, 8):
         group = seat.join(number)
@@ -757,10 +755,8 @@ def test_groups_that_are_past_leave_nothing_in_the_store_of_rank_0(seat: Seat) -
 
 
 @in_processes(2)
-def test_an_uncaught_exception_after_any_number_of_groups_meets_one_hook_of_torch(
-    seat: Seat,
-) -> None:
-    """torch chains another one to it with each group, until they call each other too deep."""
+def test_only_one_excepthook_of_torch_is_installed_after_any_number_of_groups(seat: Seat) -> None:
+    """torch chains another hook with each group, until the hooks call each other too deep."""
     before = sys.excepthook
     for number in range(1, 6):
         group = seat.join(number)

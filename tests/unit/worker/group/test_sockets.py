@@ -1,4 +1,4 @@
-"""Only a group's own TCP connections are found and cut."""
+"""`connections` finds only connected TCP sockets, and `shut_down` cuts only those it is given."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Pair = tuple[socket.socket, socket.socket]
 
 
 class Network:
-    """Makes sockets that are closed in the end."""
+    """Makes sockets that are closed when the test ends."""
 
     def __init__(self, stack: ExitStack) -> None:
         self._stack = stack
 
     def tcp(self, host: str = "127.0.0.1") -> Pair:
-        """Both ends of a connection."""
+        """Return both ends of a new connection."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         listener = self._stack.enter_context(socket.create_server((host, 0), family=family))
         client = self._stack.enter_context(socket.create_connection(listener.getsockname()[:2]))
@@ -31,7 +31,7 @@ class Network:
         return client, server
 
     def others(self) -> None:
-        """What is no TCP connection."""
+        """Make sockets that are not TCP connections."""
         for sock in (
             *socket.socketpair(),
             socket.create_server(("127.0.0.1", 0)),
@@ -61,14 +61,14 @@ def test_new_connections_are_found_and_nothing_else(network: Network, host: str)
     assert {c.local_port for c in new} == {s.getsockname()[1] for s in (client, server)}
 
 
-def test_looking_closes_nothing(network: Network) -> None:
+def test_looking_for_connections_closes_none(network: Network) -> None:
     client, server = network.tcp()
     connections()
     client.sendall(b"x")
     assert server.recv(1) == b"x"
 
 
-def test_a_blocked_thread_is_freed(network: Network) -> None:
+def test_shut_down_frees_a_blocked_thread(network: Network) -> None:
     before = connections()
     client, server = network.tcp()
     received: list[bytes] = []
@@ -84,7 +84,7 @@ def test_a_blocked_thread_is_freed(network: Network) -> None:
         server.sendall(b"x")
 
 
-def test_only_the_sending_side_may_be_shut(network: Network) -> None:
+def test_shutting_only_the_sending_side_leaves_receiving_open(network: Network) -> None:
     before = connections()
     client, server = network.tcp()
     mine = [c for c in connections() - before if c.descriptor == client.fileno()]
@@ -96,7 +96,7 @@ def test_only_the_sending_side_may_be_shut(network: Network) -> None:
     assert client.recv(10) == b"after"
 
 
-def test_a_descriptor_that_is_used_again_is_not_shut(network: Network) -> None:
+def test_a_descriptor_that_another_socket_has_taken_over_is_not_shut(network: Network) -> None:
     before = connections()
     old, _ = network.tcp()
     doomed = connections() - before
@@ -107,7 +107,7 @@ def test_a_descriptor_that_is_used_again_is_not_shut(network: Network) -> None:
     assert peer.recv(1) == b"x"
 
 
-def test_connections_that_are_gone_are_skipped(network: Network) -> None:
+def test_closed_connections_are_skipped(network: Network) -> None:
     before = connections()
     client, server = network.tcp()
     doomed = connections() - before
@@ -116,9 +116,7 @@ def test_connections_that_are_gone_are_skipped(network: Network) -> None:
     shut_down(doomed)
 
 
-def test_a_default_timeout_of_the_scripts_leaves_the_sockets_of_others_alone(
-    network: Network,
-) -> None:
+def test_the_scripts_default_timeout_does_not_make_sockets_non_blocking(network: Network) -> None:
     client, server = network.tcp()
     socket.setdefaulttimeout(5.0)
     try:

@@ -1,4 +1,4 @@
-"""A process that gloo never wakes ends itself; a script that takes its time does not."""
+"""A process whose thread gloo never wakes is given up; one whose script is slow is not."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STUCK_S = 0.6
 
 
 def given_up(meanwhile: Callable[[], object], left: Callable[[], bool] = lambda: False) -> bool:
-    """What is said of this thread while it does that."""
+    """Return whether `watch_script` gives this thread up while it runs `meanwhile`."""
     ended, calls = threading.Event(), []
     watch = threading.Thread(
         target=watch_script,
@@ -41,7 +41,7 @@ def given_up(meanwhile: Callable[[], object], left: Callable[[], bool] = lambda:
 
 
 def compute(for_s: float) -> None:
-    """One call of torch that takes long."""
+    """Compute in torch for `for_s` seconds, soon in calls that take 0.1 s or more."""
     size, ends_at = 400, time.monotonic() + for_s
     while time.monotonic() < ends_at:
         began = time.monotonic()
@@ -52,11 +52,11 @@ def compute(for_s: float) -> None:
 @pytest.mark.parametrize(
     "meanwhile", [lambda: time.sleep(3 * STUCK_S), lambda: compute(3 * STUCK_S)]
 )
-def test_a_script_may_do_what_it_likes(meanwhile: Callable[[], object]) -> None:
+def test_a_slow_script_is_not_given_up(meanwhile: Callable[[], object]) -> None:
     assert not given_up(meanwhile)
 
 
-def test_one_that_waits_in_torch_for_a_compiler_is_not_given_up(
+def test_a_thread_that_waits_in_torch_for_a_compiler_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def wait_in_torch() -> None:
@@ -69,13 +69,13 @@ def test_one_that_waits_in_torch_for_a_compiler_is_not_given_up(
     assert not given_up(wait_in_torch)
 
 
-def test_one_that_has_left_is_not_watched() -> None:
+def test_a_thread_that_has_left_the_group_is_not_given_up() -> None:
     assert not given_up(lambda: time.sleep(3 * STUCK_S), left=lambda: True)
 
 
 def wait_until_it_stands(group: Group, peer: int) -> None:
-    """Until the peer is stopped and the buffers to it have been full for a while: then the thread
-    waits in the middle of an operation."""
+    """Wait until the peer is stopped and the buffers to it have been full for 0.5 s: then the
+    sending thread waits in the middle of an operation."""
     unsent, stands_since = 0, math.inf
     while time.monotonic() - stands_since < 0.5:
         now_unsent = sum(_unsent(descriptor) for descriptor in group.descriptors())
@@ -86,7 +86,7 @@ def wait_until_it_stands(group: Group, peer: int) -> None:
 
 
 def _unsent(descriptor: int) -> int:
-    """Bytes that the peer's kernel has not taken."""
+    """Return the number of bytes that the peer's kernel has not taken."""
     return struct.unpack("i", fcntl.ioctl(descriptor, termios.TIOCOUTQ, b"\0" * 4))[0]
 
 
@@ -101,7 +101,7 @@ def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None
 
         def give_up() -> None:
             given_up.set()
-            os.kill(pids[1], signal.SIGKILL)  # which wakes the thread after all
+            os.kill(pids[1], signal.SIGKILL)  # this wakes the thread after all
             os._exit(0)
 
         def abort() -> None:

@@ -1,4 +1,4 @@
-"""State arrives bit by bit as it was sent, however it is cut into chunks."""
+"""State arrives bit for bit as it was sent, whatever the size of the chunks."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_chunks_are_full_and_hold_every_byte_in_order(
     order=st.randoms(use_true_random=False),
     size=st.integers(1, 40),
 )
-def test_a_tensor_that_lies_otherwise_in_memory_is_sent_row_by_row(
+def test_a_tensor_with_permuted_dimensions_is_sent_row_by_row(
     shape: list[int], order: random.Random, size: int
 ) -> None:
     dims = list(range(len(shape)))
@@ -81,7 +81,7 @@ def test_a_tensor_that_lies_otherwise_in_memory_is_sent_row_by_row(
         assert torch.equal(torch.cat(chunks({"t": tensor})), bytes_of(tensor))
 
 
-def test_what_stays_on_the_host_shares_no_chunk_with_the_rest() -> None:
+def test_host_tensors_share_no_chunk_with_device_tensors() -> None:
     specs = [
         TensorSpec(name=name, dtype="float32", shape=(3,), place=place)
         for name, place in (("a", "device"), ("b", "cpu"), ("c", "device"), ("d", "cpu"))
@@ -89,8 +89,8 @@ def test_what_stays_on_the_host_shares_no_chunk_with_the_rest() -> None:
     assert [[p.name for p in c] for c in transfer._chunks(specs)] == [["b", "d"], ["a", "c"]]
 
 
-def test_new_tensors_are_made_where_the_sender_keeps_them() -> None:
-    """Adam's step count and the state of a CPU generator are no good on a device."""
+def test_new_tensors_are_made_on_host_or_device_as_the_sender_has_them() -> None:
+    """Adam's step count and the state of a CPU generator must stay on the host."""
     device = torch.device("meta")
     step = TensorSpec(name="step", dtype="float32", shape=(), place="cpu")
     moment = TensorSpec(name="moment", dtype="float32", shape=(2,), place="device")
@@ -99,7 +99,7 @@ def test_new_tensors_are_made_where_the_sender_keeps_them() -> None:
 
 
 def state() -> dict[str, torch.Tensor]:
-    """Every type of element, alone and in bulk, and what is awkward to lay out."""
+    """Return tensors of every dtype, scalar and empty ones, and ones with awkward layouts."""
     return {
         **{f"{dtype}": make_tensor(dtype, (37,), seed) for seed, dtype in enumerate(DTYPES)},
         "scalar": make_tensor(torch.bfloat16, ()),
@@ -113,7 +113,7 @@ def state() -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("manners", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
 @pytest.mark.parametrize("size", [61, transfer.CHUNK_BYTES], ids=["many chunks", "one chunk"])
-def test_a_state_sent_from_process_to_process(
+def test_a_state_arrives_unchanged_in_another_process(
     size: int, manners: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", size)
@@ -142,7 +142,7 @@ def test_a_state_sent_from_process_to_process(
 
 
 def other_state() -> dict[str, torch.Tensor]:
-    """Like `state()`, laid out alike, with other values."""
+    """Return tensors with the layout of `state()`, all zero."""
     return {name: torch.zeros_like(tensor) for name, tensor in state().items()}
 
 
@@ -189,7 +189,7 @@ def test_a_live_tensor_that_does_not_fit_is_left_alone() -> None:
     run_together(send, receive)
 
 
-def test_receiving_a_large_state_into_a_live_one_needs_no_room_for_another(
+def test_receiving_into_a_large_live_state_needs_no_memory_for_a_second_one(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", 2**20)
@@ -209,14 +209,13 @@ def test_receiving_a_large_state_into_a_live_one_needs_no_room_for_another(
 
 
 def peak_kb() -> int:
-    """Most memory that this process has had."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 
 
-def test_what_an_aborted_transfer_leaves_is_not_taken_for_a_state(
+def test_an_aborted_transfer_raises_and_its_garbage_is_not_used(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """With NCCL's manners nothing raises, and the length of a document is garbage."""
+    """With a backend like NCCL no operation raises, and the length of a document is garbage."""
     monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     nccl_manners.register()
 
@@ -234,10 +233,10 @@ def test_what_an_aborted_transfer_leaves_is_not_taken_for_a_state(
     run_together(receive, keep_silent)
 
 
-def test_a_member_that_takes_longer_than_joining_may_is_waited_for(
+def test_a_transfer_waits_longer_than_the_timeout_of_joining(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It loads a checkpoint, or sends to others first."""
+    """The sender may load a checkpoint or send to others first."""
     monkeypatch.setattr(together, "JOIN_TIMEOUT_S", 0.5)
 
     def come_late(seat: Seat) -> None:
@@ -255,7 +254,7 @@ HUGE = 2**28  # bytes: more than the kernel buffers
 
 
 def stop_in_the_middle(group: Group) -> None:
-    """Half of it has gone over the wire when this process stops for ever."""
+    """Stop this process forever in the middle of a transfer."""
     buffer = torch.empty(HUGE, dtype=torch.uint8)
     work = dist.irecv(buffer, 0) if group.rank == 1 else dist.isend(buffer, 1)
     assert work is not None
@@ -263,7 +262,7 @@ def stop_in_the_middle(group: Group) -> None:
 
 
 def expect_freedom(group: Group, transfer: Callable[[], object]) -> None:
-    """It ends soon after another thread has aborted the group."""
+    """Assert that `transfer` ends soon after another thread has aborted the group."""
     threading.Timer(1.0, group.abort).start()
     began = time.monotonic()
     with pytest.raises(RuntimeError) as caught:
@@ -273,7 +272,7 @@ def expect_freedom(group: Group, transfer: Callable[[], object]) -> None:
 
 
 @pytest.mark.parametrize("stopped", ["receiver", "sender"])
-def test_whoever_waits_for_a_member_that_has_stopped_is_freed_by_an_abort(
+def test_an_abort_frees_a_member_that_waits_for_a_stopped_one(
     stopped: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(transfer, "CHUNK_BYTES", HUGE)

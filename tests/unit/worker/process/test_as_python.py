@@ -1,4 +1,4 @@
-"""What a script finds as under plain Python."""
+"""Scripts and modules find in a worker what they find under plain Python."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[4]
 @pytest.mark.parametrize(
     ("safe_path", "path"), [(False, ["/scripts", "/first", "/last"]), (True, ["/first", "/last"])]
 )
-def test_what_lies_beside_the_script_is_imported_unless_that_is_not_wanted(
+def test_the_scripts_directory_comes_first_in_the_path_unless_safe_path_is_set(
     safe_path: bool, path: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = ["/first", "/last"]
@@ -29,7 +29,7 @@ def test_what_lies_beside_the_script_is_imported_unless_that_is_not_wanted(
     assert found == path
 
 
-# What a module finds as under `python -m`
+# ---- modules, as under `python -m`
 
 TELLS = """\
 import json, os, pickle, sys, warnings
@@ -70,7 +70,7 @@ def told(*command: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("name", PACKAGES)
-def test_a_module_finds_what_it_does_under_plain_python(tmp_path: Path, name: str) -> None:
+def test_a_module_prints_and_exits_as_under_plain_python(tmp_path: Path, name: str) -> None:
     for file in PACKAGES[name]:
         path = tmp_path / file
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +94,7 @@ def test_a_module_finds_what_it_does_under_plain_python(tmp_path: Path, name: st
 
 
 def test_a_module_is_not_taken_for_one_that_the_zygote_has_imported(tmp_path: Path) -> None:
-    """Plain Python has not imported as much when it looks for the module."""
+    """Plain Python has imported less when it looks for the module."""
     (tmp_path / "trace.py").write_text("print('this one')")
     imports = AS_WORKERS_DO.replace("run_program(", "import trace\nrun_program(")
     ours = told("-c", imports, "trace", cwd=tmp_path)
@@ -104,7 +104,7 @@ def test_a_module_is_not_taken_for_one_that_the_zygote_has_imported(tmp_path: Pa
 @pytest.mark.parametrize(
     ("file", "name"), [("pkg/train.py", "pkg.train"), ("pkg/__main__.py", "pkg")]
 )
-def test_a_module_is_called_by_its_name(tmp_path: Path, file: str, name: str) -> None:
+def test_programs_are_named_by_module_or_path(tmp_path: Path, file: str, name: str) -> None:
     (tmp_path / "pkg").mkdir()
     says = "from elastic.worker.process.as_python import name_of_program as n\nprint(n())"
     (tmp_path / file).write_text(says)
@@ -113,7 +113,7 @@ def test_a_module_is_called_by_its_name(tmp_path: Path, file: str, name: str) ->
     assert told(path, cwd=tmp_path).stdout == f"{path}\n"
 
 
-def test_processes_that_are_spawned_find_what_the_module_defines(tmp_path: Path) -> None:
+def test_spawned_processes_find_the_functions_of_the_module(tmp_path: Path) -> None:
     (tmp_path / "pkg").mkdir()
     (tmp_path / "pkg/twice.py").write_text("def twice(n): return 2 * n")
     (tmp_path / "pkg/train.py").write_text(

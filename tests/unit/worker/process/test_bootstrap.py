@@ -1,4 +1,4 @@
-"""How the end of a script is reported."""
+"""How `run_script` reports the end of a script."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from elastic.worker.process.zygote import run_script
 
 
 class Sent:
-    """A link that keeps what is sent."""
+    """A link that keeps the failures that are sent."""
 
     worker = "a0"
 
@@ -35,7 +35,7 @@ class Sent:
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tuple[int, Sent]]:
-    """Runs the lines of a script; the exit code and what was sent."""
+    """A function that runs the lines of a script; it returns the exit code and the link."""
     monkeypatch.setattr("sys.path", [*sys.path])
     monkeypatch.setattr("sys.argv", [])
     monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
@@ -52,7 +52,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], tupl
     ("error", "kind"),
     [("ValueError", FailureKind.EXCEPTION), ("Stranded", FailureKind.LEFT_OUT)],
 )
-def test_only_what_the_script_does_counts_against_it(
+def test_only_the_scripts_own_errors_are_reported_as_exceptions(
     error: str, kind: FailureKind, run: Callable[[str], tuple[int, Sent]]
 ) -> None:
     code, link = run(f"from elastic.errors import *\nraise {error}('here')\n")
@@ -65,10 +65,10 @@ def test_only_what_the_script_does_counts_against_it(
     ("way", "code"),
     [("pass", 0), ("sys.exit()", 0), ("sys.exit(3)", 3), ("sys.exit('no')", 1), ("1 / 0", 1)],
 )
-def test_a_process_that_a_script_forks_ends_as_under_python(
+def test_a_process_forked_by_a_script_ends_as_under_plain_python(
     way: str, code: int, run: Callable[[str], tuple[int, Sent]]
 ) -> None:
-    """It is no worker: it reports nothing, and waits for nobody."""
+    """The forked process is not a worker: it reports nothing and waits for nobody."""
     before = os.getpid()
     script = f"import os, sys\nif child := os.fork():\n    raise ValueError(child)\n{way}\n"
     try:
@@ -87,11 +87,8 @@ def test_a_process_that_a_script_forks_ends_as_under_python(
     ("last", "reason"),
     [("raise ValueError('my reason')", "ValueError: my reason"), ("sys.exit('mine')", "'mine'")],
 )
-def test_why_a_script_fails_is_told_also_if_it_has_closed_stderr(
-    last: str,
-    reason: str,
-    run: Callable[[str], tuple[int, Sent]],
-    monkeypatch: pytest.MonkeyPatch,
+def test_the_reason_of_a_failure_is_reported_even_if_stderr_is_closed(
+    last: str, reason: str, run: Callable[[str], tuple[int, Sent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open(os.devnull, "w") as stderr:
         monkeypatch.setattr("sys.stderr", stderr)
@@ -117,10 +114,10 @@ _NOT_SHOWN = (
         (_NOT_SHOWN, 1, "sys.exit(a R)"),
     ],
 )
-def test_whatever_a_script_ends_with_is_told(
+def test_any_argument_of_sys_exit_is_reported(
     given: str, code: int, told: str, run: Callable[[str], tuple[int, Sent]]
 ) -> None:
-    """`sys.exit(main())` gives what main() returns."""
+    """In `sys.exit(main())` the argument is what main() returns."""
     ended, link = run(f"import sys\nsys.exit({given})\n")
     assert ended == code
     (failure,) = link.failures
@@ -128,7 +125,7 @@ def test_whatever_a_script_ends_with_is_told(
     assert failure.code == code
 
 
-def test_the_same_end_with_another_text_is_the_same_failure(
+def test_sys_exit_with_different_texts_has_one_failure_signature(
     run: Callable[[str], tuple[int, Sent]],
 ) -> None:
     signatures = {
@@ -150,7 +147,7 @@ def test_the_same_end_with_another_text_is_the_same_failure(
         ),
     ],
 )
-def test_an_exception_is_told_in_its_own_words(
+def test_the_failure_message_is_the_text_of_the_exception(
     script: str, words: str, run: Callable[[str], tuple[int, Sent]]
 ) -> None:
     _, link = run(script)
@@ -158,17 +155,16 @@ def test_an_exception_is_told_in_its_own_words(
     assert failure.message == words
 
 
-# The second is what breakpoint() comes to at the end of its input; pytest has replaced it.
-def test_what_a_script_defines_can_be_pickled_after_its_end(
+def test_classes_of_a_script_can_be_pickled_after_its_end(
     run: Callable[[str], tuple[int, Sent]],
 ) -> None:
-    """By a thread that still writes a checkpoint, say."""
+    """A thread may still write a checkpoint, for example."""
     run("class Options:\n    pass\nsys.exit(0)")
     options = sys.modules["__main__"].Options
     assert type(pickle.loads(pickle.dumps(options()))) is options
 
 
-@pytest.mark.usefixtures("run")  # puts back what a script changes
+@pytest.mark.usefixtures("run")  # restores what a script changes
 def test_a_script_may_be_a_directory(tmp_path: Path) -> None:
     (tmp_path / "__main__.py").write_text("raise ValueError(__name__)")
     link = Sent()
@@ -177,7 +173,7 @@ def test_a_script_may_be_a_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("run")
-def test_a_script_that_shows_its_help_is_told_how_to_see_it(tmp_path: Path) -> None:
+def test_a_script_run_with_help_fails_with_the_command_that_shows_it(tmp_path: Path) -> None:
     path, link = tmp_path / "train.py", Sent()
     path.write_text("import argparse\nargparse.ArgumentParser().parse_args()")
     assert run_script(cast(Link, link), [str(path), "--help"]) == ExitCode.CONFIGURATION
@@ -186,7 +182,9 @@ def test_a_script_that_shows_its_help_is_told_how_to_see_it(tmp_path: Path) -> N
 
 
 @pytest.mark.usefixtures("run")
-def test_a_module_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_run_with_help_fails_with_the_command_that_shows_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     path, link = tmp_path / "shows_help.py", Sent()
     path.write_text("import argparse\nargparse.ArgumentParser().parse_args()")
@@ -195,8 +193,9 @@ def test_a_module_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.Monkey
     assert "python -m shows_help --help" in link.failures[0].message
 
 
+# The second is what breakpoint() raises at the end of its input; pytest has replaced breakpoint().
 @pytest.mark.parametrize("asks", ["input('go on? ')", "import bdb\nraise bdb.BdbQuit"])
-def test_a_script_that_asks_somebody_is_told_that_nobody_is_there(
+def test_a_script_that_reads_its_input_fails_with_no_terminal(
     asks: str, run: Callable[[str], tuple[int, Sent]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with open(os.devnull) as nothing:
@@ -207,13 +206,13 @@ def test_a_script_that_asks_somebody_is_told_that_nobody_is_there(
 
 
 @pytest.mark.parametrize("end", ["pass", "1 / 0", "sys.exit(0)"])
-def test_a_scripts_own_hook_hears_of_its_exception_after_the_job_does(
+def test_a_failure_is_reported_whatever_the_scripts_excepthook_does(
     end: str,
     run: Callable[[str], tuple[int, Sent]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("sys.excepthook", sys.excepthook)  # put back afterwards
+    monkeypatch.setattr("sys.excepthook", sys.excepthook)  # restored afterwards
     code, link = run(
         f"""
 import sys

@@ -42,7 +42,7 @@ def wait_until_gone(pid: int, within_s: float = 5.0) -> None:
 
 @pytest.mark.parametrize("kept", [True, False])
 @in_processes(1)
-def test_forked_children_close_what_is_kept_from_them(seat: Seat, kept: bool) -> None:
+def test_forked_children_close_descriptors_kept_from_them(seat: Seat, kept: bool) -> None:
     del seat
     one, two = socket.socketpair()
     keep_from_children(lambda: [one.fileno(), 100000] if kept else [])
@@ -59,7 +59,7 @@ def test_forked_children_close_what_is_kept_from_them(seat: Seat, kept: bool) ->
 
 @in_processes(1)
 def test_a_child_dies_with_its_parent(seat: Seat) -> None:
-    """The parent is killed: nobody could tell the child."""
+    """The parent is killed, so it cannot end the child itself."""
     del seat
     read, write = os.pipe()
     parent = os.fork()
@@ -84,7 +84,7 @@ def test_a_child_dies_with_its_parent(seat: Seat) -> None:
 
 @in_processes(1)
 def test_a_child_forked_by_another_thread_lives_as_long_as_the_process(seat: Seat) -> None:
-    """The kernel would send the signal at the thread's end."""
+    """The kernel would send the parent-death signal when the forking thread ends."""
     del seat
     kept, _ = socket.socketpair()
     keep_from_children(lambda: [kept.fileno()])
@@ -110,7 +110,7 @@ def test_a_child_forked_by_another_thread_lives_as_long_as_the_process(seat: Sea
 
 
 @in_processes(1)
-def test_a_child_that_watches_its_parent_too_late_dies_at_once(seat: Seat) -> None:
+def test_a_child_whose_parent_has_died_already_dies_at_once(seat: Seat) -> None:
     del seat
     pid = os.fork()
     if pid == 0:

@@ -1,4 +1,4 @@
-"""A worker's output goes to its log, from the first thing that can go wrong on."""
+"""A forked worker's output goes to its log before anything can go wrong."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic.worker.process import zygote
 
 
 class Os:
-    """The module, but for what would change this process."""
+    """The os module without the calls that would change this process."""
 
     def __init__(self) -> None:
         self.replaced: list[int] = []
@@ -43,7 +43,7 @@ def test_output_is_redirected_before_anything_can_go_wrong(system: Os, tmp_path:
     assert system.replaced == [1, 2, 0]
 
 
-def test_without_a_log_it_goes_on_and_says_so(
+def test_a_worker_whose_log_cannot_be_opened_says_so_and_goes_on(
     system: Os, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -53,7 +53,7 @@ def test_without_a_log_it_goes_on_and_says_so(
     assert capsys.readouterr().err == f"the log {log} cannot be opened: Not a directory\n"
 
 
-def test_a_directory_for_logs_that_was_removed_is_made_again(system: Os, tmp_path: Path) -> None:
+def test_a_log_directory_that_was_removed_is_made_again(system: Os, tmp_path: Path) -> None:
     log = tmp_path / "gone" / "w.log"
     zygote._redirect_output(str(log))
     assert system.replaced == [1, 2, 0]

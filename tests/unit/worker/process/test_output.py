@@ -1,4 +1,4 @@
-"""A script prints to a log that takes no more, and goes on."""
+"""A script that prints to a log on a full disk goes on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text_on(fd: int, told: list[str]) -> io.TextIOWrapper:
     return io.TextIOWrapper(io.BufferedWriter(log), encoding="utf-8", line_buffering=True)
 
 
-def test_what_finds_no_space_is_lost_and_told_once() -> None:
+def test_output_that_finds_no_space_is_lost_and_reported_once() -> None:
     told: list[str] = []
     full = os.open("/dev/full", os.O_WRONLY)
     try:
@@ -31,7 +31,7 @@ def test_what_finds_no_space_is_lost_and_told_once() -> None:
     assert told == ["No space left on device"]
 
 
-def test_a_line_says_how_much_is_missing_once_there_is_space(tmp_path: Path) -> None:
+def test_the_log_says_how_much_was_lost_once_there_is_space(tmp_path: Path) -> None:
     told: list[str] = []
     log = os.open(tmp_path / "log", os.O_WRONLY | os.O_CREAT)
     full = os.open("/dev/full", os.O_WRONLY)
@@ -51,7 +51,7 @@ def test_a_line_says_how_much_is_missing_once_there_is_space(tmp_path: Path) -> 
     assert lines == ["before", "", "[elastic: 5 bytes of output are lost here]", "after"]
 
 
-def test_another_error_is_the_scripts() -> None:
+def test_an_error_other_than_a_full_disk_is_raised_to_the_script() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     log = LogStream(writer, lambda _: None)
@@ -61,7 +61,7 @@ def test_another_error_is_the_scripts() -> None:
     assert caught.value.errno == errno.EPIPE
 
 
-def test_both_streams_are_written_line_by_line(
+def test_stdout_and_stderr_are_written_line_by_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys, "stdout", sys.stdout)

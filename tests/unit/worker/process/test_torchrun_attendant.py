@@ -1,4 +1,4 @@
-"""What a script written for torchrun is attended by, and what it makes of the agent's messages."""
+"""How the attendant of a script written for torchrun handles the agent's messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from elastic.worker.process.torchrun import ClassicScript, _Attendant
 
 
 class Sent:
-    """In a link's place: keeps what would be sent."""
+    """A link that keeps what would be sent."""
 
     worker = "a0"
 
@@ -23,7 +23,7 @@ class Sent:
         self.messages.append(pb.WorkerMessage(**kind))
 
 
-def test_a_slot_may_be_told_again(tmp_path: Path) -> None:
+def test_a_repeated_assignment_of_a_slot_is_ignored(tmp_path: Path) -> None:
     link = Sent()
     attendant = _Attendant(cast("Link", link), ClassicScript(0, -1), "train.py", tmp_path / "e")
     attendant._machine.attached()

@@ -1,4 +1,4 @@
-"""Ranks and names for scripts written for torchrun."""
+"""The environment variables of scripts written for torchrun."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_ranks_are_dense_in_the_job_and_on_each_node() -> None:
     ]
 
 
-def test_what_is_the_same_for_all() -> None:
+def test_job_wide_variables_are_the_same_for_all_workers() -> None:
     for worker, _, _ in MEMBERS:
         found = variables(worker)
         assert found["WORLD_SIZE"] == found["ROLE_WORLD_SIZE"] == "3"
@@ -43,7 +43,7 @@ def test_what_is_the_same_for_all() -> None:
         assert found["TORCHELASTIC_ERROR_FILE"] == "/tmp/e.json"
 
 
-def test_an_address_in_brackets_is_given_without() -> None:
+def test_an_ipv6_master_address_is_given_without_brackets() -> None:
     alone = Member(worker="a-1", node="a", slot=0, endpoint="[fd00::1]:29500")
     generation = Generation(
         number=1, incarnation="i", members=(alone,), reason=ChangeReason.STARTED
@@ -52,6 +52,6 @@ def test_an_address_in_brackets_is_given_without() -> None:
     assert (found["MASTER_ADDR"], found["MASTER_PORT"]) == ("fd00::1", "29500")
 
 
-def test_nobody_else_gets_them() -> None:
+def test_a_worker_outside_the_generation_is_refused() -> None:
     with pytest.raises(ValueError, match="c-1"):
         variables("c-1")

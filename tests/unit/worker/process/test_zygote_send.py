@@ -1,4 +1,4 @@
-"""An agent that the zygote cannot tell something is not left waiting for it."""
+"""The zygote hangs up on an agent after a failed send, so that it does not wait for the event."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ class _OutOfBuffers(socket.socket):
 
 @pytest.fixture
 def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
-    """The zygote's, which cannot send, and the agent's."""
+    """The zygote's end, which cannot send, and the agent's end."""
     ours, theirs = socket.socketpair()
     with _OutOfBuffers(fileno=ours.detach()) as sending, theirs:
         theirs.settimeout(30)
         yield sending, theirs
 
 
-def test_it_is_hung_up_on_and_the_next_one_hears(
+def test_a_failed_send_hangs_up_on_the_agent_and_keeps_the_exit_for_the_next_one(
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     with socket.socket(socket.AF_UNIX) as listener:

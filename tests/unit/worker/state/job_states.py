@@ -1,4 +1,4 @@
-"""States of jobs: one of a model that has trained, and how one becomes another's."""
+"""Builds states of jobs, and moves the state of one member to another."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def tracking(objects: dict[str, Any]) -> JobState:
 
 
 def make(seed: int, *, width: int = 3, steps: int = 1) -> JobState:
-    """A model, its optimizer and its scheduler, after some steps."""
+    """The state of a model, its optimizer and its scheduler after `steps` steps."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(2, width), nn.BatchNorm1d(width))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
@@ -54,7 +54,7 @@ def advanced(state: JobState) -> JobState:
 
 
 def restore(target: JobState, source: JobState) -> None:
-    """Give the state to the target as over a wire."""
+    """Restore `target` from `source`, through JSON and copies as over a network."""
     flat = source.capture()
     tensors = {name: t.clone() for name, t in flat.tensors.items()}
     extra = json.loads(json.dumps(source.extra()))

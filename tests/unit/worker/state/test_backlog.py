@@ -10,7 +10,7 @@ def record(step: int, generation: int = 1, run: str = "b") -> LedgerRecord:
     return LedgerRecord(step=step, run=run, generation=generation, world_size=2, **samples)
 
 
-def test_what_is_stored_is_dropped() -> None:
+def test_stored_records_are_dropped() -> None:
     backlog = LedgerBacklog([record(0)])
     backlog.append(record(1))
     backlog.append(record(2))
@@ -23,7 +23,7 @@ def test_what_is_stored_is_dropped() -> None:
     assert backlog.since(0) == []
 
 
-def test_a_step_computed_again_is_not_what_was_stored_of_it() -> None:
+def test_a_step_computed_again_is_kept_when_its_earlier_record_is_stored() -> None:
     backlog = LedgerBacklog([record(0), record(1, generation=2)])
     backlog.stored(2, "b", 1)
     assert backlog.since(0) == [record(1, generation=2)]
@@ -39,7 +39,7 @@ def test_generations_of_an_earlier_run_are_not_compared_with_those_of_this_one()
     assert backlog.since(0) == []
 
 
-def test_a_copy_of_the_records_is_handed_out() -> None:
+def test_since_returns_a_copy_of_the_records() -> None:
     backlog = LedgerBacklog([record(0)])
     backlog.since(0).clear()
     assert backlog.since(0) == [record(0)]

@@ -1,4 +1,4 @@
-"""A digest is equal for equal tensors only, on the host and by the way of a device."""
+"""Digests are equal for equal tensors only, as the host and as a device compute them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def on_host(*tensors: torch.Tensor) -> int:
 
 
 def on_device(*tensors: torch.Tensor) -> int:
-    """As a device sums them."""
+    """The digest by the weighted sums that a device computes."""
     sums = [int(digest._weighted_sum(digest.bytes_of(t))) for t in tensors]
     return hash(tuple(sums))
 
@@ -30,7 +30,7 @@ Way = Callable[..., int]
 
 @WAYS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_equal_tensors_have_equal_digests_and_any_bit_tells(way: Way, dtype: torch.dtype) -> None:
+def test_a_digest_changes_with_any_flipped_bit_only(way: Way, dtype: torch.dtype) -> None:
     tensor = make_tensor(dtype, (3, 5))
     before = way(tensor)
     assert way(tensor.clone()) == before
@@ -57,7 +57,7 @@ def test_the_order_of_tensors_and_of_their_elements_matters(way: Way) -> None:
 
 
 @WAYS
-def test_the_layout_of_memory_does_not_matter(way: Way) -> None:
+def test_the_layout_of_memory_does_not_change_the_digest(way: Way) -> None:
     tensor = torch.arange(12.0).reshape(3, 4)
     assert way(tensor.t().contiguous().t()) == way(tensor)
     assert way(tensor[:, 1:3]) == way(tensor[:, 1:3].contiguous())
@@ -73,7 +73,7 @@ def test_a_parameter_is_read_without_its_graph(way: Way) -> None:
     content=st.lists(st.integers(-(2**31), 2**31 - 1), min_size=1, max_size=12),
     data=st.data(),
 )
-def test_two_words_that_change_places_or_value_show_on_a_device(
+def test_swapped_or_changed_words_change_the_digest_on_a_device(
     content: list[int], data: st.DataObject
 ) -> None:
     other = data.draw(
@@ -88,7 +88,7 @@ def test_two_words_that_change_places_or_value_show_on_a_device(
     assert (on_device(pair[0]) == on_device(pair[1])) is (content == other)
 
 
-def test_a_tensor_larger_than_a_device_sums_at_once_is_summed_alike(
+def test_a_tensor_that_a_device_sums_in_parts_has_the_same_digest(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     tensor = torch.arange(1000.0)
@@ -98,7 +98,7 @@ def test_a_tensor_larger_than_a_device_sums_at_once_is_summed_alike(
 
 
 def test_a_digest_is_63_bits_and_never_0() -> None:
-    """0 says that there is none."""
+    """0 means that there is no digest."""
     found = [digest_of([], bytes([n])) for n in range(256)]
     assert len(set(found)) == 256
     assert all(0 < n < 2**63 for n in found)
@@ -107,7 +107,7 @@ def test_a_digest_is_63_bits_and_never_0() -> None:
 
 
 @WAYS
-def test_a_lazy_conjugate_or_negative_is_what_it_stands_for(way: Way) -> None:
+def test_a_lazy_conjugate_or_negative_has_the_digest_of_its_resolved_value(way: Way) -> None:
     lazy = make_tensor(torch.complex64, (3, 5)).conj()
     assert way(lazy) == way(lazy.resolve_conj().clone())
     assert way(lazy.imag) == way(lazy.imag.resolve_neg().clone())

@@ -1,4 +1,4 @@
-"""Everything that a joining worker needs is taken out and put in, or refused with names."""
+"""All state that a joining worker needs is captured and restored, or refused with names."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tests.unit.worker.trees import same
 
 
 @pytest.mark.parametrize("steps", [0, 2], ids=["fresh", "used"])
-def test_all_of_it_is_replaced(steps: int) -> None:
+def test_a_restore_replaces_the_whole_state(steps: int) -> None:
     source, target = advanced(make(1)), make(2, steps=steps)
     restore(target, source)
     for name, tracked in source.tracked.items():
@@ -39,7 +39,7 @@ def test_the_live_objects_are_filled_not_replaced() -> None:
     assert target.modules()["model"].get_parameter("0.weight") is weight
 
 
-def test_another_model_is_named_tensor_by_tensor() -> None:
+def test_a_state_of_another_model_is_refused_with_the_names_of_tensors() -> None:
     target = make(2, width=4)
     before = target.capture().tensors["model.0.weight"].clone()
     with pytest.raises(
@@ -50,7 +50,7 @@ def test_another_model_is_named_tensor_by_tensor() -> None:
     assert target.committed == 0
 
 
-def test_other_names_are_named() -> None:
+def test_a_state_with_other_tracked_names_is_refused_with_these_names() -> None:
     target = make(2)
     target.track({"average": nn.Linear(1, 1)})
     with pytest.raises(CheckpointMismatch, match=r"tracks \['average'"):
@@ -69,20 +69,20 @@ def test_other_names_are_named() -> None:
         {"ramps": []},
     ],
 )
-def test_counters_that_cannot_be_read(broken: dict[str, Any]) -> None:
+def test_counters_that_cannot_be_read_are_damage(broken: dict[str, Any]) -> None:
     with pytest.raises(CheckpointDamaged, match="counters"):
         progress_of({**advanced(make(1)).extra(), **broken})
 
 
 @pytest.mark.parametrize("missing", ["committed", "committed_in", "ramps"])
-def test_counters_that_are_missing(missing: str) -> None:
+def test_a_missing_counter_is_named_as_damage(missing: str) -> None:
     extra = advanced(make(1)).extra()
     del extra[missing]
     with pytest.raises(CheckpointDamaged, match=missing):
         progress_of(extra)
 
 
-def test_counters_of_a_checkpoint_from_before_scripts_had_several_loops() -> None:
+def test_counters_of_a_checkpoint_from_before_there_were_several_loops_are_read() -> None:
     extra: dict[str, Any] = {"epoch": 3, "cursor": 8, "committed": 5, "committed_in": 2}
     found = progress_of({**extra, "ramps": {}})
     assert found == Progress(
@@ -118,16 +118,16 @@ def test_a_part_of_the_extra_state_that_cannot_be_read_is_damage(part: str, dama
         target.restore(flat.skeleton, flat.tensors, extra)
 
 
-def test_what_cannot_be_tracked_is_named() -> None:
+def test_tracking_an_unsuitable_object_or_under_a_taken_name_is_refused() -> None:
     state = make(1)
     with pytest.raises(ConfigurationError, match=r"numbers=.*list.*state_dict"):
         state.track({"numbers": [1]})  # type: ignore[dict-item]
     with pytest.raises(ConfigurationError, match=r"model=.*another object"):
         state.track({"model": nn.Linear(1, 1)})
-    state.track({"model": state.modules()["model"]})  # the same again
+    state.track({"model": state.modules()["model"]})  # the same object may be tracked again
 
 
-def test_the_names_of_buffers_are_local(alone: Group) -> None:
+def test_saved_buffers_are_listed_as_local(alone: Group) -> None:
     class Net(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -158,7 +158,7 @@ def test_optimizers_and_modules_are_told_apart() -> None:
     assert list(state.modules()) == ["model"]
 
 
-def test_signatures_are_equal_for_alike_objects_only() -> None:
+def test_signatures_are_equal_only_for_objects_of_equal_structure() -> None:
     """Whether the optimizer has made its state yet does not matter."""
     signature = make(1, steps=0).signature()
     assert signature == make(2, steps=2).signature()
@@ -169,7 +169,7 @@ def test_signatures_are_equal_for_alike_objects_only() -> None:
     assert signature != renamed.signature()
 
 
-def test_lists_in_the_sessions_state_are_the_ones_that_a_script_refers_to() -> None:
+def test_containers_in_session_state_keep_their_identity_when_restored() -> None:
     source, target = make(1), make(2)
     source.values.update(losses=[0.5, {"at": [1, 2]}], seen={3}, best=0.5)
     target.values.update(losses=[7.0, {"at": [1], "more": 0}, 9], seen={1, 2}, best=[])
@@ -187,7 +187,7 @@ def test_lists_in_the_sessions_state_are_the_ones_that_a_script_refers_to() -> N
 
 
 class Observed(nn.Module):
-    """Keeps the least value that each channel has had, as a quantizer does, and their mean."""
+    """Keeps the least value and the mean of each channel, as a quantizer does."""
 
     least: torch.Tensor
     mean: torch.Tensor | None
@@ -216,7 +216,7 @@ def observed(*, seen: bool, mask: int = 3) -> JobState:
 
 
 @pytest.mark.parametrize(("there", "here"), [(True, False), (False, True), (True, True)])
-def test_buffers_that_have_changed_in_shape_are_given_to_others(there: bool, here: bool) -> None:
+def test_buffers_that_changed_shape_are_restored_on_another_member(there: bool, here: bool) -> None:
     sender, receiver = observed(seen=there), observed(seen=here)
     assert sender.signature() == receiver.signature()
     restore(receiver, sender)
@@ -226,7 +226,7 @@ def test_buffers_that_have_changed_in_shape_are_given_to_others(there: bool, her
     assert receiver.signature() == observed(seen=False).signature()
 
 
-def test_a_module_that_is_tracked_again_has_been_built_as_it_was_at_first() -> None:
+def test_tracking_a_module_again_does_not_change_its_signature() -> None:
     sender, receiver = observed(seen=True), observed(seen=False)
     sender.track(dict(sender.modules()))
     assert sender.signature() == receiver.signature()
@@ -235,7 +235,7 @@ def test_a_module_that_is_tracked_again_has_been_built_as_it_was_at_first() -> N
 
 
 class Brief(Observed):
-    """Does not save what it has observed."""
+    """Leaves its buffer `seen` out of its state."""
 
     def state_dict(self, *args: Any, **named: Any) -> Any:
         found = super().state_dict(*args, **named)
@@ -245,7 +245,7 @@ class Brief(Observed):
         return super().load_state_dict(state_dict, *args, **{**named, "strict": False})
 
 
-def test_a_buffer_that_a_class_leaves_out_of_its_state_stays() -> None:
+def test_a_buffer_that_a_class_leaves_out_of_its_state_is_not_overwritten() -> None:
     states = []
     for value in (1.0, 2.0):
         model, state = Brief(), JobState()
@@ -258,7 +258,7 @@ def test_a_buffer_that_a_class_leaves_out_of_its_state_stays() -> None:
 
 
 @pytest.mark.parametrize("seen", [False, True])
-def test_buffers_that_were_built_otherwise_are_those_of_another_model(seen: bool) -> None:
+def test_buffers_built_with_another_shape_are_refused(seen: bool) -> None:
     sender, receiver = observed(seen=seen, mask=4), observed(seen=False)
     assert sender.signature() != receiver.signature()
     with pytest.raises(
@@ -267,8 +267,8 @@ def test_buffers_that_were_built_otherwise_are_those_of_another_model(seen: bool
         restore(receiver, sender)
 
 
-def test_flags_of_parameters_are_part_of_the_state() -> None:
-    """Gradual unfreezing: members that wrap other parameters would reduce other buckets."""
+def test_requires_grad_flags_are_part_of_the_state() -> None:
+    """With gradual unfreezing, members whose flags differ would reduce different buckets."""
     source, target = make(1), make(1)
     weight = source.modules()["model"].get_parameter("0.weight")
     before = source.digest()
@@ -286,8 +286,8 @@ def modes(state: JobState) -> list[bool]:
     return [module.training for module in state.modules()["model"].modules()]
 
 
-def test_modes_of_modules_come_with_the_state() -> None:
-    """Statistics that are frozen by eval() once, at a step that a newcomer has not been through."""
+def test_train_and_eval_modes_of_modules_come_with_the_state() -> None:
+    """A script may freeze statistics by eval() once, at a step that a newcomer has not run."""
     source, target = make(1), make(1)
     before = source.digest()
     source.modules()["model"].get_submodule("1").eval()
@@ -300,7 +300,7 @@ def test_modes_of_modules_come_with_the_state() -> None:
 
 
 def test_modes_of_an_evaluation_below_the_loop_do_not_come_with_the_state() -> None:
-    """A job that goes on from the checkpoint at its end would train on in eval()."""
+    """Otherwise a job that goes on from its last checkpoint would train in eval()."""
     source, target = make(1), make(1)
     source.modules()["model"].get_submodule("1").eval()
     source.loop_ended()
@@ -312,7 +312,7 @@ def test_modes_of_an_evaluation_below_the_loop_do_not_come_with_the_state() -> N
     assert modes(target) == [False, False, False]
 
 
-def test_modes_of_another_number_of_modules_are_left_alone() -> None:
+def test_modes_for_another_number_of_modules_are_ignored() -> None:
     source, target = make(1), make(1)
     source.modules()["model"].eval()
     flat, extra = source.capture(), {**source.extra(), "modes": {"model": "00"}}
@@ -321,7 +321,7 @@ def test_modes_of_another_number_of_modules_are_left_alone() -> None:
 
 
 class Meter:
-    """Is set back before it takes a state over."""
+    """Resets itself before it loads a state."""
 
     def __init__(self, total: float) -> None:
         self.total = torch.full((3,), total)
@@ -350,8 +350,8 @@ def test_a_state_received_in_place_is_taken_over_by_objects_of_any_kind() -> Non
 # ---- the session's own objects
 
 
-def test_a_state_from_before_an_object_of_the_sessions_own_existed_is_taken() -> None:
-    """Such as a checkpoint of an older version, or of a script without this generator."""
+def test_a_state_that_lacks_an_object_of_the_session_is_accepted() -> None:
+    """Such a state comes from an older version, or from a script without this generator."""
     source, target = make(1), make(2)
     target.track_own("session.generator.noise", nn.Linear(1, 1))
     target.values["phase"] = 3
@@ -365,7 +365,7 @@ def test_a_name_with_a_dot_is_refused() -> None:
         JobState().track({"encoder.first": nn.Linear(2, 2)})
 
 
-def test_what_is_tracked_can_have_no_name_of_the_sessions_own() -> None:
+def test_the_sessions_own_objects_are_not_among_the_tracked_ones() -> None:
     state = make(1)
     state.values["best"] = 0.5
     assert set(state.tracked) == {"model", "optimizer", "scheduler"}
@@ -377,10 +377,10 @@ def generator(seed: int) -> TorchGenerator:
 
 
 @pytest.mark.parametrize("made", [(), ("b",), ("b", "a")], ids=["none", "one", "both"])
-def test_a_generator_that_the_script_makes_later_has_the_state_that_was_received(
+def test_a_generator_made_after_a_restore_takes_over_the_received_state(
     made: tuple[str, ...],
 ) -> None:
-    """Until then it is compared, given to others and saved as if it were there."""
+    """Until then that state is compared, sent and saved as if the generator existed."""
     source, target = make(1), make(2)
     for seed, name in enumerate("ab"):
         source.track_own(f"session.generator.{name}", generator(seed))

@@ -1,4 +1,4 @@
-"""What members compare shows each difference of replicated state, and no rank-local state."""
+"""The digests that members compare show every difference but those of rank-local state."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
-def test_a_difference_of_replicated_state_shows_and_is_named(
+def test_a_difference_in_replicated_state_changes_the_digest_and_is_named(
     change: Callable[[JobState], None],
 ) -> None:
     left, right = make(1), make(1)
@@ -83,7 +83,7 @@ def test_rank_local_state_is_not_compared() -> None:
     assert differences(left.digests(), right.digests()) == []
 
 
-def test_rank_local_parameters_are_not_compared_either() -> None:
+def test_rank_local_parameters_are_not_compared() -> None:
     states = [JobState(), JobState()]
     for seed, state in enumerate(states):
         torch.manual_seed(seed)
@@ -101,7 +101,7 @@ def test_rank_local_parameters_are_not_compared_either() -> None:
     assert left.parameters_digest() != right.parameters_digest()
 
 
-def test_rank_local_state_is_given_to_others_like_the_rest() -> None:
+def test_rank_local_state_is_sent_to_other_members_like_the_rest() -> None:
     source, target = make(1), make(2)
     for state in (source, target):
         state.track({"own": nn.Linear(1, 1)}, rank_local=True)
@@ -116,9 +116,9 @@ def test_rank_local_state_is_given_to_others_like_the_rest() -> None:
     )
 
 
-def test_results_of_calls_may_differ_between_the_members_that_save() -> None:
-    """Such as each rank's predictions: where the others' shares of a checkpoint begin and end must
-    not follow from them."""
+def test_call_results_that_differ_between_members_do_not_move_the_shards() -> None:
+    """Results may be each rank's predictions. Where the other members' shares of a checkpoint begin
+    and end must not depend on them."""
     shares = []
     for rank, count in enumerate((3, 2)):
         state = make(1)
@@ -138,7 +138,7 @@ def test_results_of_calls_may_differ_between_the_members_that_save() -> None:
     assert {n: elements[n] for n in tensors} == {n: t.numel() for n, t in tensors.items()}
 
 
-def test_gradients_of_what_is_rank_local_may_be_there_on_one_member_alone() -> None:
+def test_a_rank_local_gradient_on_one_member_only_does_not_change_the_saved_shapes() -> None:
     states = []
     for has_gradient in (True, False):
         own = nn.Linear(1, 1)

@@ -1,4 +1,4 @@
-"""What an optimizer keeps, its groups and its state, is given to that of another member."""
+"""A member's optimizer takes over the groups and the state of another member's optimizer."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Various(torch.optim.SGD):
         return super().step(closure)
 
 
-def test_an_optimizers_state_keeps_its_types_whatever_it_is_made_of() -> None:
+def test_received_optimizer_state_keeps_the_types_of_all_its_values() -> None:
     def tracked() -> tuple[JobState, Various]:
         model = nn.Linear(2, 2).to(torch.bfloat16)
         optimizer = Various(model.parameters(), lr=0.1, momentum=0.9)
@@ -51,13 +51,13 @@ def test_an_optimizers_state_keeps_its_types_whatever_it_is_made_of() -> None:
     restore(target, source)
     assert same(right.state_dict(), left.state_dict())
     assert target.digest() == source.digest()
-    right.step()  # its dictionaries count on
+    right.step()  # a step works with the received state
 
 
-# ---- what a script holds on to
+# ---- objects that a script refers to
 
 
-def test_groups_and_state_of_an_optimizer_are_the_ones_that_a_script_refers_to() -> None:
+def test_an_optimizer_keeps_its_group_and_state_objects_when_it_is_restored() -> None:
     sender, _ = grown(groups=2)
     receiver, optimizer = grown(groups=1)
     (groups, first), state = (optimizer.param_groups, *optimizer.param_groups), optimizer.state
@@ -71,7 +71,7 @@ def test_groups_and_state_of_an_optimizer_are_the_ones_that_a_script_refers_to()
 
 
 class Around(torch.optim.Optimizer):
-    """Shares the groups of the optimizer inside of it, as SAM does."""
+    """Shares the groups of the optimizer inside it, as SAM does."""
 
     def __init__(self, inner: torch.optim.Optimizer) -> None:
         super().__init__(inner.param_groups, {"rho": 0.05})
@@ -84,7 +84,7 @@ class Around(torch.optim.Optimizer):
 
 
 @pytest.mark.parametrize("names", [("around", "inner"), ("inner", "around")])
-def test_an_optimizer_and_the_one_around_it_share_their_groups_as_before(
+def test_an_optimizer_and_the_one_around_it_still_share_groups_after_a_restore(
     names: tuple[str, str],
 ) -> None:
     states = []
@@ -103,7 +103,7 @@ def test_an_optimizer_and_the_one_around_it_share_their_groups_as_before(
     assert made["inner"].param_groups is made["around"].param_groups
 
 
-def test_an_optimizer_whose_class_has_a_state_dict_of_its_own_is_given_to_others() -> None:
+def test_an_optimizer_class_with_its_own_state_dict_is_restored_on_another_member() -> None:
     def make_around(rate: float, steps: int) -> tuple[JobState, Lookahead]:
         torch.manual_seed(steps)
         model = nn.Linear(2, 1)
@@ -122,7 +122,7 @@ def test_an_optimizer_whose_class_has_a_state_dict_of_its_own_is_given_to_others
 
 
 class Precise(torch.optim.SGD):
-    """Keeps momentum in float32 whatever the parameters are in, and notes beside it."""
+    """Keeps momentum in float32 whatever the parameters' type, and adds notes to its state_dict."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> Any:
@@ -139,7 +139,7 @@ class Precise(torch.optim.SGD):
 
 
 @pytest.mark.parametrize("around", [lambda o: o, Lookahead], ids=["itself", "inside"])
-def test_what_an_own_state_dict_keeps_in_another_type_than_its_parameters_stays_in_it(
+def test_optimizer_state_of_another_type_than_the_parameters_keeps_its_type(
     around: Callable[[torch.optim.Optimizer], torch.optim.Optimizer],
 ) -> None:
     def make_precise(steps: int) -> JobState:
@@ -160,7 +160,7 @@ def test_what_an_own_state_dict_keeps_in_another_type_than_its_parameters_stays_
 
 
 def grown(*, groups: int, named: bool = False) -> tuple[JobState, torch.optim.Optimizer]:
-    """Two layers, of which an optimizer trains the first, and later the second."""
+    """A model of two layers, and an optimizer of the first or, with `groups=2`, of both."""
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 1))
     body, head = (list((m.named_parameters if named else m.parameters)()) for m in model)
     optimizer = torch.optim.SGD(body, lr=0.1, momentum=0.9)
@@ -189,7 +189,7 @@ def test_parameter_groups_that_a_script_adds_later_are_added_to_a_newcomers_opti
     [["0.weight", "1.weight"], ["1.weight 1.bias", "0.weight 0.bias"], ["0.bias", "1.bias"]],
 )
 @pytest.mark.parametrize("built", [1, 2])
-def test_parameter_groups_that_a_script_forms_anew_are_formed_in_a_newcomers_optimizer(
+def test_parameters_that_a_script_regroups_are_regrouped_in_a_newcomers_optimizer(
     built: int, formed: list[str], named: bool
 ) -> None:
     sender, optimizer = grown(groups=2, named=named)
@@ -212,7 +212,7 @@ def test_parameter_groups_that_a_script_forms_anew_are_formed_in_a_newcomers_opt
     assert receiver.extra()["parameter_groups"] == sender.extra()["parameter_groups"]
 
 
-def test_a_parameter_group_of_what_is_not_tracked_by_name_is_refused() -> None:
+def test_a_parameter_group_of_untracked_parameters_is_refused() -> None:
     sender, optimizer = grown(groups=1)
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(2))]})
     receiver, _ = grown(groups=1)
@@ -220,8 +220,8 @@ def test_a_parameter_group_of_what_is_not_tracked_by_name_is_refused() -> None:
         restore(receiver, sender)
 
 
-def test_a_group_can_be_added_to_one_of_what_no_module_has() -> None:
-    """A temperature, say, that stays in its group."""
+def test_a_parameter_group_is_added_beside_one_with_a_parameter_of_no_module() -> None:
+    """The parameter of no module, such as a temperature, stays in its group."""
 
     def make_both(rate: float) -> tuple[JobState, torch.optim.Optimizer]:
         model, own = nn.Linear(2, 1), nn.Parameter(torch.full((), rate))
@@ -237,7 +237,7 @@ def test_a_group_can_be_added_to_one_of_what_no_module_has() -> None:
     assert [len(group["params"]) for group in mine.param_groups] == [1, 2]
 
 
-def test_groups_are_formed_in_an_optimizer_that_has_none_yet() -> None:
+def test_parameter_groups_are_formed_in_an_optimizer_that_has_none() -> None:
     (sender, theirs), (receiver, mine) = grown(groups=2), grown(groups=1)
     mine.param_groups.clear()
     restore(receiver, sender)

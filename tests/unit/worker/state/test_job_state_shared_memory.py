@@ -1,4 +1,4 @@
-"""Tensors that share memory in one member share it in another one that receives its state."""
+"""Tensors that share memory in one member share it in a member that receives its state."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Tied(nn.Module):
 
 
 class Shadow:
-    """Keeps tensors by name: what it is given, or copies of it."""
+    """Keeps tensors by name: those that it loads, or copies of them."""
 
     def __init__(self, *, copies: bool) -> None:
         self.copies = copies
@@ -41,7 +41,7 @@ class Shadow:
 
 
 def sharing(seed: int) -> JobState:
-    """One whose tensors share memory in many ways, if it is the one of seed 1."""
+    """A job's state. With seed 1, its tensors share memory in many ways."""
     torch.manual_seed(seed)
     model = Tied()
     shadows = {"shadow": Shadow(copies=False), "copies": Shadow(copies=True)}
@@ -56,7 +56,7 @@ def sharing(seed: int) -> JobState:
 
 
 @pytest.mark.parametrize("held_before", [False, True])
-def test_the_shares_of_members_fit_whatever_shares_memory_in_one_of_them(
+def test_a_receiver_shares_memory_and_describes_its_tensors_as_the_sender_does(
     held_before: bool,
 ) -> None:
     source, target = sharing(1), sharing(2)
@@ -75,8 +75,8 @@ def test_the_shares_of_members_fit_whatever_shares_memory_in_one_of_them(
 
 
 @pytest.mark.parametrize("best_there", [True, False])
-def test_values_that_follow_a_model_and_an_optimizer_do_so_in_a_newcomer(best_there: bool) -> None:
-    """A state_dict() kept without a copy, and one that an optimizer has loaded."""
+def test_values_that_alias_model_and_optimizer_alias_them_in_a_newcomer(best_there: bool) -> None:
+    """The values are a state_dict() without a copy, and one that an optimizer has loaded."""
     source, target = make(1), make(2)
     optimizer = source.optimizers()[0]
     saved = copy.deepcopy(optimizer.state_dict())
@@ -96,7 +96,7 @@ def test_values_that_follow_a_model_and_an_optimizer_do_so_in_a_newcomer(best_th
     assert source.digest() == target.digest()
 
 
-def test_values_in_tuples_follow_a_model_in_a_newcomer() -> None:
+def test_values_in_tuples_that_alias_a_model_alias_it_in_a_newcomer() -> None:
     source, target = make(1), make(2)
     model = source.modules()["model"]
     source.values["best"] = (0.5, [(model.state_dict(), 3)], next(model.parameters()).detach())
@@ -114,9 +114,9 @@ def add_to(module: nn.Module) -> None:
 
 
 @pytest.mark.parametrize("inside", [lambda v: v, lambda v: [(1, v)]], ids=["alone", "in a tuple"])
-def test_values_that_follow_a_model_in_a_newcomer_only_come_to_be_its_own(inside: Any) -> None:
-    """As of a script that begins with the model's state_dict(), and replaces it by a copy once
-    there is a better one."""
+def test_values_that_alias_a_model_only_in_the_newcomer_no_longer_alias_it(inside: Any) -> None:
+    """A script may begin with the model's state_dict(), and replace it by a copy once there is a
+    better one."""
     source, target = make(1), make(2)
     source.values["best"] = inside(copy.deepcopy(source.modules()["model"].state_dict()))
     add_to(source.modules()["model"])
@@ -128,7 +128,7 @@ def test_values_that_follow_a_model_in_a_newcomer_only_come_to_be_its_own(inside
     assert target.digest() == source.digest()
 
 
-def test_what_shares_memory_with_a_model_that_is_tracked_later_takes_no_name_of_it() -> None:
+def test_an_object_that_aliases_a_model_tracked_later_is_captured_alike_by_a_receiver() -> None:
     states = []
     for seed in (1, 2):
         torch.manual_seed(seed)

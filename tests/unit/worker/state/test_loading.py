@@ -1,3 +1,5 @@
+"""Loading verifies every byte of a checkpoint, and falls back to the newest intact one."""
+
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
@@ -40,7 +42,7 @@ from tests.unit.worker.trees import same
 
 
 def recommit(directory: CheckpointDirectory, manifest: Manifest) -> None:
-    """In the place of the manifest that is there."""
+    """Commit `manifest` in place of the one that is there."""
     directory.remove(path_in_step(manifest.step, MANIFEST))
     catalog.commit(directory, manifest)
 
@@ -50,7 +52,7 @@ def _unexpected(step: int, reason: str) -> None:
 
 
 def _newest(directory: Any) -> tuple[int, Any]:
-    """Its step, and the state that it is loaded as."""
+    """The step of the newest checkpoint, and the state that it loads as."""
     loaded = load_latest(directory, _unexpected)
     assert loaded is not None
     return loaded.manifest.step, unflatten(loaded.structure.skeleton, loaded.tensors)
@@ -64,11 +66,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def test_nothing_is_there() -> None:
+def test_an_empty_directory_has_no_checkpoint_to_load() -> None:
     assert load_latest(open_directory("memory://nothing/here"), _unexpected) is None
 
 
-def test_the_newest_is_loaded(saved: Path) -> None:
+def test_the_newest_checkpoint_is_loaded(saved: Path) -> None:
     step, state = _newest(open_directory(str(saved)))
     assert step == 2
     assert same(state, make_state(2))
@@ -80,7 +82,7 @@ NAMES = ["manifest.json", structure_name(GROUP), *(shard_name(i, 3, GROUP) for i
 @pytest.mark.parametrize("name", NAMES)
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_damage_anywhere_is_detected_and_the_one_before_is_used(
+def test_damage_anywhere_is_detected_and_the_previous_checkpoint_is_loaded(
     saved: Path, name: str, data: st.DataObject
 ) -> None:
     path = saved / path_in_step(2, name)
@@ -114,7 +116,7 @@ def test_a_missing_file_is_named(tmp_path: Path, name: str) -> None:
         load(directory, 2)
 
 
-def test_if_all_are_damaged_all_are_named(tmp_path: Path) -> None:
+def test_all_checkpoints_are_named_if_all_are_damaged(tmp_path: Path) -> None:
     directory = open_directory(str(tmp_path))
     for step in (1, 2):
         save(directory, step, make_state(step))
@@ -125,7 +127,7 @@ def test_if_all_are_damaged_all_are_named(tmp_path: Path) -> None:
     assert reports == [2, 1]
 
 
-def test_storage_out_of_reach_is_not_taken_for_damage(
+def test_unreachable_storage_is_not_taken_for_damage(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stale(path: Path) -> bytes:
@@ -137,7 +139,7 @@ def test_storage_out_of_reach_is_not_taken_for_damage(
 
 
 @pytest.mark.parametrize("dropped", NAMES[1:])
-def test_a_manifest_that_does_not_list_everything_is_damage(tmp_path: Path, dropped: str) -> None:
+def test_a_manifest_that_does_not_list_every_file_is_damage(tmp_path: Path, dropped: str) -> None:
     """Digests alone would not notice a shard that was never reported."""
     directory = open_directory(str(tmp_path))
     save(directory, 2, make_state(2), 3)
@@ -156,7 +158,7 @@ def test_the_order_in_which_workers_reported_does_not_matter(tmp_path: Path) -> 
     assert same(_newest(directory)[1], make_state(2))
 
 
-def test_a_shard_of_another_model_does_not_fit(tmp_path: Path) -> None:
+def test_a_shard_of_another_model_is_damage(tmp_path: Path) -> None:
     directory, other = open_directory(str(tmp_path / "a")), open_directory(str(tmp_path / "b"))
     save(directory, 2, make_state(2), 1)
     save(other, 2, {"alien": make_state(2)}, 1)
@@ -187,7 +189,7 @@ def test_a_checkpoint_of_format_version_1_loads(saved: Path, tmp_path: Path) -> 
 
 
 def test_a_late_writer_of_an_older_group_changes_nothing(tmp_path: Path) -> None:
-    """It has seen no manifest, then sleeps while another group saves the same step."""
+    """The writer has seen no manifest, then sleeps while another group saves the same step."""
     directory = open_directory(str(tmp_path))
     older, newer = "g3-run", "g4-run"
     late = _Sleeper(directory, before_writing=lambda: save(directory, 5, make_state(4), 2, newer))
@@ -208,7 +210,7 @@ def test_two_groups_may_write_the_same_step_and_one_is_committed(tmp_path: Path)
 
 
 class _Sleeper:
-    """A directory in whose first write something else happens first."""
+    """A directory that calls `before_writing` before its first write."""
 
     def __init__(self, inner: Any, *, before_writing: Callable[[], None]) -> None:
         self._inner = inner
@@ -229,7 +231,7 @@ class _Sleeper:
 class TestKilledAtEveryPoint:
     """The newest visible checkpoint always loads, and is one that was saved."""
 
-    def test_system_calls_of_a_local_save(
+    def test_a_local_save_killed_at_any_system_call_leaves_a_loadable_checkpoint(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         seen = set()
@@ -245,7 +247,7 @@ class TestKilledAtEveryPoint:
                 break
         assert seen == {1, 2}
 
-    def test_operations_of_a_remote_save(self) -> None:
+    def test_a_remote_save_killed_at_any_operation_leaves_a_loadable_checkpoint(self) -> None:
         seen = set()
         for operations in every_kill_point(limit=50):
             directory = open_directory(f"memory://killed/{operations}")
@@ -258,10 +260,10 @@ class TestKilledAtEveryPoint:
                 break
         assert seen == {1, 2}
 
-    def test_saving_a_damaged_step_again(
+    def test_a_killed_save_of_an_existing_step_leaves_a_loadable_checkpoint(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Overwritten in place, the old manifest would vouch for half of the new files."""
+        """Overwriting in place would leave the old manifest vouching for half of the new files."""
         for operations in every_kill_point(limit=200):
             directory = open_directory(str(tmp_path / str(operations)))
             save(directory, 1, make_state(1))
@@ -315,8 +317,8 @@ def _replaced_header(content: bytes, header: bytes) -> bytes:
 
 @thoroughly
 @given(data=st.data())
-def test_any_shard_fits_or_is_damage(saved: Path, data: st.DataObject) -> None:
-    """With right digests: another program may have written it, and its manifest."""
+def test_any_shard_is_loaded_or_reported_as_damage(saved: Path, data: st.DataObject) -> None:
+    """The digests match: another program may have written the shard and its manifest."""
     described = (saved / path_in_step(2, structure_name(GROUP))).read_bytes()
     assembly = _Assembly(structure_from_json(described, "s").specs, "root/")
     content = (saved / path_in_step(2, shard_name(0, 3, GROUP))).read_bytes()
@@ -341,8 +343,8 @@ def test_a_structure_is_read_as_it_was_written() -> None:
 
 @thoroughly
 @given(content=documents(CONTENT))
-def test_any_bytes_are_a_structure_or_damage(content: bytes) -> None:
-    """One that is read is put together, or refused, by what comes next."""
+def test_any_bytes_are_read_as_a_structure_or_reported_as_damage(content: bytes) -> None:
+    """`unflatten` restores the state of a structure that was read, or refuses it."""
     with may_be_refused(CheckpointDamaged, naming="root/structure.json"):
         found = structure_from_json(content, "root/structure.json")
         with may_be_refused(CheckpointDamaged, naming="the stored state"):

@@ -1,4 +1,4 @@
-"""A save is reported, and again to a leader that may not have heard of it, until it is settled."""
+"""A save is reported, and reported again to a leader that may be new, until it is settled."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.checkpoint.manifests import make_manifest
 
 
 def group(generation: int, rank: int = 0, world_size: int = 1) -> Group:
-    """As far as a save asks for it."""
+    """A stand-in with the attributes that a save reads."""
     decided = SimpleNamespace(number=generation, incarnation="run")
     return cast(Group, SimpleNamespace(generation=decided, rank=rank, world_size=world_size))
 
@@ -47,7 +47,7 @@ class Job:
         self.saver.wait_idle()
 
     def again(self) -> list[tuple[str, int, int]]:
-        """What is reported when it is asked for."""
+        """The (kind, step, generation) of what `report_again` sends."""
         self.sent.clear()
         self.saver.report_again()
         return [(k, r.step, r.generation) for sent in self.sent for k, r in sent.items()]
@@ -58,7 +58,7 @@ def job(tmp_path: Path) -> Job:
     return Job(tmp_path)
 
 
-def test_a_part_is_reported_when_it_is_written_and_again_when_asked(job: Job) -> None:
+def test_a_shard_is_reported_when_it_is_written_and_again_when_asked(job: Job) -> None:
     job.save(2)
     ((kind, report),) = job.sent[0].items()
     assert kind == "shard_saved"
@@ -72,7 +72,7 @@ def test_a_part_is_reported_when_it_is_written_and_again_when_asked(job: Job) ->
 
 
 @pytest.mark.parametrize("committed", [True, False])
-def test_what_is_settled_is_reported_no_more(job: Job, committed: bool) -> None:
+def test_a_settled_save_is_not_reported_again(job: Job, committed: bool) -> None:
     job.save(2)
     assert not job.saver.is_settled(2, 0.0)
     job.saver.settle(2, committed=committed)
@@ -81,7 +81,7 @@ def test_what_is_settled_is_reported_no_more(job: Job, committed: bool) -> None:
     assert job.again() == []
 
 
-def test_a_later_settlement_settles_those_before(job: Job) -> None:
+def test_settling_a_save_settles_the_earlier_saves(job: Job) -> None:
     job.save(2)
     job.save(4)
     job.save(6)
@@ -92,7 +92,7 @@ def test_a_later_settlement_settles_those_before(job: Job) -> None:
 
 @pytest.mark.parametrize("abandoned", [True, False])
 def test_a_group_saves_a_step_once(job: Job, abandoned: bool) -> None:
-    """What is acknowledged meanwhile would change the file that was reported."""
+    """A second save could change the reported file by what was acknowledged meanwhile."""
     job.save(2)
     if abandoned:
         job.saver.settle(2, committed=False)
@@ -104,8 +104,8 @@ def test_a_group_saves_a_step_once(job: Job, abandoned: bool) -> None:
     assert job.saver.is_settled(2, 0.0) is abandoned
 
 
-def test_buffers_are_those_of_the_first_rank(tmp_path: Path) -> None:
-    """Members may differ in them; a checkpoint holds the statistics of one, not of several."""
+def test_a_checkpoint_holds_the_buffers_of_rank_0(tmp_path: Path) -> None:
+    """Members' buffers may differ; a checkpoint holds the statistics of one member only."""
     reports = []
     for rank in range(3):
         torch.manual_seed(0)
@@ -132,7 +132,7 @@ def test_buffers_are_those_of_the_first_rank(tmp_path: Path) -> None:
     assert torch.equal(loaded.tensors["model.0.weight"], model[0].weight)
 
 
-def test_a_step_saved_again_by_another_group_is_reported_as_that(job: Job) -> None:
+def test_a_step_saved_again_by_another_group_is_reported_with_its_generation(job: Job) -> None:
     job.save(2, generation=3)
     job.saver.settle(2, committed=False)
     job.save(2, generation=4)
@@ -140,8 +140,8 @@ def test_a_step_saved_again_by_another_group_is_reported_as_that(job: Job) -> No
     assert job.again() == [("shard_saved", 2, 4)]
 
 
-def test_news_of_the_save_of_an_earlier_group_says_nothing_of_this_one(job: Job) -> None:
-    """It was abandoned when a member was lost, and comes late: this group saves the same step."""
+def test_abandoning_the_save_of_an_earlier_group_does_not_settle_the_newer_one(job: Job) -> None:
+    """The earlier save was abandoned when a member was lost; this group saves the same step."""
     job.save(2, generation=3)
     job.save(2, generation=4)
     job.saver.settle(2, committed=False, generation=3)
@@ -166,10 +166,10 @@ def test_a_commit_settles_a_step_whichever_group_has_saved_it(job: Job) -> None:
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_a_save_that_failed_is_reported_again_too(
+def test_a_failed_save_is_reported_again_until_it_is_settled(
     job: Job, monkeypatch: pytest.MonkeyPatch, error: Exception, gist: str
 ) -> None:
-    """Whatever has failed: who trains on waits for the report."""
+    """Any kind of error is reported, since the others wait for the report."""
 
     def full(*_: object) -> None:
         raise error
@@ -184,7 +184,7 @@ def test_a_save_that_failed_is_reported_again_too(
     assert job.again() == []
 
 
-def test_a_checkpoint_that_is_there_is_not_written_again(job: Job) -> None:
+def test_a_committed_checkpoint_is_not_written_again(job: Job) -> None:
     job.save(2)
     ((_, report),) = job.sent[0].items()
     directory = open_directory(str(job.root))
@@ -199,7 +199,7 @@ def test_a_checkpoint_that_is_there_is_not_written_again(job: Job) -> None:
     assert restored.again() == []
 
 
-def test_a_last_save_is_tried_again_until_the_storage_takes_it(
+def test_a_last_save_is_retried_until_the_storage_accepts_it(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.worker.state.checkpointing._RETRY_S", 0.0)
@@ -230,7 +230,7 @@ def test_a_last_save_is_tried_again_until_the_storage_takes_it(
     assert job.saver._writing is None, "once it is written there is nothing to do"
 
 
-def test_another_save_is_not_tried_again(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_save_without_insists_is_not_retried(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError(28, "No space left on device")
 

@@ -1,3 +1,5 @@
+"""A replicated state is divided into one shard a member and written as safetensors."""
+
 from __future__ import annotations
 
 import itertools
@@ -53,7 +55,7 @@ def _shares_bytes(specs: list[TensorSpec], count: int) -> list[int]:
     st.integers(1, 9),
     st.lists(st.integers(0, 500), min_size=2, max_size=2),
 )
-def test_state_of_another_size_on_each_writer_is_in_shard_0_and_moves_no_cut(
+def test_state_whose_size_differs_between_writers_is_in_shard_0_and_moves_no_cut(
     specs: list[TensorSpec], count: int, sizes: list[int]
 ) -> None:
     plans = []
@@ -70,7 +72,7 @@ def test_state_of_another_size_on_each_writer_is_in_shard_0_and_moves_no_cut(
 
 
 @given(_specs(st.sampled_from(DTYPES)), st.integers(1, 9))
-def test_every_element_is_in_one_shard(specs: list[TensorSpec], count: int) -> None:
+def test_every_element_is_in_exactly_one_shard(specs: list[TensorSpec], count: int) -> None:
     shards = plan_shards(specs, count)
     assert len(shards) == count
     for spec in specs:
@@ -84,20 +86,20 @@ def test_every_element_is_in_one_shard(specs: list[TensorSpec], count: int) -> N
 
 
 @given(_specs(st.sampled_from(DTYPES)), st.integers(1, 9))
-def test_shares_are_within_an_element_of_equal(specs: list[TensorSpec], count: int) -> None:
+def test_shard_sizes_are_within_one_element_of_equal(specs: list[TensorSpec], count: int) -> None:
     widest = max((spec.element_bytes for spec in specs), default=0)
     equal = sum(spec.size_bytes for spec in specs) / count
     assert all(abs(share - equal) <= widest for share in _shares_bytes(specs, count))
 
 
 @given(_specs(st.just(torch.float64)), st.integers(1, 9))
-def test_shares_of_one_type_differ_by_an_element(specs: list[TensorSpec], count: int) -> None:
+def test_shards_of_one_type_differ_by_0_or_1_elements(specs: list[TensorSpec], count: int) -> None:
     shares = _shares_bytes(specs, count)
     assert max(shares) - min(shares) <= torch.float64.itemsize
 
 
 @given(_specs(st.sampled_from(DTYPES)), st.integers(1, 9), st.data())
-def test_what_differs_between_writers_is_in_the_first_shard(
+def test_state_that_differs_between_writers_is_in_the_first_shard(
     specs: list[TensorSpec], count: int, data: st.DataObject
 ) -> None:
     names = [spec.name for spec in specs]
@@ -122,7 +124,7 @@ def test_what_differs_between_writers_is_in_the_first_shard(
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (0,), (2, 0), (7,), (2, 3)], ids=str)
-def test_the_file_is_what_the_library_reads(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+def test_the_library_reads_a_written_shard(dtype: torch.dtype, shape: tuple[int, ...]) -> None:
     tensors = {"odd": make_tensor(torch.uint8, (3,)), "x": make_tensor(dtype, shape)}
     share = copy_share(tensors, plan_shards(describe(tensors), 1)[0])
     stored = safetensors.torch.load(b"".join(safetensors_blocks(share)))
@@ -152,7 +154,7 @@ def test_a_copy_does_not_follow_the_live_state(count: int, index: int) -> None:
     assert all(not copy.any() and not copy.requires_grad for copy in share.tensors.values())
 
 
-def test_memory_of_an_earlier_share_is_used_where_it_fits() -> None:
+def test_memory_of_an_earlier_share_is_reused_where_it_fits() -> None:
     earlier = copy_share(*_one_shard(a=torch.zeros(4), b=torch.zeros(2), c=torch.zeros(2)))
     live = {"a": torch.arange(4.0), "b": torch.arange(3.0), "d": torch.ones(1)}
     live["c"] = torch.tensor([1, 2])  # of another type than before
@@ -163,7 +165,7 @@ def test_memory_of_an_earlier_share_is_used_where_it_fits() -> None:
     assert used == ["a"]
 
 
-def test_a_default_device_of_the_scripts_changes_nothing(tmp_path: Path) -> None:
+def test_a_default_device_set_by_the_script_does_not_affect_checkpoints(tmp_path: Path) -> None:
     state, directory = make_state(1), open_directory(str(tmp_path))
     with torch.device("meta"):
         save(directory, 1, state, 3)

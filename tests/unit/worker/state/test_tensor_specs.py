@@ -1,3 +1,5 @@
+"""Members compare descriptions of their tensors; differences are named."""
+
 from __future__ import annotations
 
 import json
@@ -22,7 +24,7 @@ TENSORS = {
 }
 
 
-def test_the_table_is_sorted_whatever_the_order() -> None:
+def test_the_table_of_specs_does_not_depend_on_the_order_of_the_tensors() -> None:
     table = describe(TENSORS)
     assert [str(spec) for spec in table] == ["bfloat16[3]", "int64[]", "float32[2, 3]"]
     assert [spec.size_bytes for spec in table] == [6, 8, 24]

@@ -1,3 +1,5 @@
+"""A tree of state is split into named tensors and JSON, and put together again unchanged."""
+
 from __future__ import annotations
 
 import collections
@@ -24,11 +26,11 @@ def _through_json(state: object) -> Any:
 
 
 @given(trees)
-def test_any_tree_comes_back(state: object) -> None:
+def test_any_tree_survives_a_round_trip(state: object) -> None:
     assert same(_through_json(state), state)
 
 
-def test_names_are_dotted_paths() -> None:
+def test_tensors_are_named_by_dotted_paths() -> None:
     weight, momentum = torch.zeros(2), torch.ones(2)
     state = {
         "model": collections.OrderedDict({"conv1.weight": weight}),
@@ -41,7 +43,7 @@ def test_names_are_dotted_paths() -> None:
     ]
 
 
-def test_paths_that_read_alike_stay_apart() -> None:
+def test_paths_that_are_spelled_alike_get_distinct_tensor_names() -> None:
     state = {"a": {"b": torch.tensor(1)}, "a.b": torch.tensor(2), 0: torch.tensor(3)}
     state |= {"0": torch.tensor(4), "__metadata__": torch.tensor(5), "\ud800": torch.tensor(6)}
     flat = flatten(state)
@@ -96,7 +98,7 @@ def _circular() -> list[Any]:
         (_circular(), "contain itself"),
     ],
 )
-def test_what_cannot_be_stored_is_named(state: object, wrong: str) -> None:
+def test_a_value_that_cannot_be_stored_is_named_in_the_error(state: object, wrong: str) -> None:
     with pytest.raises(ConfigurationError, match=wrong) as caught:
         flatten(state)
     assert "state_dict()" in str(caught.value)
@@ -158,7 +160,7 @@ def _optimizer(name: str, model: nn.Module) -> torch.optim.Optimizer:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_every_optimizer_goes_on_as_if_nothing_had_happened(name: str) -> None:
+def test_every_optimizer_trains_on_identically_after_a_round_trip(name: str) -> None:
     model, twin = _model(), _model()
     optimizer, other = _optimizer(name, model), _optimizer(name, twin)
     if name != "SparseAdam":  # its gradients are sparse; its state is that of Adam
@@ -214,9 +216,9 @@ def test_every_scheduler_of_torch_is_covered() -> None:
     assert offered - SCHEDULERS.keys() == set()
 
 
-@pytest.mark.filterwarnings("ignore:The epoch parameter")  # of torch 2.6 to its own SequentialLR
+@pytest.mark.filterwarnings("ignore:The epoch parameter")  # torch 2.6's own SequentialLR warns
 @pytest.mark.parametrize("name", list(SCHEDULERS))
-def test_every_scheduler_goes_on_as_if_nothing_had_happened(name: str) -> None:
+def test_every_scheduler_goes_on_identically_after_a_round_trip(name: str) -> None:
     if name == "SWALR" and torch.__version__ < "2.7":
         pytest.skip("its state holds a function")
     optimizers = [torch.optim.SGD(_model().parameters(), lr=0.1, momentum=0.9) for _ in range(2)]
@@ -240,7 +242,7 @@ def _advance(optimizer: torch.optim.Optimizer, scheduler: Any) -> list[float]:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-def test_grad_scaler(enabled: bool) -> None:
+def test_a_grad_scaler_survives_a_round_trip(enabled: bool) -> None:
     scaler = torch.amp.GradScaler("cpu", enabled=enabled, init_scale=1024.0)
     state = scaler.state_dict()
     twin = torch.amp.GradScaler("cpu", enabled=enabled)
@@ -249,14 +251,14 @@ def test_grad_scaler(enabled: bool) -> None:
     assert twin.get_scale() == scaler.get_scale()
 
 
-def test_modules_keep_their_metadata() -> None:
+def test_the_metadata_of_a_module_survives_a_round_trip() -> None:
     model = AveragedModel(_model())
     back = _through_json(model.state_dict())
     assert back._metadata == model.state_dict()._metadata
     AveragedModel(_model()).load_state_dict(back)
 
 
-def test_generators() -> None:
+def test_a_generator_state_survives_a_round_trip() -> None:
     generator = torch.Generator().manual_seed(3)
     state = _through_json({"rng": generator.get_state()})
     expected = torch.rand(3, generator=generator)

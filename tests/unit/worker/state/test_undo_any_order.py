@@ -1,4 +1,4 @@
-"""Objects of every kind change in any order: a block is undone exactly, or is said not to be."""
+"""Objects change in any order: a block is undone exactly, or is reported as not undone."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from tests.unit.worker.state.undoing import (
     write_data,
 )
 
-# Else each example takes long.
+# With larger objects each example takes long.
 LARGE_FROM_6000_BYTES = mock.patch.object(cells, "SMALL_BYTES", 6000)
 
 
 class World:
-    """Objects of every kind, small and large, and what may be done to them."""
+    """Objects of every kind, small and large, and operations that change them."""
 
     def __init__(self) -> None:
         torch.manual_seed(1)
@@ -68,8 +68,8 @@ class World:
         self._kept: list[torch.Tensor] = []
 
     def assign_data(self) -> None:
-        """The memory before it is kept: assigned twice, it might come back with another content,
-        which no sign would show."""
+        """The old memory is kept: otherwise a second assignment may get it again, with other
+        content, which no sign would show."""
         self._kept.append(self.other.weight.data)
         self.other.weight.data = self.other.weight.data * 0.5
 
@@ -83,7 +83,7 @@ histories = st.lists(st.tuples(operations, operations, operations), max_size=8)
 
 @settings(max_examples=40, deadline=None)
 @given(quiet=st.sampled_from([0, 4]), history=histories, last=operations, late=operations)
-def test_any_block_is_undone_exactly_or_said_not_to_be(
+def test_any_block_is_undone_exactly_or_reported_as_not_undone(
     quiet: int, history: list[tuple[list[int], ...]], last: list[int], late: list[int]
 ) -> None:
     with LARGE_FROM_6000_BYTES:
@@ -101,7 +101,7 @@ def test_any_block_is_undone_exactly_or_said_not_to_be(
 
 @settings(max_examples=30, deadline=None)
 @given(habit=st.tuples(operations, operations))
-def test_any_habit_is_undone_in_every_block(habit: tuple[list[int], list[int]]) -> None:
+def test_any_repeated_changes_are_undone_in_every_block(habit: tuple[list[int], list[int]]) -> None:
     with LARGE_FROM_6000_BYTES:
         world = World()
         before, after = map(world.act, habit)

@@ -1,4 +1,4 @@
-"""What a script changes below the last commit, or below a block that does not count, is undone."""
+"""Changes below the last commit, or below a block that does not count, are undone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def as_of_commit(script: Script) -> Any:
 
 
 @pytest.mark.parametrize("learnt", [False, True])
-def test_the_state_of_the_last_commit_can_be_had_after_the_script_changed_it(learnt: bool) -> None:
+def test_the_state_of_the_last_commit_is_available_after_a_change(learnt: bool) -> None:
     _, script, gap = scheduled()
     for _ in range(LEARNT if learnt else 1):
         script.block()
@@ -60,7 +60,7 @@ def test_the_commit_mark_survives_a_block_that_was_given_up() -> None:
     assert same(as_of_commit(script), committed)
 
 
-def test_there_is_no_commit_mark_when_a_change_between_blocks_came_as_a_surprise() -> None:
+def test_the_commit_mark_is_lost_with_an_unexpected_change_between_blocks() -> None:
     net, script = learnt()
     add(net)()
     script.undo.begin()
@@ -74,7 +74,7 @@ def test_there_is_no_commit_mark_when_a_change_between_blocks_came_as_a_surprise
     assert same(as_of_commit(script), committed)
 
 
-def test_there_is_no_commit_mark_as_soon_as_a_surprise_is_there() -> None:
+def test_the_commit_mark_is_unavailable_as_soon_as_an_unexpected_change_is_made() -> None:
     """The group may be lost at the boundary, before the next block begins."""
     net, script = learnt()
     assert script.undo.holds_commit
@@ -82,7 +82,7 @@ def test_there_is_no_commit_mark_as_soon_as_a_surprise_is_there() -> None:
     assert not script.undo.holds_commit
 
 
-def test_putting_back_is_no_change_between_blocks() -> None:
+def test_putting_state_back_does_not_count_as_a_change_between_blocks() -> None:
     net, script = tracking()
     script.learn(add(net))
     assert script.lost(add(net))
@@ -97,7 +97,7 @@ def test_putting_back_is_no_change_between_blocks() -> None:
     assert not script.undo.holds_commit  # nothing is copied at commits
 
 
-def test_going_back_to_an_earlier_state_between_blocks_is_seen_in_the_optimizer_too() -> None:
+def test_loading_an_earlier_model_and_optimizer_state_between_blocks_is_noticed() -> None:
     net, optimizer, script = trained(torch.optim.SGD, momentum=0.9)
     step = step_of(optimizer, net)
     script.learn(after=step)
@@ -114,7 +114,7 @@ def test_going_back_to_an_earlier_state_between_blocks_is_seen_in_the_optimizer_
     assert script.undo.holds_commit
 
 
-def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
+def test_a_received_state_sets_the_commit_mark_only_if_it_was_sent_as_one() -> None:
     net, script = learnt()
     for at_commit in (False, True):
         script.undo.begin()
@@ -127,13 +127,13 @@ def test_a_received_state_is_of_the_mark_that_it_was_sent_as() -> None:
 # ---- below a block that does not count
 
 
-def test_what_is_changed_for_the_first_time_below_a_void_block_is_undone() -> None:
+def test_a_first_change_below_a_void_block_is_undone() -> None:
     net, script = learnt()
     assert script.lost()
     script.below_void_block(write_data(net))
 
 
-def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() -> None:
+def test_changes_below_a_void_block_are_undone_when_the_step_is_handed_out_again() -> None:
     net, script, gap = scheduled()
     for _ in range(LEARNT):
         script.block(add(net))
@@ -142,7 +142,7 @@ def test_what_stands_below_a_void_block_is_undone_when_it_is_handed_out_again() 
     script.below_void_block(gap)
     at_begin = script.everything()
     gap()
-    script.undo.put_back_for_retry()  # nothing is kept twice
+    script.undo.put_back_for_retry()  # the copies were used: nothing is put back
     assert not same(script.everything(), at_begin)
 
 
@@ -165,10 +165,10 @@ def test_copies_made_ahead_serve_the_retry() -> None:
     script.below_void_block(add(net))
 
 
-def test_copies_made_ahead_of_another_members_state_are_forgotten() -> None:
+def test_copies_made_ahead_are_dropped_when_another_members_state_is_received() -> None:
     net, script = learnt()
     assert script.lost()
     script.undo.keep_ahead()
-    add(net)()  # what is received
+    add(net)()  # stands for the received state
     script.undo.received(at_commit=False)
     script.below_void_block(add(net))

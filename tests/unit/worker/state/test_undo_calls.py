@@ -1,4 +1,4 @@
-"""What a call outside of blocks has changed is undone when its group is lost."""
+"""Changes by a `session.run` call outside of blocks are undone when its group is lost."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.unit.worker.trees import same
 
 
 class Calls:
-    """A job that evaluates between two steps, with averaged weights that it swaps in."""
+    """A job that swaps averaged weights in to evaluate between two steps."""
 
     def __init__(self) -> None:
         self.model, self.average = layer(), layer()
@@ -20,7 +20,7 @@ class Calls:
         self.values = self.job.state.values
 
     def call(self, change: Action, *, lost: bool, place: str = "train.py:9") -> bool:
-        """Make it; returns whether it was undone."""
+        """Make a call that runs `change`. Returns whether the call was undone."""
         undo, before = self.job.undo, self.job.everything()
         undo.begin_call(place)
         change()
@@ -38,7 +38,7 @@ class Calls:
                 mine.copy_(other)
 
     def swap_in_data(self) -> None:
-        """As many a hand-written average does; version counters tell nothing of it."""
+        """As many hand-written averages do; version counters do not show it."""
         for mine, other in zip(self.model.parameters(), self.average.parameters(), strict=True):
             mine.data.copy_(other.data)
 
@@ -48,16 +48,16 @@ class Calls:
 
 @pytest.mark.parametrize("change", ["swap_in", "swap_in_data", "count"])
 @pytest.mark.parametrize("earlier", [0, 3])
-def test_what_a_lost_call_has_changed_is_undone(change: str, earlier: int) -> None:
+def test_changes_of_a_lost_call_are_undone(change: str, earlier: int) -> None:
     calls = Calls()
     for _ in range(earlier):
         calls.call(nothing, lost=False)
-        calls.job.undo._calls["train.py:9"].at_s -= 100.0  # they come seldom
+        calls.job.undo._calls["train.py:9"].at_s -= 100.0  # as if the calls were rare
     assert calls.call(getattr(calls, change), lost=True)
     assert calls.job.undo.holds_commit, "the signs are those of the commit again"
 
 
-def test_a_call_that_comes_often_copies_only_what_it_changes() -> None:
+def test_a_frequent_call_copies_only_what_it_changes() -> None:
     calls = Calls()
     undo = calls.job.undo
     for _ in range(3):
@@ -70,7 +70,7 @@ def test_a_call_that_comes_often_copies_only_what_it_changes() -> None:
     assert undo.put_back_call()
 
 
-def test_a_change_that_was_not_expected_of_a_frequent_call_is_not_passed_over() -> None:
+def test_an_unexpected_change_in_a_frequent_call_is_reported_as_not_undone() -> None:
     calls = Calls()
     calls.call(nothing, lost=False)
     calls.job.undo._calls["train.py:9"].copy_s = 1000.0
@@ -78,7 +78,7 @@ def test_a_change_that_was_not_expected_of_a_frequent_call_is_not_passed_over() 
 
 
 @pytest.mark.parametrize("again", ["lost", "for others"])
-def test_a_call_above_a_block_that_is_made_again_is_no_change_in_the_block(again: str) -> None:
+def test_a_repeated_call_above_a_block_does_not_count_as_a_change_in_the_block(again: str) -> None:
     net = layer()
     script = Script(net=net)
     script.learn()
@@ -114,7 +114,7 @@ class Generators:
 
 @pytest.mark.parametrize("again", ["", "lost", "for others"])
 @pytest.mark.parametrize("place", ["above", "below"])
-def test_an_object_tracked_for_a_call_disturbs_no_block(place: str, again: str) -> None:
+def test_an_object_first_tracked_for_a_call_disturbs_no_block(place: str, again: str) -> None:
     net = layer()
     script = Script(net=net)
     new = Generators(script)
@@ -149,7 +149,7 @@ def test_an_object_tracked_for_a_call_disturbs_no_block(place: str, again: str) 
     script.learn()
 
 
-def test_a_call_that_is_made_once_more_for_others_leaves_no_trace() -> None:
+def test_a_call_repeated_only_for_other_members_leaves_no_trace() -> None:
     calls = Calls()
     first = calls.job.everything()
     calls.call(calls.count, lost=False)

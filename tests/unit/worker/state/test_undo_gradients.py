@@ -1,4 +1,4 @@
-"""Gradients that outlive a step are undone, and given to newcomers where they count."""
+"""Gradients that outlive a step are undone, and sent to newcomers if they accumulate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def grads(net: nn.Module) -> list[float | None]:
 
 
 def accumulating(script: Script, net: nn.Module, *, zero: bool) -> None:
-    """A block in which gradients grow by hand; they are zeroed before or not."""
+    """Begin a block and accumulate gradients by hand. zero: clear them first."""
     script.undo.begin()
     if zero:
         for parameter in net.parameters():
@@ -36,13 +36,12 @@ def accumulating(script: Script, net: nn.Module, *, zero: bool) -> None:
 
 
 def accumulated(script: Script, net: nn.Module, *, zero: bool) -> None:
-    """Such a block that ends well."""
     accumulating(script, net, zero=zero)
     script.end()
 
 
 def lost(script: Script, net: nn.Module, *, zero: bool) -> None:
-    """Such a block that is given up: gradients are as they were."""
+    """Give an accumulating block up; assert that the gradients are as before it."""
     before = grads(net)
     accumulating(script, net, zero=zero)
     assert script.undo.put_back()
@@ -57,7 +56,7 @@ def test_gradients_accumulated_by_hand_are_put_back() -> None:
     lost(script, net, zero=False)
 
 
-def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not() -> None:
+def test_accumulated_gradients_are_sent_to_newcomers_and_leftover_ones_are_not() -> None:
     net, script = tracking(4)
     for zero, expected in ((True, 0), (False, 2)):
         for _ in range(3):
@@ -66,8 +65,8 @@ def test_gradients_that_grow_are_given_to_newcomers_and_left_over_ones_are_not()
         assert len(given.get("model", {})) == expected
 
 
-def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
-    """A script that zeroes them at the top of a block has them at the end of each block."""
+def test_a_newcomer_receives_accumulated_sparse_gradients_but_no_leftover_ones() -> None:
+    """A script that zeroes gradients at the top of a block has leftover ones after each block."""
 
     def block(script: Script, words: nn.Embedding, zero: bool) -> None:
         script.undo.begin()
@@ -82,7 +81,7 @@ def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
         left, right = Script(words=source), Script(words=target)
         for _ in range(3):
             block(left, source, zero)
-            left.end()  # refuses what could not be given to others
+            left.end()  # raises if the state cannot be sent to others
         given = left.state.gradients.state_dict()
         assert len(given["gradients"].get("words", {})) == expected
         right.state.gradients.load_state_dict(copy.deepcopy(given))
@@ -91,7 +90,7 @@ def test_sparse_gradients_that_are_left_over_or_grow_are_taken_over() -> None:
             assert same(target.weight.grad.to_dense(), source.weight.grad.to_dense())  # type: ignore[union-attr]
 
 
-def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
+def test_gradients_that_unexpectedly_accumulate_are_reported_as_not_put_back() -> None:
     net, script = tracking(4)
     for _ in range(3):
         accumulated(script, net, zero=True)
@@ -102,7 +101,7 @@ def test_gradients_that_grow_for_once_are_said_not_to_be_put_back() -> None:
     lost(script, net, zero=False)
 
 
-def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_others() -> None:
+def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_always_sent() -> None:
     net, script = tracking(4)
     for index in range(12):
         accumulated(script, net, zero=index % 4 == 0)
@@ -110,8 +109,8 @@ def test_gradients_zeroed_in_every_fourth_block_are_put_back_and_given_in_all_ot
         lost(script, net, zero=(index + 1) % 4 == 0)
 
 
-def test_what_a_given_up_block_found_out_about_gradients_is_forgotten() -> None:
-    """Members that did not come as far write another share of the same checkpoint."""
+def test_knowledge_about_gradients_from_a_lost_block_is_forgotten() -> None:
+    """Members that lost the block at different points write shares of the same checkpoint."""
     net, other = layer(4), layer(4)
     far, near = Script(model=net), Script(model=other)
     for script, module in ((far, net), (near, other)):
@@ -135,7 +134,7 @@ def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:
     assert grads(net) == before
 
 
-def test_gradients_zeroed_in_place_are_left_over() -> None:
+def test_gradients_zeroed_in_place_count_as_leftover() -> None:
     net, script = tracking(4)
     accumulated(script, net, zero=True)
     script.undo.begin()
@@ -145,7 +144,7 @@ def test_gradients_zeroed_in_place_are_left_over() -> None:
     assert script.state.gradients.state_dict()["gradients"] == {}
 
 
-def test_another_members_gradients_are_taken_over() -> None:
+def test_gradients_received_from_another_member_replace_those_of_the_receiver() -> None:
     source, target = layer(4), layer(4)
     left, right = Script(model=source), Script(model=target)
     for _ in range(2):

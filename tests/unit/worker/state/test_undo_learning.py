@@ -1,4 +1,4 @@
-"""What blocks change is learnt: only that is copied, and a change never seen before is told of."""
+"""Undo learns what blocks change and copies only that; it reports a change never seen before."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.worker.state.undoing import (
 )
 
 
-def test_what_changes_after_the_last_collective_alone_is_not_copied() -> None:
+def test_state_that_changes_only_after_the_last_collective_is_not_copied() -> None:
     net, optimizer, script = trained(torch.optim.AdamW)
     script.learn(after=step_of(optimizer, net))
     assert script.told == []
@@ -27,7 +27,7 @@ def test_what_changes_after_the_last_collective_alone_is_not_copied() -> None:
 
 
 @pytest.mark.parametrize(("kind", "copies"), [("SGD", 2), ("Adam", 3)])
-def test_a_costly_copy_is_told_of_once_with_names_and_size(kind: str, copies: int) -> None:
+def test_a_costly_copy_is_reported_once_with_names_and_size(kind: str, copies: int) -> None:
     options = {"momentum": 0.9} if kind == "SGD" else {}
     net, optimizer, script = trained(getattr(torch.optim, kind), 600, **options)
     script.learn(step_of(optimizer, net))
@@ -38,8 +38,8 @@ def test_a_costly_copy_is_told_of_once_with_names_and_size(kind: str, copies: in
     assert 0 < script.copying_s[0] < 10
 
 
-def test_a_collective_after_the_optimizers_step_is_learnt_from() -> None:
-    """It begins unknown to the session; the group's counter tells of it."""
+def test_an_optimizer_step_before_a_later_collective_is_learned_and_undone() -> None:
+    """The session does not see this collective begin; the group's counter shows it."""
     net, optimizer, script = trained(torch.optim.AdamW, fused=True)
 
     def log_the_loss() -> None:
@@ -51,7 +51,7 @@ def test_a_collective_after_the_optimizers_step_is_learnt_from() -> None:
 
 
 @pytest.mark.parametrize("change", ["in place", "fused", "data"])
-def test_a_change_that_was_never_seen_before_is_not_undone_and_that_is_said(change: str) -> None:
+def test_a_change_never_seen_before_is_reported_as_not_undone(change: str) -> None:
     net, optimizer, script = trained(torch.optim.AdamW, fused=True)
     script.learn(after=step_of(optimizer, net))
     changes = {
@@ -68,14 +68,14 @@ def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:
     assert script.lost(add(net))
 
 
-def test_a_surprise_is_forgotten_with_the_block_that_counted() -> None:
+def test_an_unexpected_change_is_undone_once_a_block_that_counts_has_made_it() -> None:
     net, script = learnt()
     assert not script.lost(add(net), nothing)
     script.block(add(net))
     assert script.lost(add(net))
 
 
-def test_a_change_that_no_sign_shows_is_learnt_about_later() -> None:
+def test_a_change_that_no_sign_shows_is_learned_in_a_later_block() -> None:
     """Writes through `.data` that begin in mid-run show in the next block that is compared."""
     net, script = learnt()
     for _ in range(16):
@@ -83,7 +83,7 @@ def test_a_change_that_no_sign_shows_is_learnt_about_later() -> None:
     assert script.lost(write_data(net))
 
 
-def test_what_is_tracked_later_is_learnt_about_from_its_first_block() -> None:
+def test_an_object_that_is_tracked_later_is_learned_about_from_its_first_block() -> None:
     net, late = layer(), layer()
     script = Script(model=net)
     script.learn(add(net))
@@ -93,7 +93,7 @@ def test_what_is_tracked_later_is_learnt_about_from_its_first_block() -> None:
     assert script.lost(both(add(net), write_data(late)))
 
 
-def test_after_many_blocks_it_learns_again() -> None:
+def test_learning_is_repeated_after_many_blocks() -> None:
     net, script = tracking()
     for _ in range(512):
         script.block()

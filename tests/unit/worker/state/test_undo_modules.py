@@ -12,7 +12,7 @@ from elastic.worker.state.cells import cells_of
 from tests.unit.worker.state.undoing import CPU, WIDE, Script, add, layer, nothing, tracking
 
 
-def test_a_large_buffer_that_is_assigned_anew_now_and_then_is_put_back() -> None:
+def test_a_large_buffer_that_is_reassigned_now_and_then_is_put_back() -> None:
     net = layer()
     net.register_buffer("queue", torch.zeros(WIDE, WIDE))
 
@@ -26,7 +26,7 @@ def test_a_large_buffer_that_is_assigned_anew_now_and_then_is_put_back() -> None
     assert script.lost(assign)
 
 
-def test_a_parameter_that_is_taken_away_for_good_is_refused() -> None:
+def test_removing_a_parameter_for_good_is_refused() -> None:
     net, script = tracking()
     script.block()
     prune.l1_unstructured(net, "weight", amount=0.3)
@@ -35,7 +35,7 @@ def test_a_parameter_that_is_taken_away_for_good_is_refused() -> None:
 
 
 @pytest.mark.parametrize("seen_before", [False, True])
-def test_a_buffer_made_in_inference_mode_is_put_back(seen_before: bool) -> None:
+def test_a_buffer_made_in_inference_mode_is_put_back_if_seen_before(seen_before: bool) -> None:
     net = layer(4)
     net.register_buffer("count", torch.zeros(WIDE, WIDE))
 
@@ -90,13 +90,13 @@ def test_tied_weights_are_put_back_as_one() -> None:
     assert script.lost(lambda: setattr(net[0].weight, "data", net[0].weight.data + 1.0))
 
 
-def test_a_buffer_that_is_taken_away_in_the_block_comes_back() -> None:
+def test_a_buffer_removed_in_a_lost_block_comes_back() -> None:
     net = layer()
     net.register_buffer("cache", torch.ones(WIDE, WIDE))
     script = Script(model=net)
     assert script.lost(lambda: setattr(net, "cache", None))
     script.learn()
-    assert not script.lost(lambda: setattr(net, "cache", None))  # never seen in a block
+    assert not script.lost(lambda: setattr(net, "cache", None))  # no counted block has done it
 
 
 class Rotary(nn.Module):
@@ -120,9 +120,7 @@ class Rotary(nn.Module):
 
 
 @pytest.mark.parametrize("long", [4, 2 * WIDE * WIDE])
-def test_a_module_knows_that_a_cache_that_grew_in_the_block_is_short_again(
-    long: int,
-) -> None:
+def test_a_cache_that_grew_in_a_lost_block_is_put_back_with_its_length(long: int) -> None:
     net = nn.Sequential(Rotary(long))
     script = Script(net=net)
     assert script.lost(lambda: net[0](torch.ones(1, 2), long + 1))
@@ -131,11 +129,11 @@ def test_a_module_knows_that_a_cache_that_grew_in_the_block_is_short_again(
     calls = net[0].calls
     assert script.lost(lambda: net[0](torch.ones(1, 2), long + 1))
     assert net[0].longest == len(net[0].cos) == long + 1
-    assert net[0].calls == calls + 1  # what a module counts is its own
+    assert net[0].calls == calls + 1  # a module's own counter is not undone
 
 
 class Stretched(nn.Module):
-    """Computes other frequencies, as many, when a longer sequence comes."""
+    """Computes other frequencies, equally many, when a longer sequence comes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +150,7 @@ class Stretched(nn.Module):
         return self.layer(inputs) * self.inverse.sum()
 
 
-def test_a_module_knows_what_its_frequencies_are_for_when_they_were_made_in_the_block() -> None:
+def test_frequencies_computed_in_a_lost_block_are_put_back_with_their_length() -> None:
     net = Stretched()
     script = Script(net=net)
     assert script.lost(lambda: net(torch.ones(1, 2), 9))
@@ -161,7 +159,7 @@ def test_a_module_knows_what_its_frequencies_are_for_when_they_were_made_in_the_
     assert torch.equal(net.inverse, torch.ones(3) / 9)
 
 
-def test_a_buffer_that_is_filled_in_the_block_is_empty_again() -> None:
+def test_a_buffer_first_filled_in_a_lost_block_is_none_again() -> None:
     """A first forward pass may make such a cache."""
     net = layer(4)
     net.register_buffer("cache", None)

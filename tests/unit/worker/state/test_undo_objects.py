@@ -1,4 +1,4 @@
-"""Objects of the script's own classes: a first change inside of one is never passed over."""
+"""A first change inside an object of a script's own class is never overlooked."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.unit.worker.state.undoing import WIDE, Script, add, layer
 
 
 class Shadow:
-    """Keeps what it is given."""
+    """Keeps the tensors that it loads, without copying them."""
 
     def __init__(self, tensors: dict[str, torch.Tensor]) -> None:
         self.tensors = tensors
@@ -41,7 +41,7 @@ def test_tensors_that_share_memory_still_do_when_they_are_put_back(width: int) -
 
 
 class Nested:
-    """Keeps its tensor in an object of its own."""
+    """Keeps its tensor in another object."""
 
     def __init__(self) -> None:
         self.inner = Holder()
@@ -57,7 +57,7 @@ class Nested:
 
 
 class Holder:
-    """Without a __dict__."""
+    """Has no __dict__."""
 
     __slots__ = ("tensor",)
 
@@ -83,7 +83,7 @@ class SecondOfTwo(Nested):
 
 
 class Various(Holder):
-    """Changes, beside a large tensor, what counts no versions."""
+    """Holds, beside large tensors, values that have no version counter."""
 
     __slots__ = ("bank", "moments", "phase", "recent", "seen", "sizes", "sums")
 
@@ -104,11 +104,11 @@ class Various(Holder):
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """No test looks at what is put back."""
+        """Does nothing: no test looks at what is put back."""
 
 
 @pytest.mark.parametrize("name", [*Various.__slots__, "tensor"])
-def test_a_first_change_of_any_kind_is_said_not_to_be_undone(name: str) -> None:
+def test_a_first_change_of_any_kind_is_reported_as_not_undone(name: str) -> None:
     changes: dict[str, Callable[[Various], Any]] = {
         "bank": lambda o: o.bank.add_(1),
         "tensor": lambda o: o.tensor.add_(1),
@@ -126,7 +126,7 @@ def test_a_first_change_of_any_kind_is_said_not_to_be_undone(name: str) -> None:
 
 
 class Target(Nested):
-    """Keeps a module, as a target network or an average written by hand does."""
+    """Keeps a module, as a target network or a hand-written average of weights does."""
 
     def __init__(self) -> None:
         self.module = layer()
@@ -142,7 +142,7 @@ class Target(Nested):
 
 
 class OneOfMany(SecondOfTwo):
-    """Changes one tensor in the middle of a longer dictionary: of each class its prototype."""
+    """Changes one tensor in the middle of a long dictionary, such as one prototype a class."""
 
     def __init__(self) -> None:
         self.tensors = {str(number): torch.zeros(WIDE, WIDE) for number in range(40)}
@@ -152,7 +152,7 @@ class OneOfMany(SecondOfTwo):
 
 
 class OneOfManyPairs(OneOfMany):
-    """The same with a count beside each tensor."""
+    """Changes one tensor in the middle of a long list that has a count beside each tensor."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -168,7 +168,7 @@ class OneOfManyPairs(OneOfMany):
             tensor.copy_(saved)
 
 
-def test_an_object_that_refers_to_a_tracked_model_does_not_change_with_it() -> None:
+def test_an_object_that_refers_to_a_tracked_model_does_not_count_as_changed_with_it() -> None:
     class Average(Nested):
         def __init__(self, model: nn.Module) -> None:
             super().__init__()
@@ -184,7 +184,7 @@ def test_an_object_that_refers_to_a_tracked_model_does_not_change_with_it() -> N
     ]
 
 
-def test_a_module_that_a_tracked_object_has_replaced_is_not_kept() -> None:
+def test_a_module_that_a_tracked_object_has_replaced_is_soon_freed() -> None:
     target = Target()
     script = Script(target=target)
     script.learn()
@@ -206,7 +206,7 @@ def test_a_module_in_a_tracked_object_may_have_a_sparse_buffer_and_a_lazy_parame
     assert not script.lost(target.change)
 
 
-def test_a_first_change_beside_a_tracked_module_in_an_object_is_said_not_to_be_undone() -> None:
+def test_a_first_change_beside_a_shared_tracked_module_is_reported_as_not_undone() -> None:
     target, shared, head = Target(), layer(), layer()
     target.module = nn.Sequential(shared, head)  # type: ignore[assignment]
     script = Script(target=target, model=shared)
@@ -215,9 +215,7 @@ def test_a_first_change_beside_a_tracked_module_in_an_object_is_said_not_to_be_u
 
 
 @pytest.mark.parametrize("kind", [Nested, SecondOfTwo, Target, OneOfMany, OneOfManyPairs])
-def test_a_first_change_deep_inside_of_an_object_is_said_not_to_be_undone(
-    kind: type[Nested],
-) -> None:
+def test_a_first_change_deep_inside_an_object_is_reported_as_not_undone(kind: type[Nested]) -> None:
     item = kind()
     script = Script(item=item)
     script.learn()

@@ -1,4 +1,4 @@
-"""What optimizers and gradient scalers keep is undone with the block."""
+"""The state of optimizers and gradient scalers is undone with the block."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tests.unit.worker.trees import same
 @pytest.mark.parametrize("stage", ["unscaled", "stepped", "updated"])
 @pytest.mark.parametrize("after_updates", [0, 2])
 def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -> None:
-    """If not, unscale_() raises in the retry on every survivor."""
+    """Otherwise unscale_() raises in the retry on every survivor."""
     net = layer(4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=1)
@@ -55,13 +55,13 @@ def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -
     assert scaler.get_scale() == 2 * scale
 
 
-def test_state_that_an_optimizer_has_made_in_the_block_is_taken_away_again() -> None:
+def test_optimizer_state_created_in_a_lost_block_is_removed() -> None:
     net, optimizer, script = trained(torch.optim.Adam, 4)
     assert script.lost(step_of(optimizer, net))
     assert len(optimizer.state) == 0
 
 
-def test_the_tensors_of_an_optimizers_state_stay_the_same_objects() -> None:
+def test_tensors_of_optimizer_state_keep_their_identity_when_put_back() -> None:
     net, optimizer, script = trained(torch.optim.Adam, 4)
     script.block(after=step_of(optimizer, net))
     moment = optimizer.state[net.weight]["exp_avg"]
@@ -69,7 +69,7 @@ def test_the_tensors_of_an_optimizers_state_stay_the_same_objects() -> None:
     assert optimizer.state[net.weight]["exp_avg"] is moment
 
 
-def test_a_parameter_group_added_in_the_block_is_taken_away_again() -> None:
+def test_a_parameter_group_added_in_a_lost_block_is_removed() -> None:
     net, head = layer(4), layer(2)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
     script = Script(model=net, head=head, optimizer=optimizer)
@@ -86,8 +86,8 @@ def test_a_parameter_group_added_in_the_block_is_taken_away_again() -> None:
     assert len(optimizer.param_groups) == 2
 
 
-def test_a_rate_that_is_a_tensor_stays_that_tensor() -> None:
-    """Captured graphs read it."""
+def test_a_learning_rate_tensor_keeps_its_identity_when_put_back() -> None:
+    """Captured graphs read this tensor."""
     rate = torch.tensor(0.5)
     _, optimizer, script = trained(torch.optim.SGD, 4, lr=rate)
 
@@ -112,9 +112,9 @@ def test_two_optimizers_that_take_turns_are_put_back_in_either_turn() -> None:
 
 
 @pytest.mark.parametrize("place", ["before the reduction", "after it"])
-def test_what_a_fused_optimizer_trains_is_put_back_with_its_state(place: str) -> None:
-    """Its steps move no version of the parameters, and these come before a collective only now and
-    then, in no block that is learned from: as where every hundredth step averages its loss."""
+def test_parameters_that_a_fused_optimizer_trains_are_put_back_with_its_state(place: str) -> None:
+    """Fused steps move no version of the parameters. Here they seldom come before a collective, and
+    in no block that is learned from, as where every hundredth step averages its loss."""
     net, optimizer, script = trained(torch.optim.AdamW, fused=True)
     step = step_of(optimizer, net)
     first = place == "before the reduction"
@@ -129,7 +129,7 @@ def test_what_a_fused_optimizer_trains_is_put_back_with_its_state(place: str) ->
 @pytest.mark.parametrize("steps", [1, 3])
 @pytest.mark.parametrize("width", [4, WIDE])
 @pytest.mark.parametrize("fused", [False, True])
-def test_what_an_optimizer_around_another_one_says_is_its_state_is_undone(
+def test_the_state_of_an_optimizer_around_another_one_is_undone(
     fused: bool, width: int, steps: int
 ) -> None:
     net = nn.Linear(width, width)

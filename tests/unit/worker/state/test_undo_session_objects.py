@@ -1,4 +1,4 @@
-"""What the session itself keeps for a script, its values and its generators, is undone."""
+"""`session.state` and generators are undone with a block, and filled in place when received."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_default_generators_are_put_back() -> None:
     assert torch.equal(torch.rand(2), drawn)
 
 
-def test_a_generator_made_in_the_block_begins_anew_in_the_retry() -> None:
+def test_a_generator_made_in_a_lost_block_starts_over_in_the_retry() -> None:
     script = Script(model=layer(2))
     script.block()
     script.undo.begin()
@@ -39,7 +39,7 @@ def test_a_generator_made_in_the_block_begins_anew_in_the_retry() -> None:
     assert not torch.equal(torch.rand(2, generator=noise.generator), drawn)
 
 
-def test_what_a_script_holds_of_its_values_is_put_back_and_stays_in_them() -> None:
+def test_objects_in_session_state_keep_their_identity_when_they_are_put_back() -> None:
     script = Script(model=layer(4))
     values = script.state.values
     losses = values.setdefault("losses", [])
@@ -64,7 +64,7 @@ def test_what_a_script_holds_of_its_values_is_put_back_and_stays_in_them() -> No
     assert values["pair"] == ([1, 1], 1)
 
 
-def test_another_object_that_is_put_among_the_values_keeps_its_content() -> None:
+def test_putting_a_replaced_value_back_leaves_the_replacement_unchanged() -> None:
     net, script = tracking(4)
     constant = ["warm", "full"]
     script.state.values.update(phases=["none"], center=torch.zeros(4, 4))
@@ -78,7 +78,7 @@ def test_another_object_that_is_put_among_the_values_keeps_its_content() -> None
     assert bool(net.weight.any())
 
 
-def test_another_members_values_fill_what_the_script_holds_already() -> None:
+def test_received_values_fill_the_objects_that_the_script_already_holds() -> None:
     state = JobState()
     losses = state.values.setdefault("losses", [9.0, [1]])
     inner = losses[1]
@@ -103,7 +103,7 @@ def test_another_members_values_fill_what_the_script_holds_already() -> None:
     assert state.values["counts"] is counts
 
 
-def test_two_places_that_shared_an_object_here_may_differ_there() -> None:
+def test_received_values_may_differ_where_the_receiver_shared_one_object() -> None:
     state = JobState()
     both_hold, tensor = [1], torch.zeros(2, 2)
     state.values.update(a=both_hold, b=both_hold, whole=tensor, row=tensor[0])
@@ -113,7 +113,7 @@ def test_two_places_that_shared_an_object_here_may_differ_there() -> None:
 
 
 class LargeCopies(TorchDispatchMode):
-    """Counts the large tensors that are copied within it."""
+    """Counts the large tensors that are cloned while it is active."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -128,7 +128,7 @@ class LargeCopies(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_weights_that_come_into_the_scripts_values_late_are_soon_copied_no_more() -> None:
+def test_weights_added_late_to_session_state_are_soon_no_longer_copied() -> None:
     script = Script(net=layer(2))
     script.learn()
     best = torch.zeros(WIDE, WIDE)
@@ -143,7 +143,7 @@ def test_weights_that_come_into_the_scripts_values_late_are_soon_copied_no_more(
     assert script.lost(lambda: best.add_(1))
 
 
-def test_objects_in_a_tuple_of_the_scripts_values_stay_the_same_objects() -> None:
+def test_objects_in_a_tuple_in_session_state_keep_their_identity_when_filled() -> None:
     state = JobState()
     losses, center = [1.0], torch.zeros(2)
     state.values["both"] = pair = (losses, center, "name")
@@ -157,7 +157,7 @@ def test_objects_in_a_tuple_of_the_scripts_values_stay_the_same_objects() -> Non
     assert state.values["both"][2] == "another"
 
 
-def test_a_value_that_others_cannot_be_given_is_refused_before_a_group_is_lost() -> None:
+def test_a_session_state_value_that_cannot_be_sent_is_refused_before_a_group_is_lost() -> None:
     script = Script(model=layer(4))
     script.block()
     script.state.values["recent"] = deque([1.0])

@@ -1,4 +1,4 @@
-"""In every style of training a block that is given up is undone exactly, wherever it is lost."""
+"""In every style of training, a block that is given up is undone exactly, wherever it is lost."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ STYLES: dict[str, Callable[[nn.Linear], tuple[dict[str, Any], Action, Action]]] 
 def style(
     make: Callable[[nn.Linear], tuple[dict[str, Any], Action, Action]],
 ) -> Callable[[nn.Linear], tuple[dict[str, Any], Action, Action]]:
-    """make: what is tracked, what is done before the last collective, and what after it."""
+    """make: returns the tracked objects and the actions before and after the last collective."""
     STYLES[make.__name__] = make
     return make
 
@@ -176,7 +176,7 @@ def averaged_weights_are_updated_before_a_collective(net: nn.Linear) -> Any:
 
 
 class Counting(torch.optim.SGD):
-    """Keeps more than rates in its groups, as apex' and some published optimizers do, and more
+    """Keeps more than rates in its groups, as apex's and some published optimizers do, and more
     than tensors in its state."""
 
     def step(self, closure: Any = None) -> Any:
@@ -223,7 +223,7 @@ def a_scheduler_gets_an_attribute(net: nn.Linear) -> Any:
 
 
 class Plain:
-    """Tracked by the values in it."""
+    """A tracked object whose state is its values."""
 
     def __init__(self, **values: Any) -> None:
         self.values = values
@@ -299,8 +299,8 @@ def an_optimizer_without_state_steps_before_a_collective(net: nn.Linear) -> Any:
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_a_habit_is_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear) -> None:
-    """This includes the first block that is not copied to learn from it."""
+def test_repeated_changes_are_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear) -> None:
+    """The first block that is not copied in order to learn is one of them."""
     tracked, before, after = STYLES[name](net)
     script = Script(**tracked)
     for _ in range(9):
@@ -309,8 +309,8 @@ def test_a_habit_is_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear
 
 
 @pytest.mark.parametrize("name", STYLES)
-def test_a_retried_block_ends_as_if_it_had_been_the_first(name: str) -> None:
-    """Bit for bit: with a loss at every block, and without any."""
+def test_a_retried_block_ends_bit_for_bit_like_one_that_was_never_lost(name: str) -> None:
+    """Compares a run with a loss at every block with a run without any."""
     found = []
     for lossy in (False, True):
         torch.manual_seed(3)

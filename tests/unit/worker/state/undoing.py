@@ -1,4 +1,4 @@
-"""A script whose blocks are given up, and what it does in them."""
+"""Stands in for a training script whose blocks are given up, with actions for these blocks."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from elastic.worker.state.undo import Undo
 from tests.unit.worker.trees import same
 
 CPU = torch.device("cpu")
-WIDE = 160  # a square layer of it is large: worth being learned about
-LEARNT = 20  # blocks after which nothing is being learned for a while
+WIDE = 160  # a square layer of this width counts as large state, which is learned about
+LEARNT = 20  # blocks; the next one that copies everything in order to learn comes after 32
 Action = Callable[[], Any]
 
 
 def nothing() -> None:
-    """An action that changes nothing."""
+    """The default action: changes nothing."""
 
 
 class Script:
@@ -48,17 +48,15 @@ class Script:
         self.copying_s.append(copy_s)
 
     def reduce(self) -> None:
-        """A backward pass that averages."""
+        """Report a complete reduction, as after a backward pass that averages gradients."""
         self.collectives += 1
         self.undo.reduced(self.collectives)
 
     def end(self) -> None:
-        """The block ends well."""
         later = self.undo.collectives_since_reduction(self.collectives)
         self.undo.end(collectives_since_reduction=later)
 
     def block(self, before: Action = nothing, after: Action = nothing) -> None:
-        """A step that counts."""
         self.undo.begin()
         before()
         self.reduce()
@@ -66,7 +64,7 @@ class Script:
         self.end()
 
     def lost(self, before: Action = nothing, after: Action = nothing) -> bool:
-        """A block that is given up. Returns whether it was undone; if so, asserts that it was."""
+        """Run a block and give it up. Returns whether it was undone; if so, asserts that it was."""
         self.undo.begin()
         at_begin = self.everything()
         before()
@@ -79,7 +77,7 @@ class Script:
         return undone
 
     def below_void_block(self, change: Action) -> None:
-        """What the script does below a block that does not count; asserts that it is undone."""
+        """Run `change` below a block that does not count, and assert that the retry undoes it."""
         at_begin = self.everything()
         self.undo.keep_for_retry()
         change()
@@ -88,12 +86,12 @@ class Script:
         assert same(self.everything(), at_begin)
 
     def learn(self, before: Action = nothing, after: Action = nothing) -> None:
-        """So many blocks that nothing is copied any more only to learn from it."""
+        """Run LEARNT blocks, after which the next ones copy nothing just to learn."""
         for _ in range(LEARNT):
             self.block(before, after)
 
     def everything(self) -> Any:
-        """All that is tracked, as values, and what a state_dict leaves out."""
+        """The values of all that is tracked, and flags and modes, which state_dict() leaves out."""
         found = {
             name: copy.deepcopy(item.state_dict()) for name, item in self.state.everything.items()
         }
@@ -112,13 +110,12 @@ def layer(width: int = WIDE) -> nn.Linear:
 
 
 def tracking(width: int = WIDE) -> tuple[nn.Linear, Script]:
-    """A layer, and a script that tracks it as its model."""
     net = layer(width)
     return net, Script(model=net)
 
 
 def learnt() -> tuple[nn.Linear, Script]:
-    """The same with a script that has learnt that no block changes it."""
+    """A tracked layer, and a script that has learned that no block changes it."""
     net, script = tracking()
     script.learn()
     return net, script
@@ -134,7 +131,7 @@ def trained(
 
 
 def scheduled() -> tuple[nn.Linear, Script, Action]:
-    """The same with a scheduler, and what the script does below its blocks."""
+    """A trained layer, its script, which also tracks a scheduler, and its action below blocks."""
     net, optimizer, script = trained(torch.optim.SGD, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
     optimizer._opt_called = True  # type: ignore[attr-defined]
@@ -152,7 +149,7 @@ def add(module: nn.Module, amount: float = 0.5) -> Action:
 
 
 def write_data(module: nn.Module) -> Action:
-    """Through `.data`, which moves no version counter."""
+    """Change parameters through `.data`, which moves no version counter."""
 
     def change() -> None:
         for parameter in module.parameters():

@@ -11,11 +11,11 @@ from elastic.checkpoint.directory import CheckpointDirectory
 
 
 class Killed(BaseException):
-    """The process is gone; like SystemExit, not something that cleaning up may answer."""
+    """The process is gone. Like SystemExit, it is not caught by handlers of Exception."""
 
 
 class Countdown:
-    """Lives for `operations` more operations, then refuses every further one: no last words."""
+    """Allows `operations` more operations, then refuses all others, those of clean-up included."""
 
     def __init__(self, operations: int) -> None:
         self._left = operations
@@ -27,7 +27,7 @@ class Countdown:
 
 
 class DyingOs:
-    """The `os` module as `local_directory` sees it; dying in `write` leaves half of it written."""
+    """Stands in for `os` in checkpoint.directory; dying in `write` leaves half of the piece."""
 
     _MUTATING = ("open", "fsync", "replace", "link", "unlink", "rmdir", "mkdir")
 
@@ -85,6 +85,6 @@ class DyingDirectory:
 
 
 def every_kill_point(limit: int) -> Iterator[int]:
-    """0, 1, 2...: the caller stops once its work survives; a loop without end is a failure."""
+    """Yields 0, 1, 2... until the caller's work survives; fails after `limit`."""
     yield from range(limit)
     raise AssertionError(f"the work was still being killed after {limit} operations")

@@ -1,4 +1,4 @@
-"""A manifest of which only the files matter."""
+"""Makes manifests for tests to which only the files matter."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from elastic.checkpoint.manifest import Manifest
 
 
 def make_manifest(step: int, count: int, files: Iterable[FileDigest]) -> Manifest:
-    """Of a save by `count` workers."""
+    """The manifest of a save by `count` workers."""
     return Manifest(
         job="job",
         step=step,

@@ -1,3 +1,5 @@
+"""The catalog commits, verifies, sweeps and prunes the checkpoints of a directory."""
+
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -39,7 +41,7 @@ def _save(directory: CheckpointDirectory, step: int) -> Manifest:
     return manifest
 
 
-def test_of_a_save_that_was_refused_the_groups_own_files_go(directory: CheckpointDirectory) -> None:
+def test_discarding_a_save_removes_only_its_groups_files(directory: CheckpointDirectory) -> None:
     own = ("shard-00000-of-00002-g7-5fa5c435.safetensors", "structure-g7-5fa5c435.json")
     others = ("shard-00000-of-00001-g70-5fa5c435.safetensors", "notes-g7-5fa5c435.txt")
     for name in (*own, *others):
@@ -52,7 +54,7 @@ def test_of_a_save_that_was_refused_the_groups_own_files_go(directory: Checkpoin
     catalog.discard(directory, 8, 7)
 
 
-def test_only_what_has_a_manifest_is_a_checkpoint(directory: CheckpointDirectory) -> None:
+def test_only_a_step_with_a_manifest_is_a_checkpoint(directory: CheckpointDirectory) -> None:
     assert catalog.scan(directory) == Catalog(committed=(), uncommitted=())
     for step in (5, 1000000000, 20):
         _save(directory, step)
@@ -124,7 +126,7 @@ def test_a_damaged_manifest_is_a_problem(directory: CheckpointDirectory) -> None
     assert (problem.name, problem.damage) == ("manifest.json", Damage.UNREADABLE)
 
 
-def test_a_shard_that_cannot_be_seen_is_not_committed(tmp_path: Path) -> None:
+def test_a_save_with_a_missing_or_wrong_file_is_not_committed(tmp_path: Path) -> None:
     directory = open_directory(str(tmp_path))
     manifest = _write(directory, 5)
     (tmp_path / path_in_step(5, "structure.json")).unlink()
@@ -136,7 +138,7 @@ def test_a_shard_that_cannot_be_seen_is_not_committed(tmp_path: Path) -> None:
     assert catalog.list_checkpoints(directory) == ()
 
 
-def test_what_other_groups_left_is_swept(directory: CheckpointDirectory) -> None:
+def test_files_that_other_groups_left_are_swept(directory: CheckpointDirectory) -> None:
     manifest = _save(directory, 5)
     others = ["structure-g1-a.json", "shard-00000-of-00002-g1-a.safetensors"]
     for name in [*others, "notes.txt"]:
@@ -149,7 +151,7 @@ def test_what_other_groups_left_is_swept(directory: CheckpointDirectory) -> None
     assert catalog.verify(directory, 5) == []
 
 
-def test_pruning_keeps_the_newest_and_what_is_in_progress(directory: CheckpointDirectory) -> None:
+def test_pruning_keeps_the_newest_and_saves_in_progress(directory: CheckpointDirectory) -> None:
     for step in (1, 2, 4, 5):
         _save(directory, step)
     _write(directory, 3)
@@ -159,7 +161,7 @@ def test_pruning_keeps_the_newest_and_what_is_in_progress(directory: CheckpointD
     assert catalog.prune(directory, keep_last=2) == []
 
 
-def test_pruning_goes_on_where_one_cannot_be_removed(
+def test_pruning_goes_on_after_a_step_that_cannot_be_removed(
     directory: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for step in (1, 2, 3, 4):

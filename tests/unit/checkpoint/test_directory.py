@@ -1,3 +1,5 @@
+"""A checkpoint directory holds whole files only, on local paths and behind fsspec URLs."""
+
 from __future__ import annotations
 
 import errno
@@ -45,7 +47,7 @@ def directory(url: str) -> CheckpointDirectory:
 
 
 class TestContract:
-    """What a local path and an fsspec URL both promise."""
+    """The contract of local paths and of fsspec URLs."""
 
     def test_probe_creates_the_root_and_leaves_nothing(
         self, directory: CheckpointDirectory
@@ -55,7 +57,7 @@ class TestContract:
         assert directory.list() == []
 
     @pytest.mark.parametrize("size", [0, 1, CHUNK_BYTES, 2 * CHUNK_BYTES + 3])
-    def test_what_is_written_is_read(self, directory: CheckpointDirectory, size: int) -> None:
+    def test_a_written_file_is_read_back(self, directory: CheckpointDirectory, size: int) -> None:
         content = os.urandom(size)
         digest = directory.write("step-000000001/a", content)
         assert (digest.name, digest.size_bytes) == ("a", size)
@@ -75,16 +77,14 @@ class TestContract:
         directory.write("s/a", b"new")
         assert directory.read("s/a") == b"new"
 
-    def test_an_older_file_stays_if_it_is_not_to_be_replaced(
-        self, directory: CheckpointDirectory
-    ) -> None:
+    def test_an_older_file_stays_without_replace(self, directory: CheckpointDirectory) -> None:
         directory.write("s/a", b"first", replace=False)
         with pytest.raises(FileExistsError):
             directory.write("s/a", b"second", replace=False)
         assert directory.read("s/a") == b"first"
         assert directory.list("s") == ["a"]
 
-    def test_another_opening_sees_what_was_written(
+    def test_files_are_visible_through_another_opening_of_the_url(
         self, directory: CheckpointDirectory, url: str
     ) -> None:
         other = open_directory(url)
@@ -93,7 +93,7 @@ class TestContract:
         assert other.list() == ["step-000000001"]
         assert other.size_bytes("step-000000001/a") == 1
 
-    def test_what_is_absent(self, directory: CheckpointDirectory) -> None:
+    def test_absent_files_are_reported_as_absent(self, directory: CheckpointDirectory) -> None:
         assert directory.list() == []
         assert directory.size_bytes("step-000000001/a") is None
         with pytest.raises(FileNotFoundError):
@@ -113,7 +113,7 @@ class TestContract:
         assert directory.size_bytes("step-000000001/manifest.json") is None
         assert directory.read("step-000000002/manifest.json") == b"x"
 
-    def test_a_directory_is_listed_and_a_file_of_it_removed(
+    def test_files_of_a_directory_are_listed_and_removed(
         self, directory: CheckpointDirectory
     ) -> None:
         assert directory.list("step-000000001") == []
@@ -144,7 +144,7 @@ class TestContract:
 
 class TestOpening:
     @pytest.mark.parametrize("url", ["", "nosuchscheme://bucket/x"])
-    def test_what_cannot_be_opened_is_a_configuration_error(self, url: str) -> None:
+    def test_a_url_that_cannot_be_opened_is_a_configuration_error(self, url: str) -> None:
         with pytest.raises(ConfigurationError, match="checkpoint directory"):
             open_directory(url)
 
@@ -156,7 +156,7 @@ class TestOpening:
         with pytest.raises(ConfigurationError, match="install s3fs"):
             open_directory("s3://bucket/x")
 
-    def test_a_relative_path_does_not_move_with_the_process(
+    def test_a_relative_path_stays_when_the_process_changes_directory(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.chdir(tmp_path)
@@ -182,7 +182,7 @@ class TestLocal:
             open_directory(str(tmp_path / "file")).list()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
-    def test_a_full_disk(self, small_disk: Path) -> None:
+    def test_a_full_disk_fails_the_write_and_keeps_older_files(self, small_disk: Path) -> None:
         directory = open_directory(str(small_disk))
         directory.write("s/old", b"o" * 20_000)
         with pytest.raises(CheckpointWriteError, match=r"No space left on device.*bytes free"):
@@ -192,11 +192,11 @@ class TestLocal:
             directory.probe()
         (small_disk / "filling").unlink()
         assert os.listdir(small_disk / "s") == ["old"]
-        directory.write("s/new", b"n" * 20_000)  # the space of the failed one was given back
+        directory.write("s/new", b"n" * 20_000)  # the failed write left its space free
         assert directory.read("s/old") == b"o" * 20_000
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
-    def test_a_read_only_file_system(self, small_disk: Path) -> None:
+    def test_a_read_only_file_system_refuses_changes_but_is_read(self, small_disk: Path) -> None:
         directory = open_directory(str(small_disk))
         directory.write("s/old", b"old")
         subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
@@ -237,7 +237,7 @@ class TestLocal:
     @pytest.mark.parametrize(
         ("number", "expected"), [(5, CheckpointDamaged), (116, TransientError)]
     )
-    def test_failed_reads(
+    def test_a_failed_read_is_damage_or_transient_depending_on_its_error(
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
@@ -269,7 +269,7 @@ class TestRemote:
         with pytest.raises(TransientError, match="slow down"):
             list(directory.chunks("s/a"))
 
-    def test_a_storage_that_does_not_answer_is_no_error_of_configuration(
+    def test_storage_that_refuses_connections_is_a_transient_error(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def refuse(*_: object, **__: object) -> Any:
@@ -281,7 +281,7 @@ class TestRemote:
 
 
 class RecordingOs:
-    """Notes in which order files are changed, by path."""
+    """Records the order in which files are changed, by path."""
 
     def __init__(self) -> None:
         self.calls: list[tuple[str, str]] = []
@@ -317,8 +317,8 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
         subprocess.run(["umount", str(mount)], check=True)
 
 
-def test_of_two_that_write_at_once_one_is_first(tmp_path: Path) -> None:
-    """A leader that was paused, and the one that leads now."""
+def test_only_one_of_several_simultaneous_writers_succeeds(tmp_path: Path) -> None:
+    """The writers may be a leader that was paused and the one that leads now."""
 
     def write(number: int) -> bool:
         barrier.wait()
@@ -337,7 +337,7 @@ def test_of_two_that_write_at_once_one_is_first(tmp_path: Path) -> None:
         assert directory.list("s") == ["a"]
 
 
-def test_where_there_are_no_hard_links_an_older_file_stays(
+def test_an_older_file_stays_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_links(*_: object) -> None:

@@ -1,3 +1,5 @@
+"""Names in a checkpoint directory are composed, read back, and told from other names."""
+
 from __future__ import annotations
 
 import pytest

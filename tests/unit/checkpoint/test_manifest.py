@@ -1,3 +1,5 @@
+"""A manifest is read as it was written; anything else is damage."""
+
 from __future__ import annotations
 
 import datetime
@@ -33,11 +35,11 @@ MANIFEST = Manifest(
 )
 
 
-def test_round_trip() -> None:
+def test_a_manifest_survives_a_round_trip() -> None:
     assert from_json(to_json(MANIFEST), "m") == MANIFEST
 
 
-def test_an_older_version_is_read_as_what_it_is() -> None:
+def test_a_manifest_of_an_older_version_keeps_its_version() -> None:
     older = replace(MANIFEST, format_version=1)
     assert from_json(to_json(older), "m") == older
 
@@ -88,7 +90,7 @@ def _changed(**changes: Any) -> bytes:
         ({"manifest_xxh3_128": "gone"}, "lacks 'manifest_xxh3_128'"),
     ],
 )
-def test_what_is_wrong_is_named(changes: dict[str, Any], wrong: str) -> None:
+def test_a_wrong_field_is_named_in_the_error(changes: dict[str, Any], wrong: str) -> None:
     with pytest.raises(CheckpointDamaged, match=wrong) as caught:
         from_json(_changed(**changes), "root/manifest.json")
     assert "root/manifest.json" in str(caught.value)
@@ -111,18 +113,18 @@ def test_a_file_listed_twice_is_refused() -> None:
     "content",
     [b"", b"[]", b"{", b"\xff", b'{"a":NaN}', b'{"a":1e999}', b'{"a":1,"a":1}', b"[" * 9**5],
 )
-def test_what_is_not_strict_json_is_damage(content: bytes) -> None:
+def test_content_that_is_not_strict_json_is_damage(content: bytes) -> None:
     with pytest.raises(CheckpointDamaged):
         from_json(content, "m")
 
 
-def test_not_a_number_cannot_be_written() -> None:
+def test_a_manifest_with_nan_cannot_be_written() -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
         to_json(replace(MANIFEST, learning_rate={"factor": float("nan")}))
 
 
 class _AnyChecksum(str):
-    """Equal to every other."""
+    """Equals every other string."""
 
     __slots__ = ()
     __hash__ = str.__hash__
@@ -144,7 +146,7 @@ def _with_learning_rate(text: str) -> bytes:
 
 @thoroughly
 @given(content=documents(to_json(MANIFEST)))
-def test_any_bytes_are_a_manifest_or_damage(content: bytes) -> None:
+def test_any_bytes_are_read_as_a_manifest_or_reported_as_damage(content: bytes) -> None:
     with may_be_refused(CheckpointDamaged, naming="root/manifest.json"):
         found = from_json(content, "root/manifest.json")
         assert to_json(from_json(to_json(found), "again")) == to_json(found)
@@ -152,8 +154,8 @@ def test_any_bytes_are_a_manifest_or_damage(content: bytes) -> None:
 
 @thoroughly
 @given(content=documents(to_json(MANIFEST)) | json_texts().map(_with_learning_rate))
-def test_any_document_with_a_right_checksum_is_a_manifest_or_damage(content: bytes) -> None:
-    """The checksum is taken for right, so that what is behind it meets strange values too."""
+def test_any_document_with_a_right_checksum_is_read_or_reported_as_damage(content: bytes) -> None:
+    """The checksum counts as right, so that the checks after it see strange values, too."""
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(manifests, "_checksum", _any_checksum)
         with may_be_refused(CheckpointDamaged, naming="root/manifest.json"):

@@ -1,4 +1,4 @@
-"""A store in memory whose calls fail as those over a network do."""
+"""A store in memory whose calls fail as calls over a network do."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.store.memory import MemoryStore
 
 
 class Clock:
-    """Stands still unless told."""
+    """Stands still until a test changes `now`."""
 
     now = 0.0
 
@@ -20,10 +20,8 @@ class Clock:
 
 
 class FailingStore(MemoryStore):
-    """`refuses`: so many calls of a method fail and do nothing. `loses`: they fail when done.
-
-    `hangs`: calls of these methods do not return while it is not set.
-    """
+    """refuses: how many calls of a method fail without an effect. loses: how many fail after it.
+    hangs: calls of these methods wait until the event is set."""
 
     def __init__(self, clock: Clock) -> None:
         super().__init__(clock)

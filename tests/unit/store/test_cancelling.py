@@ -1,4 +1,4 @@
-"""A cancellation is never swallowed, also one that comes in the same moment as the result."""
+"""A cancellation is never swallowed, not even at the moment of the result."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic.store.retries import within
 
 
 class Call:
-    """A bidirectional call whose writes wait to be taken."""
+    """A bidirectional call whose writes wait for `taken`."""
 
     def __init__(self) -> None:
         self.taken = asyncio.get_running_loop().create_future()
@@ -33,7 +33,7 @@ def _within(call: Call) -> Coroutine[Any, Any, None]:
 
 
 @pytest.mark.parametrize("waiting", [_send, _within])
-async def test_cancelled_in_the_moment_of_the_result(
+async def test_a_cancellation_at_the_moment_of_the_result_is_raised(
     waiting: Callable[[Call], Coroutine[Any, Any, None]],
 ) -> None:
     call = Call()
@@ -47,7 +47,7 @@ async def test_cancelled_in_the_moment_of_the_result(
         await task
 
 
-async def test_what_takes_too_long_is_cancelled_and_has_ended() -> None:
+async def test_work_that_takes_too_long_is_cancelled_and_has_ended() -> None:
     ended = False
 
     async def work() -> None:
@@ -63,7 +63,7 @@ async def test_what_takes_too_long_is_cancelled_and_has_ended() -> None:
     assert ended
 
 
-async def test_results_and_errors_come_through() -> None:
+async def test_results_and_errors_are_passed_on() -> None:
     async def raises() -> None:
         raise KeyError("key")
 

@@ -1,4 +1,4 @@
-"""A key is taken by one of several, and given back whenever that is wanted."""
+"""One of several claims takes a key, and can release it at any time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Claims:
         return Claim(self.store, key=KEY, ttl_s=3.0, on_change=self.told.append, clock=self.clock)
 
 
-async def test_one_of_several_takes_it_and_the_others_leave_no_lease() -> None:
+async def test_one_of_several_claims_takes_the_key_and_the_others_leave_no_lease() -> None:
     claims = Claims()
     contestants = [claims.make() for _ in range(4)]
     taken = await asyncio.gather(*(claim.take(b"%d" % i) for i, claim in enumerate(contestants)))
@@ -47,7 +47,7 @@ async def test_the_same_value_under_another_lease_is_not_ours() -> None:
 
 
 @pytest.mark.parametrize("method", ["grant", "create", "answer to create"])
-async def test_released_while_it_is_being_taken(method: str) -> None:
+async def test_a_claim_released_while_it_is_being_taken_leaves_nothing(method: str) -> None:
     claims = Claims()
     claims.store.hangs[method] = asyncio.Event()
     claim = claims.make()
@@ -63,7 +63,7 @@ async def test_released_while_it_is_being_taken(method: str) -> None:
     assert claims.store._leases == {}
 
 
-async def test_last_words_come_before_the_end_and_only_from_the_holder() -> None:
+async def test_last_words_of_the_holder_only_are_seen_before_the_key_goes() -> None:
     claims = Claims()
     one, two = claims.make(), claims.make()
     mine = await one.take(b"1")
@@ -80,7 +80,7 @@ async def test_last_words_come_before_the_end_and_only_from_the_holder() -> None
     await two.release()
 
 
-async def test_taken_over_only_as_it_was_known() -> None:
+async def test_a_key_is_taken_over_only_if_it_is_the_known_one() -> None:
     claims = Claims()
     one, two, three = (claims.make() for _ in range(3))
     known = await one.take(b"1")
@@ -88,7 +88,7 @@ async def test_taken_over_only_as_it_was_known() -> None:
     assert known is not None
     assert taken is not None
     assert taken.created == known.created
-    await one.hold()  # returns: it is not the first one's any more
+    await one.hold()  # returns, since the first claim has lost the key
     assert claims.told == [LeaseState.GONE]
     assert await claims.store.get(KEY) == taken
     await two.release()

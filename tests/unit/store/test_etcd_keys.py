@@ -1,4 +1,4 @@
-"""Keys of etcd as the store shows them, those that others wrote too."""
+"""Keys of etcd are shown as text, even those that other programs wrote."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_a_key_comes_back_as_it_was_written(namespace: str) -> None:
     assert keys.entry(pb.KeyValue(key=keys.encode("elastic/j/nodes/ü"))).key == "elastic/j/nodes/ü"
 
 
-def test_a_key_that_is_no_text_is_shown_all_the_same() -> None:
-    """It stands below ours, and must not end who follows them."""
+def test_a_key_that_is_not_utf_8_is_shown_escaped() -> None:
+    """Another program wrote this key below ours; a watch must not end at it."""
     entry = Keys("").entry(pb.KeyValue(key=b"elastic/j/nodes/\xff"))
     assert entry.key == "elastic/j/nodes/\\xff"

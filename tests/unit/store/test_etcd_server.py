@@ -1,4 +1,4 @@
-"""A store in memory that is served as etcd: what the contract does not tell."""
+"""Tests a memory store that is served as etcd, beyond the contract of stores."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ async def place(memory: MemoryStore) -> AsyncIterator[Place]:
 def served(
     memory: MemoryStore, security: Security = PLAINTEXT
 ) -> AbstractAsyncContextManager[Place]:
-    """By the server of a coordinator, beside its own methods."""
+    """Serve `memory` as a coordinator does, beside its own methods."""
     handlers = EtcdService(memory, version="1.2.3").handlers()
     return place_at(LOOPBACK, security, beside=handlers)
 
@@ -51,7 +51,7 @@ def options(place: Place, *others: str, **more: object) -> EtcdOptions:
     return EtcdOptions(endpoints=endpoints, spread=False, **more)  # type: ignore[arg-type]
 
 
-async def test_a_new_store_compacts_what_an_earlier_one_may_have_told(place: Place) -> None:
+async def test_revisions_of_an_earlier_store_are_compacted_in_a_new_one(place: Place) -> None:
     async with EtcdStore(options(place)) as store:
         assert (await store.list("")).revision == 1000
         for earlier in (0, 999):
@@ -64,7 +64,7 @@ async def test_a_new_store_compacts_what_an_earlier_one_may_have_told(place: Pla
         assert (await anext(store.watch("", after=1000))).entry == written
 
 
-async def test_its_watches_and_those_of_its_own_process_tell_the_same(
+async def test_a_remote_watch_sees_the_same_changes_as_a_local_one(
     place: Place, memory: MemoryStore
 ) -> None:
     async with EtcdStore(options(place)) as store:
@@ -78,9 +78,7 @@ async def test_its_watches_and_those_of_its_own_process_tell_the_same(
             assert await anext(away) == await anext(here)
 
 
-async def test_a_watch_that_hears_nothing_is_told_that_it_is_up(
-    place: Place, memory: MemoryStore
-) -> None:
+async def test_an_idle_watch_is_answered_and_stays_up(place: Place, memory: MemoryStore) -> None:
     async with EtcdStore(options(place, watch_idle_s=0.02)) as store:
         changes = store.watch("a", after=1000)
         waiting = asyncio.ensure_future(anext(changes))
@@ -90,7 +88,7 @@ async def test_a_watch_that_hears_nothing_is_told_that_it_is_up(
         assert (await waiting).key == "a"
 
 
-async def test_who_does_not_read_a_watch_is_told_that_changes_are_lost(
+async def test_a_watcher_that_does_not_read_is_told_that_changes_are_lost(
     place: Place, memory: MemoryStore
 ) -> None:
     async with grpc.aio.insecure_channel(place.address) as channel:
@@ -98,7 +96,7 @@ async def test_who_does_not_read_a_watch_is_told_that_changes_are_lost(
         create = pb.WatchCreateRequest(key=b"a", range_end=b"b", start_revision=1001)
         await call.write(pb.WatchRequest(create_request=create).SerializeToString())
         assert pb.WatchResponse.FromString(await call.read()).created
-        for _ in range(400):  # of which a connection holds some
+        for _ in range(400):  # some of them fit in the connection's buffers
             await memory.put("a", bytes(2**16))
             await asyncio.sleep(0)
         told = [pb.WatchResponse.FromString(await call.read())]
@@ -109,7 +107,7 @@ async def test_who_does_not_read_a_watch_is_told_that_changes_are_lost(
         assert seen[-1] + 1 < told[-1].compact_revision
 
 
-async def test_a_lease_is_granted_once_by_its_name() -> None:
+async def test_a_lease_name_is_granted_once_at_a_time() -> None:
     store = MemoryStore()
     assert await store.grant(1.0, name=1) == 1
     with pytest.raises(LeaseExists):
@@ -121,8 +119,8 @@ async def test_a_lease_is_granted_once_by_its_name() -> None:
     assert not store.has_lease(3)
 
 
-async def test_nobody_takes_it_for_one_of_several(place: Place, memory: MemoryStore) -> None:
-    """Two coordinators with a store each would have a group each of the same job."""
+async def test_a_client_of_several_endpoints_is_refused(place: Place, memory: MemoryStore) -> None:
+    """Two coordinators with a store each would form two groups of the same job."""
     (unused,) = free_ports(1)
     for others in ((f"127.0.0.1:{unused}",), ("127.0.0.2:1", "127.0.0.3:1")):
         async with EtcdStore(options(place, *others)) as store:
@@ -133,20 +131,20 @@ async def test_nobody_takes_it_for_one_of_several(place: Place, memory: MemorySt
     assert memory.revision == 1000
 
 
-async def test_it_has_no_users(place: Place) -> None:
+async def test_a_client_with_a_user_is_refused(place: Place) -> None:
     async with EtcdStore(options(place, user="u", password="p")) as store:
         with pytest.raises(ConfigurationError, match="has no users"):
             await store.get("a")
 
 
-async def test_its_health(place: Place, memory: MemoryStore) -> None:
+async def test_server_health_has_a_version_and_no_error(place: Place, memory: MemoryStore) -> None:
     (found,) = await members_health(options(place), "a")
     assert (found.version, found.error, found.errors) == ("elastic 1.2.3", "", ())
     assert found.commit_s
     assert memory.revision == 1000
 
 
-async def test_a_coordinator_without_it_says_what_is_missing() -> None:
+async def test_a_coordinator_without_a_store_of_its_own_says_what_is_missing() -> None:
     async with (
         place_at(LOOPBACK, PLAINTEXT) as place,
         EtcdStore(options(place)) as store,
@@ -173,7 +171,7 @@ async def test_a_coordinator_without_it_says_what_is_missing() -> None:
         ("KV/Range", [b"\xff\xff"], "cannot be read"),
     ],
 )
-async def test_what_it_does_not_know_is_refused_in_words(
+async def test_a_request_that_is_not_supported_is_refused_with_the_reason(
     place: Place, memory: MemoryStore, path: str, requests: Sequence[object], told: str
 ) -> None:
     sent = [r if isinstance(r, bytes) else r.SerializeToString() for r in requests]  # type: ignore[attr-defined]
@@ -199,7 +197,7 @@ async def test_what_it_does_not_know_is_refused_in_words(
         ("viewer", False),
     ],
 )
-async def test_viewers_only_read(tmp_path: Path, role: str | None, may_write: bool) -> None:
+async def test_viewers_cannot_write(tmp_path: Path, role: str | None, may_write: bool) -> None:
     made = make_certificates(tmp_path / "made")
     ours = ["DNS:digits.job.elastic", "IP:127.0.0.1"]
     sign(made, "ours", names=",".join(ours))
@@ -226,7 +224,7 @@ async def test_viewers_only_read(tmp_path: Path, role: str | None, may_write: bo
                     await store.put("b", b"2")
 
 
-async def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) -> None:
+async def test_a_certificate_of_another_job_is_refused_with_the_reason(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "made")
     for job in ("digits", "letters"):
         sign(made, job, names=f"DNS:{job}.job.elastic,IP:127.0.0.1")
@@ -244,8 +242,8 @@ async def test_a_certificate_of_another_job_is_refused_in_words(tmp_path: Path) 
             await anext(store.watch("a", after=1000))
 
 
-async def test_a_coordinator_whose_certificate_does_not_name_its_host(tmp_path: Path) -> None:
-    """What is forgotten most easily: no other connection of a job asks for it."""
+async def test_a_coordinator_whose_certificate_lacks_its_host_is_refused(tmp_path: Path) -> None:
+    """The host is easily forgotten: no other connection of a job asks for it."""
     made = make_certificates(tmp_path / "made")
     files = sign_for_job(made, "digits")
     async with (

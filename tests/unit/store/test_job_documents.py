@@ -31,12 +31,12 @@ NODE = NodeDocument(
 )
 
 
-def test_nothing_is_lost() -> None:
+def test_documents_survive_a_round_trip() -> None:
     assert leader_from_json(to_json(LEADER)) == LEADER
     assert node_from_json(to_json(NODE)) == NODE
 
 
-def test_what_a_newer_version_adds_is_no_harm() -> None:
+def test_fields_that_a_newer_version_adds_are_ignored() -> None:
     newer = json.loads(to_json(NODE)) | {"colour": "blue"}
     assert node_from_json(json.dumps(newer).encode()) == NODE
 
@@ -54,21 +54,21 @@ def test_what_a_newer_version_adds_is_no_harm() -> None:
     ],
     ids=lambda changed: str(changed)[:40],
 )
-def test_fields_of_another_kind_are_refused(changed: dict[str, object]) -> None:
+def test_fields_of_another_type_are_refused(changed: dict[str, object]) -> None:
     value = json.dumps(json.loads(to_json(NODE)) | changed).encode()
     with pytest.raises(Unreadable, match=next(iter(changed))):
         node_from_json(value)
 
 
 @pytest.mark.parametrize("value", [b"", b"\xff", b"[]", b"{}", b"12", b"[" * 100_000])
-def test_what_is_no_document_is_refused(value: bytes) -> None:
+def test_content_that_is_no_document_is_refused(value: bytes) -> None:
     with pytest.raises(Unreadable):
         node_from_json(value)
     with pytest.raises(Unreadable):
         leader_from_json(value)
 
 
-def test_keys() -> None:
+def test_the_keys_of_a_job_are_fixed_and_name_their_node() -> None:
     keys = JobKeys("job")
     assert keys.leader == "elastic/job/leader"
     assert keys.generation == "elastic/job/generation"
@@ -94,7 +94,7 @@ def test_any_bytes_are_a_leader_or_are_refused(value: bytes) -> None:
 @thoroughly
 @given(value=documents(to_json(NODE)))
 def test_any_bytes_are_a_node_or_are_refused(value: bytes) -> None:
-    """One that is read can be told to operators."""
+    """A document that is read fits in a message to operators."""
     try:
         node = node_from_json(value)
     except Unreadable:
@@ -104,13 +104,13 @@ def test_any_bytes_are_a_node_or_are_refused(value: bytes) -> None:
     assert node_from_json(to_json(node)) == node
 
 
-def test_a_leader_of_an_older_version_does_not_tell_its_run() -> None:
+def test_a_leader_of_an_older_version_has_no_run_id() -> None:
     older = json.loads(to_json(LEADER))
     del older["run_id"]
     assert leader_from_json(json.dumps(older).encode()).run_id == ""
 
 
-def test_a_node_of_an_older_version_does_not_tell_its_machine() -> None:
+def test_a_node_of_an_older_version_has_no_machine() -> None:
     older = json.loads(to_json(NODE))
     del older["machine"]
     assert node_from_json(json.dumps(older).encode()).machine == ""

@@ -1,4 +1,4 @@
-"""Listening for a run's end goes on through outages. What else it does: tests/contract."""
+"""Waiting for a run's end outlasts outages. tests/contract has the other tests of job_runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def to_json(end: RunEnd) -> bytes:
     return json.dumps(dataclasses.asdict(end)).encode()
 
 
-async def test_an_outage_is_sat_out() -> None:
+async def test_waiting_for_the_end_of_a_run_outlasts_an_outage() -> None:
     store = FailingStore(Clock())
     await store.put(KEY, to_json(LEFT))
     ends = RunEnds(store, job="job", run_id="default")
@@ -38,7 +38,7 @@ async def test_an_outage_is_sat_out() -> None:
     assert await waiting == ENDED
 
 
-async def test_next_end_called_again_waits_for_the_one_after() -> None:
+async def test_next_end_called_again_waits_for_the_following_end() -> None:
     store = FailingStore(Clock())
     ends = RunEnds(store, job="job", run_id="default")
     await ends.start()
@@ -53,7 +53,7 @@ async def test_next_end_called_again_waits_for_the_one_after() -> None:
 
 @thoroughly
 @given(value=documents(to_json(ENDED)))
-async def test_whatever_is_said_of_an_end_it_is_one(value: bytes) -> None:
+async def test_any_document_in_the_place_of_an_end_ends_the_run(value: bytes) -> None:
     store = FailingStore(Clock())
     ends = RunEnds(store, job="job", run_id="default")
     await ends.start()

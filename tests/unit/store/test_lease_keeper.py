@@ -1,4 +1,4 @@
-"""What a lease's holder is told, and when."""
+"""A lease is renewed, and its holder is told when it is suspect, held again or gone."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TTL_S = 3.0
 
 
 class Fragile(MemoryStore):
-    """Its renewals fail with `broken`, and take as long as `slow` waits."""
+    """A store whose renewals wait for `slow`, then fail with `broken`."""
 
     broken: Exception | None = None
     slow: asyncio.Event | None = None
@@ -33,7 +33,7 @@ class Fragile(MemoryStore):
 
 
 class Held:
-    """A keeper at work; time passes when told."""
+    """A keeper at work, and its clock."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -53,11 +53,11 @@ class Held:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at the clock a hundred times as often."""
+    """The keeper looks at the clock a hundred times as often."""
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
 
 
-async def test_it_is_renewed_every_third_of_its_time() -> None:
+async def test_a_lease_is_renewed_every_third_of_its_time() -> None:
     held = Held()
     keeping = await held.start()
     for i in range(1, 5):
@@ -81,7 +81,7 @@ async def test_a_lease_that_is_not_renewed_in_time_is_suspect() -> None:
     keeping.cancel()
 
 
-async def test_suspect_while_a_renewal_hangs() -> None:
+async def test_a_lease_is_suspect_while_a_renewal_hangs() -> None:
     held = Held()
     keeping = await held.start()
     held.store.slow = asyncio.Event()
@@ -126,7 +126,7 @@ async def test_a_lease_that_outlived_an_outage_is_held_again() -> None:
     keeping.cancel()
 
 
-async def test_a_lost_lease_ends_the_keeping_and_a_new_one_begins_it_again() -> None:
+async def test_keep_returns_when_the_lease_is_lost_and_works_with_a_new_one() -> None:
     held = Held()
     keeping = await held.start()
     first = held.keeper.lease
@@ -147,7 +147,7 @@ async def test_a_lost_lease_ends_the_keeping_and_a_new_one_begins_it_again() -> 
     assert held.told == [LeaseState.GONE]
 
 
-async def test_what_cannot_be_retried_is_raised() -> None:
+async def test_an_error_that_cannot_be_retried_is_raised() -> None:
     held = Held()
     keeping = await held.start()
     held.store.broken = ConfigurationError("the password is wrong")

@@ -1,4 +1,4 @@
-"""Calls to the store are timed, and those that fail counted."""
+"""Calls to the store are timed, and failed ones are counted."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ async def test_calls_and_failures_are_counted_by_kind() -> None:
     assert {kind: n for kind, n in counts.items() if n} == {"get": 1, "put": 2}
 
 
-async def test_it_is_the_same_store() -> None:
+async def test_a_measured_store_behaves_like_the_store_inside() -> None:
     store = MeasuredStore(MemoryStore(), StoreCalls())
     lease = await store.grant(10.0)
     created = await store.create("a", b"1", lease=lease)

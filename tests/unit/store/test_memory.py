@@ -1,4 +1,4 @@
-"""What the memory store does beyond the contract: it runs on the process's own time."""
+"""The memory store, beyond the contract, expires leases by itself and bounds its history."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from elastic.store.interface import WatchCompacted
 from elastic.store.memory import MemoryStore
 
 
-async def test_an_expiry_is_published_although_nobody_calls() -> None:
+async def test_an_expiry_is_published_without_any_call() -> None:
     store = MemoryStore()
     for ttl_s in (0.03, 0.01):
         await store.put(f"node/{ttl_s}", b"1", lease=await store.grant(ttl_s))
@@ -50,7 +50,7 @@ async def test_only_the_newest_changes_are_kept_and_a_watch_that_follows_misses_
         await anext(store.watch("k", after=0))
 
 
-async def test_what_a_watch_may_be_behind_is_bounded_in_bytes_too() -> None:
+async def test_the_changes_that_are_kept_are_bounded_in_bytes_too() -> None:
     store, value = MemoryStore(), bytes(200 << 10)
     for _ in range(40):
         newest = await store.put("k", value)

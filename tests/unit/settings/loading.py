@@ -21,7 +21,7 @@ def load(
     environment: Mapping[str, str] | None = None,
     config_file: Path | None = None,
 ) -> Any:
-    """With etcd, unless another is given."""
+    """Load the settings. command_line: None stands for `etcd` alone."""
     command_line = ETCD if command_line is None else command_line
     return load_settings(
         settings, command_line, environment or {}, config_file, lambda: DeviceCounts(0, 4)
@@ -29,13 +29,11 @@ def load(
 
 
 def problems(settings: type, *sources: Any) -> list[str]:
-    """The lines that are said."""
     with pytest.raises(ConfigurationError) as raised:
         load(settings, *sources)
     return str(raised.value).splitlines()
 
 
 def problem(settings: type, *sources: Any) -> str:
-    """The only line that is said."""
     (line,) = problems(settings, *sources)
     return line

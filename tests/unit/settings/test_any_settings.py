@@ -1,4 +1,4 @@
-"""Whatever users write for settings, they get settings or are told what is wrong with it."""
+"""Any value that users give is accepted, or refused with an error that says why."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ VALUES = st.sampled_from(
         *("٣", "1_000", "0x10", "a" * 400, "unix:/x", "live", "json", "rank0", "s3://b/p", ","),
     ]
 ) | st.text(max_size=6)
-"""As texts: of the command line and the environment, which may hold bytes that are no UTF-8."""
+"""Texts for the command line and the environment, which may hold bytes that are not UTF-8."""
 _TOML_VALUES = st.sampled_from(
     [
         *("1", "-1", "0.5", "nan", "inf", "true", '""', '"x"', "[]", "[1]", '["a:1"]', "{}"),
@@ -60,7 +60,7 @@ _TOML_VALUES = st.sampled_from(
 
 
 def loaded(command: Command, given: Mapping[str, str], *sources: Any) -> None:
-    """Each value that is accepted is one that time-outs and messages can hold."""
+    """Assert that timeouts and messages can hold each value that is accepted."""
     try:
         found = load(command.settings, given, *sources)
     except ConfigurationError as error:
@@ -86,12 +86,12 @@ def _plausible(option: Option) -> bool:
 @every_command
 @settings(max_examples=3 * settings.default.max_examples)
 @given(data=st.data())
-def test_any_options_and_variables(command: Command, data: st.DataObject) -> None:
+def test_any_option_and_variable_loads_or_is_refused(command: Command, data: st.DataObject) -> None:
     own = [name for name, option in options_by_name(command).items() if _plausible(option)]
     given_options = data.draw(st.dictionaries(st.sampled_from(own), VALUES, max_size=3))
     spelled = st.sampled_from([every_option()[name].variable for name in NAMES])
     variables = spelled | st.text(max_size=8).map("ELASTIC_".__add__)
-    values = VALUES.filter(lambda value: "\0" not in value)  # which no environment can hold
+    values = VALUES.filter(lambda value: "\0" not in value)  # no environment can hold NUL
     environment = data.draw(st.dictionaries(variables, values, max_size=3))
     environment.pop("ELASTIC_CONFIG", None)
     loaded(
@@ -114,7 +114,7 @@ def _as_bytes(text: str) -> bytes:
 @every_command
 @settings(max_examples=3 * settings.default.max_examples)
 @given(content=st.lists(_LINES, max_size=6).map("\n".join).map(_as_bytes) | st.binary(max_size=30))
-def test_any_file(command: Command, content: bytes) -> None:
+def test_any_file_loads_or_is_refused(command: Command, content: bytes) -> None:
     with tempfile.NamedTemporaryFile(suffix=".toml") as file:
         file.write(content)
         file.flush()

@@ -1,4 +1,4 @@
-"""What holds for every setting of every command."""
+"""Rules for every setting of every command."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ def leaves(settings: type) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.table)
-def test_every_field_can_be_set_and_is_so_once(command: Command) -> None:
+def test_every_field_is_exactly_one_option(command: Command) -> None:
     names = [option.name for option in options_of(command.settings)]
     assert names == list(leaves(command.settings))
     assert len(set(names)) == len(names)
 
 
 @every_setting
-def test_the_help_is_one_line_that_ends(command: Command, option: Option) -> None:
+def test_the_help_is_one_line_that_ends_with_a_full_stop(command: Command, option: Option) -> None:
     del command
     assert option.help.endswith(".")
     assert "\n" not in option.help
@@ -53,7 +53,7 @@ def test_the_help_is_one_line_that_ends(command: Command, option: Option) -> Non
 
 
 @every_setting
-def test_the_names_follow_from_the_field(command: Command, option: Option) -> None:
+def test_flags_and_variables_are_well_formed(command: Command, option: Option) -> None:
     del command
     flag = r"[A-Z]+" if option.positional else r"--[a-z0-9]+(-[a-z0-9]+)*"
     assert re.fullmatch(flag, option.flag)
@@ -70,8 +70,8 @@ def test_the_default_is_within_the_limits(command: Command, option: Option) -> N
 
 
 @every_setting
-def test_there_is_a_limit_and_it_is_told(command: Command, option: Option) -> None:
-    """Nothing is accepted whatever it is: empty text never, and its line has the phrase."""
+def test_every_setting_has_a_limit_that_its_error_names(command: Command, option: Option) -> None:
+    """Empty text is refused if the setting needs a value; the error has the limit's phrase."""
     assert option.limits.text
     if option.limits.may_be_empty:
         return
@@ -86,8 +86,7 @@ def test_there_is_a_limit_and_it_is_told(command: Command, option: Option) -> No
 
 
 @every_setting
-def test_a_value_of_another_kind_is_refused(command: Command, option: Option) -> None:
-    """Whatever else TOML can hold."""
+def test_a_value_of_another_type_is_refused(command: Command, option: Option) -> None:
     del command
     nothing = {} if option.limits.may_be_empty else []
     for wrong in ({"a": 1}, nothing, datetime.date(2000, 1, 1)):
@@ -100,7 +99,7 @@ def test_a_value_of_another_kind_is_refused(command: Command, option: Option) ->
 
 @every_setting
 def test_one_environment_serves_all_commands(command: Command, option: Option) -> None:
-    """So what one command accepts, each that has a setting of that name does."""
+    """So all commands with a setting of one name accept the same values for it."""
     del command
     for owner in owners(option.name):
         other = options_by_name(owner)[option.name]
@@ -116,7 +115,7 @@ def test_relations_are_between_settings_of_the_command(command: Command) -> None
 
 
 def only(settings: type) -> list[str]:
-    """Its own settings, without the groups."""
+    """The command's own settings, without the shared groups."""
     return [option.name for option in options_of(settings) if not option.group]
 
 
@@ -222,7 +221,7 @@ def test_the_sets_of_options_are_frozen() -> None:
 @pytest.mark.parametrize(
     "settings", [CoordinatorSettings, NodeSettings, OperatorSettings, DoctorSettings]
 )
-def test_the_shared_groups(settings: Any) -> None:
+def test_the_shared_groups_have_the_same_settings_in_every_command(settings: Any) -> None:
     assert grouped(settings) == {
         "TLS": ["tls_ca", "tls_cert", "tls_key", "insecure"],
         "etcd": [

@@ -1,4 +1,4 @@
-"""One file for all commands: which table is whose, which wins, and what is said of the rest."""
+"""One file serves all commands: the tables that each reads, which wins, and the errors."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def toml(tmp_path: Path) -> Path:
     return tmp_path / "elastic.toml"
 
 
-def test_the_commands_own_table_over_the_shared_one(toml: Path) -> None:
+def test_the_commands_own_table_wins_over_the_shared_one(toml: Path) -> None:
     toml.write_text(
         '[job]\njob = "digits"\njoin-timeout-s = 11\nisolation_timeout_s = 21\n'
         "[coordinator]\nisolation_timeout_s = 22\n[agent]\nisolation-timeout-s = 23\n"
@@ -39,19 +39,19 @@ def test_the_environment_wins_over_both_tables(toml: Path) -> None:
     assert load(NodeSettings, ETCD, {"ELASTIC_SPARES": "4"}, toml).spares == 4
 
 
-def test_shared_keys_of_other_commands_are_passed_over(toml: Path) -> None:
+def test_shared_keys_of_other_commands_are_ignored(toml: Path) -> None:
     toml.write_text('[job]\nledger = "/l"\nspares = 2\nnnodes = "nonsense"\n')
     assert load(NodeSettings, ETCD, None, toml).spares == 2
     assert load(CoordinatorSettings, ETCD, None, toml).ledger == Path("/l")
     assert load(OperatorSettings, ETCD, None, toml).job == "job"
 
 
-def test_tables_of_other_commands_are_passed_over(toml: Path) -> None:
+def test_tables_of_other_commands_are_ignored(toml: Path) -> None:
     toml.write_text("[agent]\nspares = -1\nnonsense = 1\n[run]\nspares = -1\n")
     assert load(CoordinatorSettings, ETCD, None, toml) == load(CoordinatorSettings)
 
 
-def test_a_key_of_another_command_is_told_where_it_belongs(toml: Path) -> None:
+def test_the_error_for_a_key_of_another_command_names_its_table(toml: Path) -> None:
     toml.write_text('[agent]\nmax_workers = 4\nledger = "/l"\n')
     assert problems(NodeSettings, ETCD, None, toml) == [
         f"max_workers ({toml}, [agent]): is a setting of `elastic coordinator`, "
@@ -61,7 +61,7 @@ def test_a_key_of_another_command_is_told_where_it_belongs(toml: Path) -> None:
     ]
 
 
-def test_a_misspelt_key_is_told_the_nearest_of_those_that_may_stand_there(toml: Path) -> None:
+def test_the_error_for_a_misspelt_key_suggests_the_nearest_allowed_one(toml: Path) -> None:
     toml.write_text("[job]\nmax-worker = 4\n[agent]\nspare = 1\n[coordinater]\n")
     assert problems(NodeSettings, ETCD, None, toml) == [
         f"coordinater ({toml}): unknown setting; did you mean coordinator?",
@@ -70,7 +70,7 @@ def test_a_misspelt_key_is_told_the_nearest_of_those_that_may_stand_there(toml: 
     ]
 
 
-def test_a_key_like_no_other_names_the_help_of_its_command(toml: Path) -> None:
+def test_the_error_for_a_key_like_no_other_names_the_help_of_the_command(toml: Path) -> None:
     toml.write_text("[operator]\nxyzzy = 4\n")
     assert problem(OperatorSettings, ETCD, None, toml) == (
         f"xyzzy ({toml}, [operator]): unknown setting; `elastic status --help` lists the settings"
@@ -81,7 +81,7 @@ def test_a_key_like_no_other_names_the_help_of_its_command(toml: Path) -> None:
     ("line", "table"),
     [("spares = 1", "agent"), ('job = "digits"', "agent"), ("max_workers = 1", "coordinator")],
 )
-def test_a_key_outside_of_all_tables(toml: Path, line: str, table: str) -> None:
+def test_the_error_for_a_misplaced_key_names_its_table(toml: Path, line: str, table: str) -> None:
     toml.write_text(line)
     key = line.split(" ", maxsplit=1)[0]
     assert problem(NodeSettings, ETCD, None, toml) == (
@@ -89,13 +89,13 @@ def test_a_key_outside_of_all_tables(toml: Path, line: str, table: str) -> None:
     )
 
 
-def test_a_table_that_is_none(toml: Path) -> None:
+def test_a_plain_value_in_the_place_of_a_table_is_refused(toml: Path) -> None:
     toml.write_text("coordinator = 3\n")
     line = f"coordinator ({toml}): 3 is not allowed; expected a table"
     assert problem(NodeSettings, ETCD, None, toml) == line
 
 
-def test_arrays_are_lists(toml: Path) -> None:
+def test_an_array_sets_a_list_setting(toml: Path) -> None:
     toml.write_text(
         '[job]\netcd = ["http://a:2379", "b"]\n[agent]\npreemption_command = ["x", "a b"]\n'
     )
@@ -107,19 +107,19 @@ def test_arrays_are_lists(toml: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "shown"), [("[]", "[]"), ("[1]", "[1]"), ('["a", ""]', "['a', '']")]
 )
-def test_arrays_of_something_else(toml: Path, text: str, shown: str) -> None:
+def test_an_empty_array_or_wrong_elements_are_refused(toml: Path, text: str, shown: str) -> None:
     toml.write_text(f"[job]\netcd = {text}\n")
     line = problem(NodeSettings, {}, None, toml)
     assert line.startswith(f"etcd ({toml}, [job]): {shown} is not allowed; expected HOST:PORT, ")
 
 
-def test_truth_values(toml: Path) -> None:
+def test_truth_values_set_switches_only(toml: Path) -> None:
     toml.write_text("[job]\ninsecure = true\n[agent]\nrecord_samples = true\nspares = true\n")
     assert problem(NodeSettings, ETCD, None, toml).startswith(f"spares ({toml}, [agent]): True is")
     assert load(OperatorSettings, ETCD, None, toml).security.insecure
 
 
-def test_the_password_may_not_stand_in_the_file(toml: Path) -> None:
+def test_a_password_in_the_file_is_refused(toml: Path) -> None:
     toml.write_text('[job]\netcd_user = "u"\netcd-password = "hunter2"\n')
     told, _ = problems(NodeSettings, ETCD, None, toml)
     assert told == (
@@ -138,7 +138,7 @@ def test_the_documented_file_serves_every_command(toml: Path) -> None:
     assert load(NodeSettings, {}, None, toml).nproc_per_node == 4
 
 
-def test_the_doctor_takes_what_it_knows_of_the_agents_table(tmp_path: Path) -> None:
+def test_the_doctor_reads_its_settings_in_the_agents_table(tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text(
         '[job]\netcd = "e:2379"\nnproc_per_node = 2\n'
@@ -149,7 +149,7 @@ def test_the_doctor_takes_what_it_knows_of_the_agents_table(tmp_path: Path) -> N
     assert (settings.nproc_per_node, settings.node_host) == (4, "10.0.0.2")
 
 
-def test_a_misspelt_key_of_the_agents_table_is_told_to_the_doctor_too(tmp_path: Path) -> None:
+def test_the_doctor_reports_a_misspelt_key_of_the_agents_table(tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text('[job]\netcd = "e:2379"\n[agent]\nnode_hots = "10.0.0.1"\n')
     assert "node_hots" in problem(DoctorSettings, {}, {}, file)

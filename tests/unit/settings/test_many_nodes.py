@@ -1,4 +1,4 @@
-"""Coordinator, agent and operator commands: what is required, accepted, and fits together."""
+"""Coordinator, agent and operator commands: required settings, values and their relations."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ MANY = [
 
 
 @pytest.mark.parametrize(("settings", "table"), MANY)
-def test_nothing_but_etcd_is_the_defaults(settings: type, table: str) -> None:
+def test_all_settings_but_etcd_have_defaults(settings: type, table: str) -> None:
     store = CoordinatorStoreSettings if table == "coordinator" else StoreSettings
     assert load(settings) == settings(store=store(etcd=("etcd:2379",)))
 
 
 @pytest.mark.parametrize(("settings", "table"), MANY)
-def test_what_is_required_names_all_ways_to_give_it(settings: type, table: str) -> None:
+def test_a_missing_required_setting_names_all_ways_to_give_it(settings: type, table: str) -> None:
     told = problem(settings, {})
     assert told.startswith(
         "etcd is missing: give --etcd on the command line, ELASTIC_ETCD in the environment, or "
@@ -48,18 +48,18 @@ def test_a_coordinator_with_its_own_store_needs_no_etcd_and_uses_none() -> None:
     memory = {"store": "memory"}
     alone = load(CoordinatorSettings, memory)
     assert alone.store == CoordinatorStoreSettings(store=StoreKind.MEMORY)
-    # The variables and the file are those of agents on the same machine, too.
+    # Agents on the same machine share the variables and the file.
     for given in (ETCD, {"etcd": "https://n1:29400", "etcd_ca": "ca.pem"}):
         assert load(CoordinatorSettings, {**given, **memory}).store.store is StoreKind.MEMORY
     assert problem(CoordinatorSettings, {**memory, "etcd": "a b"}).startswith("--etcd (command")
     assert problem(CoordinatorSettings, {"store": "disk"}).endswith("expected one of etcd, memory")
 
 
-def test_what_is_required_but_wrong_is_told_once() -> None:
+def test_a_wrong_value_of_a_required_setting_is_reported_once() -> None:
     assert problem(NodeSettings, {"etcd": "a b"}).startswith("--etcd (command line): 'a b' is not")
 
 
-def test_what_is_required_may_come_from_anywhere(tmp_path: Path) -> None:
+def test_a_required_setting_may_come_from_any_source(tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text('[agent]\netcd = "c"\n')
     assert load(NodeSettings, {}, None, file).store.etcd == ("c",)
@@ -67,7 +67,7 @@ def test_what_is_required_may_come_from_anywhere(tmp_path: Path) -> None:
     assert load(NodeSettings, {"etcd": "a"}, {"ELASTIC_ETCD": "b"}, file).store.etcd == ("a",)
 
 
-def test_whether_any_source_gives_a_setting(tmp_path: Path) -> None:
+def test_is_given_finds_a_setting_in_any_source(tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text("[job]\netcd = 3\n")
     assert is_given("etcd", OperatorSettings, {"etcd": "a"}, {}, None)
@@ -82,31 +82,31 @@ def test_variables_of_other_commands_are_accepted_silently() -> None:
     assert load_settings(RunSettings, {}, {"ELASTIC_NODE_TTL_S": "x"}, None) == RunSettings()
 
 
-def test_a_misspelt_variable_of_any_command_is_told() -> None:
+def test_a_misspelt_variable_of_any_command_is_reported() -> None:
     assert problem(NodeSettings, ETCD, {"ELASTIC_MAX_WORKER": "1"}).endswith(
         "did you mean ELASTIC_MAX_WORKERS?"
     )
 
 
 @pytest.mark.parametrize("text", ["true", "yes", "on", "1", True])
-def test_yes(text: Any) -> None:
+def test_every_spelling_of_yes_turns_a_switch_on(text: Any) -> None:
     assert load(NodeSettings, {**ETCD, "record_samples": text}).record_samples
 
 
 @pytest.mark.parametrize("text", ["false", "no", "off", "0", False])
-def test_no_wins_over_a_yes_of_lower_rank(text: Any) -> None:
+def test_no_on_the_command_line_wins_over_yes_in_the_environment(text: Any) -> None:
     command_line = {**ETCD, "insecure": text}
     settings = load(NodeSettings, command_line, {"ELASTIC_INSECURE": "true"})
     assert not settings.security.insecure
 
 
-def test_neither_yes_nor_no() -> None:
+def test_a_switch_that_is_neither_yes_nor_no_is_refused() -> None:
     assert problem(NodeSettings, ETCD, {"ELASTIC_INSECURE": "perhaps"}) == (
         "ELASTIC_INSECURE (environment): 'perhaps' is not allowed; expected true or false"
     )
 
 
-def test_every_type_from_text() -> None:
+def test_settings_of_every_type_are_read_from_text() -> None:
     environment = {
         "ELASTIC_ETCD": "http://a:2379, b ,https://[::1]:2379/",
         "ELASTIC_NODE_NAME": "Node-1.rack_2",
@@ -180,7 +180,7 @@ def test_every_type_from_text() -> None:
         (OperatorSettings, "etcd", "::1:2379"),
     ],
 )
-def test_a_bad_value(settings: type, name: str, value: str) -> None:
+def test_a_bad_value_is_refused_with_its_flag(settings: type, name: str, value: str) -> None:
     flag = "--" + name.replace("_", "-")
     line = problem(settings, {**ETCD, name: value})
     assert line.startswith(f"{flag} (command line): {value!r} is not allowed; expected ")
@@ -189,7 +189,7 @@ def test_a_bad_value(settings: type, name: str, value: str) -> None:
 # Relations
 
 
-def test_fewer_workers_at_most_than_at_least() -> None:
+def test_fewer_max_workers_than_min_workers_are_refused() -> None:
     assert problem(
         CoordinatorSettings, {**ETCD, "max_workers": 3}, {"ELASTIC_MIN_WORKERS": "4"}
     ) == (
@@ -199,7 +199,7 @@ def test_fewer_workers_at_most_than_at_least() -> None:
     load(CoordinatorSettings, {**ETCD, "min_workers": 3, "max_workers": 3})
 
 
-def test_a_node_may_not_stop_between_two_renewals() -> None:
+def test_an_isolation_timeout_below_the_nodes_ttl_is_refused() -> None:
     assert problem(NodeSettings, {**ETCD, "isolation_timeout_s": 5}) == (
         "--isolation-timeout-s 5 is less than --node-ttl-s 10.0: the node would stop its workers "
         "between two renewals of its lease; raise the first or lower the second"
@@ -207,7 +207,7 @@ def test_a_node_may_not_stop_between_two_renewals() -> None:
     load(NodeSettings, {**ETCD, "isolation_timeout_s": 5, "node_ttl_s": 5})
 
 
-def test_tls_files_come_together_and_without_insecure() -> None:
+def test_tls_files_are_required_together_and_exclude_insecure() -> None:
     assert problem(NodeSettings, {**ETCD, "tls_ca": "ca"}, {"ELASTIC_TLS_KEY": "key"}) == (
         "--tls-ca, ELASTIC_TLS_KEY: mutual TLS needs also --tls-cert"
     )
@@ -220,7 +220,7 @@ def test_tls_files_come_together_and_without_insecure() -> None:
     )
 
 
-def test_a_range_of_ports_is_enough_for_the_workers() -> None:
+def test_a_range_of_fewer_ports_than_workers_is_refused() -> None:
     ports = {**ETCD, "worker_port_range": "24000-24003"}
     assert load(NodeSettings, {**ports, "nproc_per_node": 4}).worker_port_range == (24000, 24003)
     (told,) = problems(NodeSettings, {**ports, "nproc_per_node": 5})
@@ -230,7 +230,7 @@ def test_a_range_of_ports_is_enough_for_the_workers() -> None:
     )
 
 
-def test_no_relation_is_judged_on_a_bad_value() -> None:
+def test_relations_of_a_bad_value_are_not_checked() -> None:
     told = problems(NodeSettings, {**ETCD, "tls_ca": "", "node_ttl_s": "x", "etcd_cert": "c"})
     assert [line.split(" ")[0] for line in told] == ["--tls-ca", "--node-ttl-s", "--etcd-cert"]
 
@@ -253,7 +253,7 @@ def test_no_relation_is_judged_on_a_bad_value() -> None:
         (":1", "[fd00::1]", "[fd00::1]:1"),
     ],
 )
-def test_the_advertised_address(
+def test_the_advertised_address_follows_from_listen_and_advertise(
     listen: str | None, advertise: str | None, advertised: str | None
 ) -> None:
     settings = load(CoordinatorSettings, {**ETCD, "listen": listen, "advertise": advertise})

@@ -1,4 +1,4 @@
-"""What is secret in a URL or an argument is not shown; the rest is."""
+"""Secrets in URLs and arguments are masked; the rest is shown."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic.settings.masking import masked_arguments, masked_url
         ("/checkpoints/a:b@c", "/checkpoints/a:b@c"),
     ],
 )
-def test_urls(url: str, shown: str) -> None:
+def test_secrets_in_urls_are_masked(url: str, shown: str) -> None:
     assert masked_url(url) == shown
 
 
@@ -38,5 +38,5 @@ def test_urls(url: str, shown: str) -> None:
         (["train.py", "token"], "train.py token"),
     ],
 )
-def test_arguments(arguments: list[str], shown: str) -> None:
+def test_secrets_in_arguments_are_masked(arguments: list[str], shown: str) -> None:
     assert " ".join(masked_arguments(arguments)) == shown

@@ -1,4 +1,4 @@
-"""Which settings there are, and how they relate."""
+"""The settings of `elastic run`, and their relations."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_the_set_of_options_is_frozen() -> None:
     ]
 
 
-def test_a_description_is_a_row_for_the_documentation() -> None:
+def test_options_describe_their_default_and_variable() -> None:
     options = {option.name: option for option in options_of(RunSettings)}
     assert options["nnodes"].default == "1:1"
     assert options["console"].default == "rank0"
@@ -105,7 +105,7 @@ def test_logs_are_kept_by_number_by_size_or_both(
     assert (kept.runs, kept.size_bytes, str(kept)) == (runs, size_bytes, written)
 
 
-def test_a_live_line_is_not_for_programs() -> None:
+def test_live_output_excludes_a_json_console() -> None:
     (told,) = problems(RunSettings, {"output": "live", "console": "json"})
     assert "--output live and --console json exclude each other" in told
     assert load(RunSettings, {"console": "json"}).console is Console.JSON

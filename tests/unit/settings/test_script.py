@@ -29,7 +29,7 @@ def toml(tmp_path: Path) -> Path:
     return file
 
 
-def test_the_command_line_is_before_the_environment_and_that_before_the_file(toml: Path) -> None:
+def test_the_command_line_wins_over_the_environment_and_that_over_the_file(toml: Path) -> None:
     def found(command_line: dict[str, object], environment: dict[str, str]) -> list[str]:
         return script_of(load(RunSettings, command_line, environment, toml))
 
@@ -40,16 +40,16 @@ def test_the_command_line_is_before_the_environment_and_that_before_the_file(tom
     assert found({"script": "here.py"}, {}) == ["here.py", "--lr", "0.1", "a b"]
 
 
-def test_the_commands_own_table_is_before_the_shared_one(toml: Path) -> None:
+def test_the_commands_own_table_wins_over_the_shared_one(toml: Path) -> None:
     assert script_of(load(NodeSettings, ETCD, {}, toml)) == ["shared.py"]
 
 
-def test_no_arguments_in_the_environment(toml: Path) -> None:
+def test_empty_arguments_in_the_environment_win_over_the_file(toml: Path) -> None:
     settings = load(RunSettings, {}, {"ELASTIC_ARGS": ""}, toml)
     assert script_of(settings) == ["shared.py"]
 
 
-def test_a_script_is_needed() -> None:
+def test_a_missing_script_is_refused() -> None:
     with pytest.raises(ConfigurationError) as caught:
         script_of(load(RunSettings, {}))
     assert str(caught.value) == (
@@ -66,7 +66,7 @@ def test_arguments_that_are_quoted_wrongly_are_not_shown() -> None:
     )
 
 
-def test_arguments_in_a_file_are_texts(tmp_path: Path) -> None:
+def test_arguments_in_a_file_must_be_texts(tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text('[run]\nargs = ["--lr", 0.1]\n')
     assert problem(RunSettings, {}, {}, file).endswith("or an array of texts")

@@ -1,4 +1,4 @@
-"""Where the settings of a run come from, which source wins, and what users read of a wrong one."""
+"""The sources of a run's settings, which of them wins, and the errors for wrong values."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ def toml(tmp_path: Path) -> Path:
 # Precedence
 
 
-def test_nothing_given_is_the_defaults() -> None:
+def test_settings_that_no_source_gives_are_the_defaults() -> None:
     assert load() == RunSettings()
 
 
-def test_command_line_over_environment_over_file_over_default(toml: Path) -> None:
+def test_command_line_wins_over_environment_over_file_over_default(toml: Path) -> None:
     toml.write_text("[run]\nspares = 11\nmax-restarts = 12\nseed = 13\n")
     environment = {"ELASTIC_SPARES": "21", "ELASTIC_MAX_RESTARTS": "22"}
     settings = load({"spares": 31}, environment, toml)
@@ -60,7 +60,7 @@ def test_command_line_over_environment_over_file_over_default(toml: Path) -> Non
     assert settings.keep_checkpoints == RunSettings().keep_checkpoints
 
 
-def test_none_on_the_command_line_is_not_given() -> None:
+def test_none_on_the_command_line_counts_as_not_given() -> None:
     assert load({"spares": None}, {"ELASTIC_SPARES": "4"}).spares == 4
 
 
@@ -72,7 +72,7 @@ def test_the_environment_can_name_the_file(toml: Path, tmp_path: Path) -> None:
     assert load(None, {"ELASTIC_CONFIG": str(toml)}, other).spares == 5
 
 
-def test_a_value_that_lost_is_not_judged() -> None:
+def test_a_value_that_another_source_overrides_is_not_checked() -> None:
     assert load({"spares": 2}, {"ELASTIC_SPARES": "many"}).spares == 2
 
 
@@ -91,7 +91,7 @@ def test_variables_of_other_programs_are_no_settings() -> None:
 # Values
 
 
-def test_every_type_from_text() -> None:
+def test_settings_of_every_type_are_read_from_text() -> None:
     settings = load(
         None,
         {
@@ -128,7 +128,7 @@ def test_checkpoint_every_without_a_directory_is_fine() -> None:
 
 
 @pytest.mark.parametrize(("text", "nodes"), [("1:4", (1, 4)), ("3", (3, 3)), (2, (2, 2))])
-def test_nodes_as_torchrun_writes_them(text: object, nodes: tuple[int, int]) -> None:
+def test_nnodes_is_read_as_torchrun_writes_it(text: object, nodes: tuple[int, int]) -> None:
     settings = load({"nnodes": text})
     assert settings.nnodes == nodes
 
@@ -137,12 +137,12 @@ def test_nodes_as_torchrun_writes_them(text: object, nodes: tuple[int, int]) -> 
     ("word", "gpu", "cpu", "count"),
     [("auto", 8, 64, 8), ("auto", 0, 64, 64), ("gpu", 8, 64, 8), ("cpu", 8, 64, 64)],
 )
-def test_processes_as_torchrun_counts_them(word: str, gpu: int, cpu: int, count: int) -> None:
+def test_processes_are_counted_as_torchrun_does(word: str, gpu: int, cpu: int, count: int) -> None:
     settings = load({"nproc_per_node": word}, devices=DeviceCounts(gpu, cpu))
     assert settings.nproc_per_node == count
 
 
-def test_no_gpu_where_gpus_were_asked_for() -> None:
+def test_asking_for_gpus_without_any_is_refused() -> None:
     line = problem({"nproc_per_node": "gpu"}, None, None, DeviceCounts(gpu=0, cpu=4))
     assert line.startswith("--nproc-per-node (command line): 'gpu' finds no such device")
 
@@ -237,24 +237,24 @@ def test_every_problem_has_its_line(toml: Path) -> None:
 
 
 @pytest.mark.parametrize("key", ["checkpoint-dir", "checkpoint_dir"])
-def test_file_keys_with_hyphens_or_underscores(toml: Path, key: str) -> None:
+def test_file_keys_may_have_hyphens_or_underscores(toml: Path, key: str) -> None:
     toml.write_text(f'[run]\n{key} = "/c"\n')
     assert load(None, None, toml).checkpoint_dir == "/c"
 
 
-def test_both_spellings_of_one_key_contradict(toml: Path) -> None:
+def test_both_spellings_of_one_key_in_a_file_are_refused(toml: Path) -> None:
     toml.write_text("[run]\nmax-restarts = 1\nmax_restarts = 2\n")
     assert "given twice, also as max-restarts" in problem(None, None, toml)
 
 
-def test_a_misspelt_key_is_told_the_nearest(toml: Path) -> None:
+def test_the_error_for_a_misspelt_key_suggests_the_nearest(toml: Path) -> None:
     toml.write_text("[run]\nmax_restart = 1\n")
     assert problem(None, None, toml) == (
         f"max_restart ({toml}, [run]): unknown setting; did you mean max-restarts?"
     )
 
 
-def test_a_misspelt_variable_is_told_the_nearest() -> None:
+def test_the_error_for_a_misspelt_variable_suggests_the_nearest() -> None:
     assert problem(None, {"ELASTIC_CHECKPOINT_DIRECTORY": "/c"}) == (
         "ELASTIC_CHECKPOINT_DIRECTORY (environment): unknown setting; "
         "did you mean ELASTIC_CHECKPOINT_DIR?"
@@ -262,7 +262,7 @@ def test_a_misspelt_variable_is_told_the_nearest() -> None:
     assert problem(None, {"ELASTIC_CONFIGS": "x"}).endswith("did you mean ELASTIC_CONFIG?")
 
 
-def test_a_variable_of_another_program_is_none_of_ours() -> None:
+def test_a_variable_of_another_program_is_ignored() -> None:
     """Kubernetes and other programs set ELASTIC_ variables too."""
     load(None, {"ELASTIC_PASSWORD": "hunter2", "ELASTIC_SERVICE_HOST": "10.0.0.1"})
 
@@ -284,16 +284,16 @@ def test_a_variable_of_another_program_is_none_of_ours() -> None:
         "ELASTIC_WORKER_SPARES",
     ],
 )
-def test_names_that_others_use_are_not_taken_for_misspelt(variable: str) -> None:
-    """Of Elasticsearch's clients, of Kubernetes, and of other software that has workers."""
+def test_names_that_other_programs_use_are_not_taken_for_misspelt(variable: str) -> None:
+    """Elasticsearch's clients, Kubernetes and other software with workers use these names."""
     assert load(None, {variable: "hunter2"}) == RunSettings()
 
 
-def test_a_misspelt_variable_keeps_its_value_to_itself() -> None:
+def test_the_value_of_a_misspelt_variable_is_not_shown() -> None:
     assert "hunter2" not in problem(None, {"ELASTIC_CHECKPOINT_DIRS": "hunter2"})
 
 
-def test_a_key_outside_of_the_table_is_told_where_it_belongs(toml: Path) -> None:
+def test_the_error_for_a_key_outside_of_the_table_names_the_table(toml: Path) -> None:
     toml.write_text("max-restarts = 1\n[runs]\n")
     misplaced, misspelt = problems(None, None, toml)
     assert misplaced == f"max-restarts ({toml}): stands outside of a table; move it below [run]"
@@ -320,7 +320,7 @@ def test_run_must_be_a_table(toml: Path) -> None:
     assert problem(None, None, toml) == f"run ({toml}): 3 is not allowed; expected a table"
 
 
-def test_a_file_that_cannot_be_read_names_who_asked_for_it(toml: Path) -> None:
+def test_the_error_for_an_unreadable_file_names_the_setting_that_gave_it(toml: Path) -> None:
     assert problem(None, None, toml) == (
         f"--config (command line): cannot read '{toml}': No such file or directory"
     )
@@ -333,14 +333,14 @@ def test_a_file_that_cannot_be_read_names_who_asked_for_it(toml: Path) -> None:
 # Relations
 
 
-def test_more_workers_than_there_can_be() -> None:
+def test_more_min_workers_than_there_can_be_are_refused() -> None:
     assert problem({"min_workers": 5, "nproc_per_node": 3}) == (
         "--min-workers 5 can never be reached: --nproc-per-node 3 x --nnodes 1:1 gives at most "
         "3 workers; lower --min-workers or raise --nproc-per-node or --nnodes"
     )
 
 
-def test_relations_are_told_in_the_spelling_of_each_source(toml: Path) -> None:
+def test_the_error_of_a_relation_uses_the_spelling_of_each_source(toml: Path) -> None:
     toml.write_text("[run]\nmin-workers = 9\n")
     line = problem({"nnodes": "1:2"}, {"ELASTIC_NPROC_PER_NODE": "4"}, toml)
     assert line == (
@@ -350,9 +350,9 @@ def test_relations_are_told_in_the_spelling_of_each_source(toml: Path) -> None:
     )
 
 
-def test_as_many_workers_as_there_can_be() -> None:
+def test_as_many_min_workers_as_there_can_be_are_accepted() -> None:
     assert load({"min_workers": 6, "nproc_per_node": 3, "nnodes": "1:2"}).min_world_size == 6
 
 
-def test_no_relation_is_judged_on_a_bad_value() -> None:
+def test_relations_of_a_bad_value_are_not_checked() -> None:
     assert problem({"min_workers": 5, "nproc_per_node": "x"}).startswith("--nproc-per-node")

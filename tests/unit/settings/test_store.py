@@ -1,4 +1,4 @@
-"""The user and the password for etcd: given together, from one place, and never shown."""
+"""User and password for etcd are given together, from one place, and never shown."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ def store(**given: object) -> StoreSettings:
     return loaded
 
 
-def test_from_the_environment_and_not_shown() -> None:
+def test_the_password_is_read_from_the_environment_and_not_shown() -> None:
     settings = load(OperatorSettings, {**ETCD, "etcd_user": "u"}, PASSWORD)
     assert etcd_password(settings.store) == "hunter2"
     assert "hunter2" not in repr(settings)
 
 
-def test_from_a_file(tmp_path: Path) -> None:
+def test_the_password_is_read_from_a_file_with_its_spaces(tmp_path: Path) -> None:
     file = tmp_path / "password"
     file.write_text(" with spaces \r\n")
     assert etcd_password(store(etcd_password_file=file)) == " with spaces "
 
 
-def test_none() -> None:
+def test_there_is_no_password_by_default() -> None:
     assert etcd_password(load(OperatorSettings).store) is None
 
 
@@ -39,7 +39,7 @@ def test_none() -> None:
     ("content", "reason"),
     [(None, "No such file or directory"), (b"\n", "it is empty"), (b"hunter2\xff", "is not UTF-8")],
 )
-def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes | None, reason: str) -> None:
+def test_a_bad_password_file_is_refused(tmp_path: Path, content: bytes | None, reason: str) -> None:
     file = tmp_path / "password"
     if content is not None:
         file.write_bytes(content)
@@ -50,7 +50,7 @@ def test_a_file_that_cannot_be_used(tmp_path: Path, content: bytes | None, reaso
     assert "hunter2" not in text
 
 
-def test_an_empty_password_is_refused_without_a_word_of_it() -> None:
+def test_an_empty_password_is_refused_and_not_shown() -> None:
     line = problem(OperatorSettings, {**ETCD, "etcd_user": "u"}, {"ELASTIC_ETCD_PASSWORD": ""})
     assert line == (
         "ELASTIC_ETCD_PASSWORD (environment): the value (not shown) is not allowed; "
@@ -58,12 +58,12 @@ def test_an_empty_password_is_refused_without_a_word_of_it() -> None:
     )
 
 
-def test_never_on_the_command_line() -> None:
+def test_a_password_on_the_command_line_is_a_programming_error() -> None:
     with pytest.raises(AssertionError):
         load(OperatorSettings, {**ETCD, "etcd_user": "u", "etcd_password": "hunter2"})
 
 
-def test_user_and_password_come_together() -> None:
+def test_user_and_password_are_required_together() -> None:
     assert problem(OperatorSettings, {**ETCD, "etcd_user": "u"}) == (
         "--etcd-user needs also --etcd-password-file or ELASTIC_ETCD_PASSWORD"
     )
@@ -76,7 +76,7 @@ def test_user_and_password_come_together() -> None:
     )
 
 
-def test_certificate_and_key_come_together() -> None:
+def test_certificate_and_key_are_required_together() -> None:
     assert problem(OperatorSettings, {**ETCD, "etcd_cert": "c"}) == (
         "--etcd-cert needs also --etcd-key"
     )

@@ -69,7 +69,7 @@ def test_steps_that_were_lost_with_their_holders_do_not_count() -> None:
     assert result == Audit(4, 1, 3, 1, ())
 
 
-def test_going_on_where_it_stopped_gives_nothing_up() -> None:
+def test_resuming_after_the_last_step_gives_up_no_step() -> None:
     assert audited([*GOOD[:4], {"resume": 2, "generation": 3}, *GOOD[4:]]).resumed == 0
 
 
@@ -91,11 +91,11 @@ def test_going_on_where_it_stopped_gives_nothing_up() -> None:
         ([*GOOD, {"resume": 9, "generation": 4}, step(9, 0, 4, epoch=2)], "step 9 stands where"),
     ],
 )
-def test_a_bad_ledger_is_told_what_is_wrong(records: list[Any], problem: str) -> None:
+def test_the_problem_of_a_bad_ledger_is_named(records: list[Any], problem: str) -> None:
     assert any(problem in found for found in audited(records).problems)
 
 
-def test_an_epoch_too_many() -> None:
+def test_an_epoch_beyond_those_of_the_job_is_a_problem() -> None:
     assert audited(GOOD, epochs=1).problems == ("epoch 1 in a job of 1 epochs",)
 
 
@@ -104,7 +104,7 @@ def test_a_torn_line_is_a_problem() -> None:
     assert audit(lines, samples=10).problems == ('line 9 is not JSON: \'{"step": 6, "epo\'',)
 
 
-def test_a_line_torn_by_a_crash_is_none_if_the_job_was_started_again() -> None:
+def test_a_torn_line_is_no_problem_if_the_job_was_started_again() -> None:
     lines = [json.dumps(r) for r in GOOD]
     torn = [*lines[:5], '{"step": 3, "epo', json.dumps({"incarnation": "b"}), *lines[5:]]
     assert audit(torn, samples=10, epochs=2).problems == ()
@@ -150,24 +150,24 @@ RESUMED = [  # the second run begins from a checkpoint of step 3, with records o
 ]
 
 
-def test_each_run_counts_its_generations_by_itself() -> None:
+def test_each_run_counts_its_own_generations() -> None:
     assert audited(RESUMED, epochs=1) == Audit(5, 1, 4, 1, ())
 
 
-def test_what_a_new_run_only_repeats_was_not_given_up() -> None:
+def test_steps_that_a_new_run_only_repeats_are_not_given_up() -> None:
     assert audited([*RESUMED[:5], *RESUMED[6:]], epochs=1).resumed == 0
 
 
-def test_the_steps_of_a_new_run_that_are_not_there_are_missed() -> None:
+def test_missing_steps_of_a_new_run_are_a_problem() -> None:
     assert audited(RESUMED[:10], epochs=1).problems == ("epoch 0: 4 samples never",)
 
 
-def test_a_run_does_not_go_on_after_another_has_begun() -> None:
+def test_a_step_of_a_run_after_another_run_has_begun_is_a_problem() -> None:
     mixed = [*RESUMED[:-1], step(4, 8, 10, run="a", generation=4)]
     assert audited(mixed, epochs=1).problems == ("step 4: run a again after run b",)
 
 
-def test_generations_are_numbered_anew_when_the_job_is_started_again() -> None:
+def test_generations_may_start_from_1_again_when_the_job_is_started_again() -> None:
     def record(step: int, generation: int, world_size: int) -> str:
         fields = {"step": step, "epoch": 0, "generation": generation, "world_size": world_size}
         return json.dumps({**fields, "start": 2 * step, "stop": 2 * step + 2})
@@ -182,13 +182,13 @@ _LINES = st.one_of([documents(json.dumps(record).encode()) for record in GOOD[:4
 
 @thoroughly
 @given(place=st.integers(0, len(GOOD)), strange=_LINES)
-def test_whatever_a_line_holds_is_audited(place: int, strange: bytes) -> None:
+def test_a_ledger_with_any_strange_line_is_audited(place: int, strange: bytes) -> None:
     lines = [json.dumps(record) for record in GOOD]
     lines[place : place + 1] = strange.decode(errors="replace").splitlines()
     assert audit(lines, samples=10).steps <= len(lines)
 
 
-def test_a_file_that_is_no_text_is_audited(tmp_path: Path) -> None:
+def test_a_ledger_that_is_not_valid_text_is_audited(tmp_path: Path) -> None:
     ledger = tmp_path / "ledger.jsonl"
     no_text = [step(0, 0, 4, run="\ud800"), step(1, 4, 8, run="b"), step(2, 8, 10, run="\ud800")]
     lines = [json.dumps(GOOD[0]).encode(), b"\xff\xfe", *(json.dumps(r).encode() for r in no_text)]

@@ -1,4 +1,4 @@
-"""The soak tells what grows from what goes up and down."""
+"""The soak test distinguishes figures that grow from figures that go up and down."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MINUTES = 10
 
 
 def series(slope_per_minute: float, noise: float, warm_up: float = 0.0) -> Series:
-    """A sample every 5 s, with `warm_up` more to come in the first third."""
+    """A sample every 5 s; values rise by `warm_up` in the first third."""
     rng = random.Random(1)
     samples = []
     for i in range(MINUTES * 12):
@@ -34,10 +34,10 @@ def series(slope_per_minute: float, noise: float, warm_up: float = 0.0) -> Serie
         (0.5, 0.2, 0.0, True),
         (0.5, 0.0, 50.0, True),
         (-2.0, 0.1, 0.0, False),
-        (0.01, 0.0, 0.0, False),  # what does not matter: less than one in the whole time
+        (0.01, 0.0, 0.0, False),  # negligible: less than one in the whole time
     ],
 )
-def test_growth_is_told_from_noise(
+def test_growth_is_distinguished_from_noise(
     slope_per_minute: float, noise: float, warm_up: float, grows: bool
 ) -> None:
     found = trend(series(slope_per_minute, noise, warm_up))
@@ -51,7 +51,7 @@ def test_a_single_outlier_is_no_growth() -> None:
     assert not trend(samples).grows(1.0)
 
 
-def test_what_a_process_holds() -> None:
+def test_threads_and_descriptors_of_a_process_are_counted() -> None:
     before = dict(of_process(os.getpid()))
     ends = threading.Event()
     thread = threading.Thread(target=ends.wait)
@@ -67,7 +67,7 @@ def test_what_a_process_holds() -> None:
     assert after["MiB"] > 1.0
 
 
-def test_what_lies_in_a_directory(tmp_path: Path) -> None:
+def test_files_in_a_directory_are_counted_with_their_size(tmp_path: Path) -> None:
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner" / "file").write_bytes(bytes(10_240))
     found = dict(of_directory(tmp_path))

@@ -1,4 +1,4 @@
-"""A time that is over ends the wait; a cancellation is never taken for that."""
+"""A timeout that expires ends the wait; a cancellation is never taken for an expiry."""
 
 from __future__ import annotations
 
@@ -33,24 +33,24 @@ waits = pytest.mark.parametrize("wait", WAITS.values(), ids=WAITS)
 
 
 @waits
-async def test_a_time_that_is_over_ends_the_wait(timeout: Any, wait: Waits) -> None:
+async def test_a_timeout_that_expires_ends_the_wait(timeout: Any, wait: Waits) -> None:
     with pytest.raises(asyncio.TimeoutError):
         async with timeout(0.01):
             await wait()
 
 
-async def test_what_is_done_in_time_is_left_alone(timeout: Any) -> None:
+async def test_work_that_ends_in_time_is_not_cancelled(timeout: Any) -> None:
     async with timeout(0.01):
         await asyncio.sleep(0)
     await asyncio.sleep(0.02)
 
 
-async def test_without_a_limit_the_wait_goes_on_to_its_end(timeout: Any) -> None:
+async def test_a_wait_without_a_limit_goes_on_to_its_end(timeout: Any) -> None:
     async with timeout(None):
         assert await asyncio.sleep(0.01, "done") == "done"
 
 
-async def test_the_inner_or_the_outer_time_is_over(timeout: Any) -> None:
+async def test_of_two_nested_timeouts_only_the_one_that_expires_raises(timeout: Any) -> None:
     async with timeout(5.0):
         with pytest.raises(asyncio.TimeoutError):
             async with timeout(0.01):
@@ -74,10 +74,10 @@ async def test_the_inner_or_the_outer_time_is_over(timeout: Any) -> None:
 @waits
 @pytest.mark.parametrize("first", ["the time", "the cancellation"])
 @pytest.mark.parametrize("whose", ["its own", "that of the task that waits for it"])
-async def test_a_cancellation_at_the_very_moment_is_not_lost(
+async def test_a_cancellation_at_the_moment_of_the_expiry_is_not_lost(
     timeout: Any, wait: Waits, first: str, whose: str
 ) -> None:
-    """Both come in one turn of the loop, before the task has run again."""
+    """Expiry and cancellation come in one turn of the loop, before the task runs again."""
     loop, delay_s = asyncio.get_running_loop(), 0.02
 
     async def waits_again_and_again() -> None:

@@ -1,4 +1,4 @@
-"""The cost of a kill, from hand-written marks of workers."""
+"""The cost of a kill is computed from the workers' marks, which are hand-written here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def in_time(*workers: list[Mark]) -> list[Mark]:
     return sorted((m for marks in workers for m in marks), key=lambda m: m.at_s)
 
 
-def test_survivors_go_on_and_take_the_replacement_in() -> None:
+def test_a_kill_with_survivors_loses_no_step_and_stalls_for_the_replacement() -> None:
     marks = in_time(
         marks_of(1, 1, 3, steps=range(11), at_s=0.0),
         marks_of(2, 1, 3, steps=range(11), at_s=0.0),
@@ -47,7 +47,7 @@ def test_survivors_go_on_and_take_the_replacement_in() -> None:
     assert figures.steps_again == 2  # once after the kill, once as the replacement came in
 
 
-def test_all_restart_from_a_checkpoint() -> None:
+def test_a_kill_with_a_restart_from_a_checkpoint_loses_the_steps_since_it() -> None:
     marks = in_time(
         marks_of(1, 0, 2, steps=range(31), at_s=0.0),
         marks_of(2, 0, 2, steps=range(31), at_s=0.0),

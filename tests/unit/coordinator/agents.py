@@ -1,5 +1,5 @@
-"""A coordinator's options, its journal, and agents as it sees them: streams whose other end writes
-down what is sent."""
+"""Helpers of the coordinator's tests: options, a readable journal, agents and what is sent to
+them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic.v1 import control_pb2 as pb
 
 
 def options(*, max_workers: int = 2, **changes: Any) -> JobOptions:
-    """Of a job that one worker can train."""
+    """Options of a job for which one worker is enough."""
     base = {
         "job": "job",
         "formation": FormationPolicy(min_workers=1, max_workers=max_workers),
@@ -31,7 +31,7 @@ def options(*, max_workers: int = 2, **changes: Any) -> JobOptions:
 
 
 def agent(node: str, token: str = "", **hello: Any) -> AgentStream:
-    """One that has said hello with two slots."""
+    """The stream of an agent whose hello names two slots."""
     base = {"host": f"{node}.test", "slots": 2, "command": "train.py", "command_digest": "d"}
     return AgentStream(pb.AgentHello(node=node, start_token=token, **(base | hello)))
 
@@ -45,24 +45,24 @@ def arrived() -> ConnectedNode:
 
 
 def sent(stream: AgentStream) -> list[pb.CoordinatorMessage]:
-    """What was sent since the last look; raises AssertionError if the stream was closed."""
+    """Messages sent since the last call; raises AssertionError if the stream was closed."""
     messages = _taken(stream)
     assert None not in messages, "the stream was closed"
     return [m for m in messages if m is not None]
 
 
 def closed(stream: AgentStream) -> bool:
-    """It was closed since the last look."""
+    """True if the stream was closed since the last call."""
     return None in _taken(stream)
 
 
 def kinds(stream: AgentStream) -> list[str | None]:
-    """What kinds of messages were sent since the last look; None: the stream was closed."""
+    """Kinds of the messages sent since the last call; None: the stream was closed."""
     return [m.WhichOneof("kind") if m is not None else None for m in _taken(stream)]
 
 
 def refused(stream: AgentStream) -> pb.Refused:
-    """Why its stream was closed, and nothing else was said on it."""
+    """The refusal, which must be the last and only message of the stream."""
     (message, end) = _taken(stream)
     assert message is not None
     assert message.HasField("refused")
@@ -77,12 +77,11 @@ def _taken(stream: AgentStream) -> list[pb.CoordinatorMessage | None]:
 
 
 def view(*workers: WorkerStatus) -> pb.AgentMessage:
-    """A node's whole view."""
     return pb.AgentMessage(view=pb.NodeView(workers=[status_to_pb(w) for w in workers]))
 
 
 def worker(name: str, phase: WorkerPhase, generation: int = 0, **fields: Any) -> WorkerStatus:
-    """A worker with a slot; it has taken part if it is in a generation."""
+    """A worker with a slot; with a generation it has taken part in it and holds state."""
     base = {
         "slot": 0,
         "generation": generation,
@@ -94,7 +93,7 @@ def worker(name: str, phase: WorkerPhase, generation: int = 0, **fields: Any) ->
 
 
 class Diary:
-    """A journal whose entries can be asked for."""
+    """A journal whose entries a test can read."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []

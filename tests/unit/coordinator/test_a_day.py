@@ -1,6 +1,6 @@
-"""A leader holds no more after a day of events than after some hours of them.
+"""A leader's memory use does not grow over a day of events.
 
-The day takes minutes: its clock goes on as soon as nothing is left to do.
+The simulated day takes minutes: its clock jumps ahead as soon as nothing is left to do.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ from tests.unit.coordinator.agents import agent, options
 HOUR_S = 3600.0
 HOURS = 24
 FILLED_AFTER = 8
-"""Hours after which all is there that is kept of the last hours: curves, incidents, periods of
-slots. More happens in these hours, so that it is."""
+"""Hours after which all bounded histories are full: curves, incidents, periods of slots. Workers
+are killed more often in these hours, to fill them."""
 MOST_GROWTH = 1.05
 JOB = "job"
 NODES, SLOTS = 4, 2
@@ -59,7 +59,7 @@ LONG_TEXT = "".join(f"line {n} of what it has said last\n" for n in range(300))
 
 
 class Clock(selectors.DefaultSelector):
-    """Waiting takes no time; it passes all the same."""
+    """A selector that moves the simulated clock on instead of waiting."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +73,7 @@ class Clock(selectors.DefaultSelector):
 
 
 class AtOnce(concurrent.futures.ThreadPoolExecutor):
-    """No thread, which would be overtaken by the clock."""
+    """Runs work in the caller: the simulated clock would overtake a thread."""
 
     def submit(
         self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any
@@ -81,13 +81,13 @@ class AtOnce(concurrent.futures.ThreadPoolExecutor):
         done: concurrent.futures.Future[Any] = concurrent.futures.Future()
         try:
             done.set_result(fn(*args, **kwargs))
-        except Exception as error:  # noqa: BLE001 - whoever waits is told
+        except Exception as error:  # noqa: BLE001 - the future's waiter gets it
             done.set_exception(error)
         return done
 
 
 class Node:
-    """An agent and its workers, which do as they are told."""
+    """An agent and its workers, which follow the coordinator's orders."""
 
     def __init__(self, name: str, day: Day) -> None:
         self.name = name
@@ -106,7 +106,7 @@ class Node:
         self._listening: asyncio.Future[None] | None = None
 
     async def arrive(self) -> None:
-        """It is there: registered, connected, with its workers."""
+        """Register the node, connect its agent and start a worker in each slot."""
         document = NodeDocument(
             start_token=self.token,
             host=f"{self.name}.test",
@@ -138,7 +138,7 @@ class Node:
         self.tell_view()
 
     def kill(self, worker: str) -> None:
-        """It fails; another one starts in its place."""
+        """Report the worker as killed and start another one in its slot."""
         status = self.workers.pop(worker)
         failure = job_pb2.Failure(
             worker=worker,
@@ -153,7 +153,7 @@ class Node:
         self.start_worker(status.slot)
 
     async def lose(self) -> None:
-        """It is gone."""
+        """Disconnect and unregister the node."""
         self.day.nodes.remove(self)
         self.day.daemon.agent_lost(self.stream)
         await self.day.store.delete(self._key())
@@ -237,7 +237,7 @@ class Node:
 
 
 class Day:
-    """What befalls one job, from a seed."""
+    """The events of one job's day, drawn from a seed."""
 
     def __init__(
         self,
@@ -275,7 +275,7 @@ class Day:
         )
 
     async def live(self, hours: float, kill_every_s: float = KILL_EVERY_S) -> None:
-        """So long from its begin."""
+        """Run the job until `hours` after its begin."""
         while len(self.nodes) < NODES:
             await Node(f"node-{next(self.numbers)}", self).arrive()
         due = {
@@ -299,8 +299,8 @@ class Day:
             )
 
     def _step(self) -> None:
-        """Everyone has committed one, if the group does not stand still; rank 0 tells of it, and of
-        its figures."""
+        """Let all members commit a step unless the group hangs. Rank 0 reports progress and curve,
+        the others their time and pace."""
         group = max((node.group for node in self.nodes), key=lambda g: g.number)
         if group.number != self._stands_in:
             self._stands_since = None
@@ -358,7 +358,7 @@ class Day:
 
     async def _kill(self) -> None:
         if self._stands_since is not None:
-            return  # else the hang would not last long enough to be one
+            return  # a new group would end the hang before it counts as one
         node = self._draw.choice(self.nodes)
         node.kill(self._draw.choice(list(node.workers)))
 
@@ -366,13 +366,13 @@ class Day:
         node = self._draw.choice(self.nodes)
         await node.lose()
         await asyncio.sleep(20.0)
-        # Now and then a machine that was never there, as where spot machines come and go.
+        # Half of the nodes that come are new machines, as with spot instances.
         is_new = self._draw.random() < 0.5
         name = f"node-{next(self.numbers)}" if is_new else node.name
         await Node(name, self).arrive()
 
     async def _stand(self) -> None:
-        """Until a worker is replaced: the group hangs."""
+        """Let the group hang until the next generation."""
         self._stands_since = self.clock.now
         self._stands_in = max(node.group.number for node in self.nodes)
 
@@ -386,7 +386,7 @@ class Day:
         await Node(node.name, self).arrive()
 
     async def _look(self) -> None:
-        """A scrape, somebody at the page, and a command."""
+        """Read what a scrape, the page and the commands read."""
         self.operators.figures()
         self._page.document(self.operators.view())
         self.operators.status().SerializeToString()
@@ -414,7 +414,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 def classes_of_the_product() -> list[Any]:
-    """Those that are loaded and whose constructors may have a clock as a default."""
+    """The loaded classes whose constructors may have a clock as a default."""
     modules = [m for name, m in sys.modules.items() if name.startswith("elastic.")]
     return [
         made
@@ -434,14 +434,14 @@ def loop(clock: Clock) -> Iterator[asyncio.AbstractEventLoop]:
 
 
 def held() -> int:
-    """Bytes of all objects that are alive."""
+    """Bytes of all live objects."""
     for _ in range(3):
         gc.collect()
     return tracemalloc.get_traced_memory()[0]
 
 
 async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
-    """Bytes held, by the hour."""
+    """Simulate the day; return the bytes held after each hour from `FILLED_AFTER` on."""
     recent, totals, history = RecentEntries(), Totals(), JobHistory()
     happened = EntryCounts()
     journal = Journal(recent, totals, history, happened)
@@ -470,7 +470,7 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
         await day.live(FILLED_AFTER, FILL_EVERY_S)
         for hour in range(FILLED_AFTER, HOURS + 1):
             await day.live(hour)
-            store.compact(store.revision)  # a real store's history is not in the coordinator
+            store.compact(store.revision)  # a real store keeps its history in another process
             found[hour] = held()
     finally:
         for node in list(day.nodes):
@@ -487,7 +487,7 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
 
 @pytest.mark.long
 @pytest.mark.timeout(3600)
-def test_a_leader_holds_no_more_after_a_day(
+def test_a_leaders_memory_does_not_grow_over_a_day(
     clock: Clock, loop: asyncio.AbstractEventLoop, tmp_path: Path
 ) -> None:
     tracemalloc.start()

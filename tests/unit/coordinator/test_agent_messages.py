@@ -1,4 +1,4 @@
-"""Each kind of message of an agent, as an event for the machine and an entry of the journal."""
+"""The daemon turns each kind of agent message into machine events and journal entries."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ KILLED = Failure(
 
 
 class Machine(Coordinator):
-    """Writes down what it is told, and its groups are those of the test."""
+    """A machine that records its events, and whose generations the test sets."""
 
     def __init__(self) -> None:
         super().__init__(CoordinatorSettings(incarnation="i"), now=0.0)
@@ -71,7 +71,7 @@ class Machine(Coordinator):
 
 
 class Place:
-    """A leader to which one agent is connected."""
+    """A leader with one connected agent."""
 
     def __init__(self, daemon: CoordinatorDaemon, machine: Machine, diary: Diary) -> None:
         self.daemon, self.machine, self.diary = daemon, machine, diary
@@ -94,13 +94,13 @@ class Place:
         self.says(pb.AgentMessage(**kind))
 
     def failures(self) -> int:
-        """That count against the node."""
+        """The number of failures that count against the node."""
         return sum(map(len, self.daemon._failures.instants().values()))
 
 
 @pytest.fixture
 def told_before() -> dict[str, int]:
-    """What leaders before have heard and stored."""
+    """By source, the last number that earlier leaders have stored."""
     return {}
 
 
@@ -117,7 +117,7 @@ async def place(
     await daemon.close()
 
 
-async def test_a_view_is_the_nodes_and_kept_for_the_status(place: Place) -> None:
+async def test_a_view_is_posted_for_its_node_and_kept_for_the_status(place: Place) -> None:
     trains = worker("w", WorkerPhase.TRAINING, 3)
     place.says(view(trains))
     assert place.events == [
@@ -127,7 +127,7 @@ async def test_a_view_is_the_nodes_and_kept_for_the_status(place: Place) -> None
 
 
 @pytest.mark.parametrize(("generation", "signs"), [(3, True), (2, False)])
-async def test_a_broken_group_is_the_first_sign_of_a_loss(
+async def test_a_broken_group_is_a_sign_of_a_loss_only_in_the_current_generation(
     place: Place, generation: int, signs: bool
 ) -> None:
     broken = worker("w", WorkerPhase.READY, generation, broken=True)
@@ -136,7 +136,7 @@ async def test_a_broken_group_is_the_first_sign_of_a_loss(
 
 
 def has_signs(place: Place) -> bool:
-    """Of a loss, before it is decided."""
+    """True if a sign of a loss is known from before the decision."""
     at = 1e12
     place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=at))
     under_way = place.recoveries._under_way
@@ -144,7 +144,7 @@ def has_signs(place: Place) -> bool:
     return under_way.sign_at < at
 
 
-async def test_a_silent_node_that_comes_back_with_its_members_is_no_sign(place: Place) -> None:
+async def test_a_silent_node_that_returns_with_its_members_is_no_sign_of_loss(place: Place) -> None:
     place.recoveries.sign(1.0, silent=place.node.node)
     place.says(view(worker("w", WorkerPhase.TRAINING, 3)))
     assert not has_signs(place)
@@ -154,7 +154,7 @@ async def test_a_silent_node_that_comes_back_with_its_members_is_no_sign(place: 
     ("name", "may_train", "signs"),
     [("w", [], True), ("spare", [], False), ("leaves", [replace(MEMBER, worker="leaves")], True)],
 )
-async def test_the_end_of_a_member_is_a_sign_and_that_of_a_spare_is_none(
+async def test_the_end_of_a_member_is_a_sign_of_a_loss_and_the_end_of_a_spare_is_not(
     place: Place, name: str, may_train: list[Member], signs: bool
 ) -> None:
     place.machine.may_train = may_train
@@ -179,9 +179,7 @@ async def test_a_failure_is_recorded_judged_and_counted_against_the_node(place: 
     assert place.failures() == 1
 
 
-async def test_what_is_told_again_is_heard_once_and_answered_when_it_is_stored(
-    place: Place,
-) -> None:
+async def test_a_repeated_message_counts_once_and_is_acknowledged_once_stored(place: Place) -> None:
     for _ in range(2):
         place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source="s", number=1))
     assert (len(place.events), place.failures()) == (1, 1)
@@ -201,9 +199,7 @@ async def test_what_is_told_again_is_heard_once_and_answered_when_it_is_stored(
 
 
 @pytest.mark.parametrize("told_before", [{"s": 3}])
-async def test_what_a_leader_before_has_stored_is_answered_and_not_counted_again(
-    place: Place,
-) -> None:
+async def test_a_message_stored_by_an_earlier_leader_is_acknowledged_only(place: Place) -> None:
     place.hear(failure=failure_to_pb(KILLED), once=pb.Once(source="s", number=3))
     (answer,) = sent(place.stream)
     assert answer.once_stored == 3
@@ -213,7 +209,7 @@ async def test_what_a_leader_before_has_stored_is_answered_and_not_counted_again
     assert place.failures() == 2
 
 
-async def test_a_recovery_is_timed_by_when_it_was_over_and_not_by_when_it_is_told(
+async def test_a_recoverys_duration_ends_when_it_was_over_not_when_it_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     booked: list[str] = []
@@ -227,7 +223,7 @@ async def test_a_recovery_is_timed_by_when_it_was_over_and_not_by_when_it_is_tol
     place.hear(reformed=report, once=pb.Once(source="s", number=1, age_s=4.0))
     (recovered,) = place.diary.of("recovered")
     assert recovered["total_s"] == pytest.approx(1.0, abs=0.5)
-    assert booked == []  # newer figures have come
+    assert booked == []  # the report is 4 s old: newer figures have come
     place.hear(reformed=report, once=pb.Once(source="s", number=2))
     assert booked == ["w"]
 
@@ -237,7 +233,7 @@ PROGRESS = job_pb2.Progress(
 )
 
 
-async def test_progress_of_the_present_group_is_recorded_and_posted(place: Place) -> None:
+async def test_progress_of_the_current_group_is_recorded_and_posted(place: Place) -> None:
     place.hear(progress=PROGRESS)
     assert place.daemon.progress == PROGRESS
     assert place.events == [
@@ -247,7 +243,7 @@ async def test_progress_of_the_present_group_is_recorded_and_posted(place: Place
     assert (recorded["step"], recorded["world_size"], recorded["reported"]) == (7, 1, {"loss": 0.5})
 
 
-async def test_the_answer_to_a_probe_is_posted_and_is_nobodys_progress(place: Place) -> None:
+async def test_an_answer_to_a_probe_is_posted_but_not_recorded_as_progress(place: Place) -> None:
     answer = job_pb2.Progress()
     answer.CopyFrom(PROGRESS)
     answer.probed = True
@@ -263,7 +259,7 @@ NEXT = Generation(number=4, incarnation="i", members=(), reason=ChangeReason.MEM
 
 
 @pytest.mark.parametrize("current", [None, NEXT])
-async def test_progress_of_a_group_that_was_left_at_once_is_history(
+async def test_progress_of_a_group_that_is_no_longer_current_is_ignored(
     place: Place, current: Generation | None
 ) -> None:
     place.machine.newest = current
@@ -272,16 +268,14 @@ async def test_progress_of_a_group_that_was_left_at_once_is_history(
     assert place.diary.names() == []
 
 
-async def test_progress_of_a_group_that_nobody_remembers_is_history(place: Place) -> None:
+async def test_progress_of_an_unknown_generation_is_ignored(place: Place) -> None:
     del place.machine.generations[3]
     place.hear(progress=PROGRESS)
     assert place.events == []
     assert place.diary.names() == []
 
 
-async def test_progress_until_a_planned_change_takes_effect_is_that_of_the_group_before(
-    place: Place,
-) -> None:
+async def test_progress_before_a_planned_change_belongs_to_the_group_before(place: Place) -> None:
     place.machine.newest = replace(NEXT, leave_after=9)
     place.hear(progress=PROGRESS)
     assert len(place.events) == 1
@@ -289,14 +283,14 @@ async def test_progress_until_a_planned_change_takes_effect_is_that_of_the_group
     assert (recorded["generation"], recorded["world_size"]) == (3, 1)
 
 
-async def test_where_the_state_came_from_is_recorded(place: Place) -> None:
+async def test_the_source_of_the_restored_state_is_recorded(place: Place) -> None:
     place.hear(reformed=job_pb2.Reformed(generation=3, source="initial", committed=4))
     place.hear(reformed=job_pb2.Reformed(generation=3, committed=4))
     assert place.diary.of("state_restored") == [{"source": "initial", "committed": 4}]
     assert place.diary.of("recovered") == []
 
 
-async def test_a_recovery_is_recorded_with_its_first_step(place: Place) -> None:
+async def test_a_recovery_is_recorded_when_its_first_step_is_reported(place: Place) -> None:
     place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=0.0))
     place.recoveries.announced(CURRENT, 0.0)
     place.hear(reformed=job_pb2.Reformed(generation=3, committed=4))
@@ -304,7 +298,7 @@ async def test_a_recovery_is_recorded_with_its_first_step(place: Place) -> None:
     assert (recovered["generation"], recovered["lost"]) == (3, ["v"])
 
 
-async def test_saves_notices_and_wishes_reach_those_they_are_for(place: Place) -> None:
+async def test_saves_notices_and_requests_are_posted_or_recorded(place: Place) -> None:
     shard = job_pb2.ShardSaved(worker="w", generation=3, step=5, index=0, count=1)
     place.hear(shard_saved=shard)
     place.hear(save_failed=job_pb2.SaveFailed(generation=3, step=5, message="full"))
@@ -322,7 +316,7 @@ async def test_saves_notices_and_wishes_reach_those_they_are_for(place: Place) -
 
 
 @pytest.mark.parametrize("before", [None, generation(3, "w1")])
-async def test_what_an_agent_knows_of_and_the_store_does_not_is_lost(
+async def test_a_generation_known_to_an_agent_but_not_stored_makes_the_leader_outdated(
     place: Place, before: Generation | None
 ) -> None:
     fields = {"leave_after": 9, "provisional": True, "incarnation": "i"}
@@ -336,7 +330,7 @@ async def test_what_an_agent_knows_of_and_the_store_does_not_is_lost(
     assert lost.may_train == ((before,) if before is not None else ())
 
 
-async def test_what_a_script_or_a_worker_names_takes_the_place_of_nothing(place: Place) -> None:
+async def test_names_chosen_by_scripts_or_workers_replace_no_field_of_events(place: Place) -> None:
     names = ("step", "epoch", "generation", "world_size", "step_s", "time", "event", "name", "self")
     progress = job_pb2.Progress(generation=3, committed=7, reported=dict.fromkeys(names, math.nan))
     place.hear(progress=progress)
@@ -351,14 +345,14 @@ async def test_what_a_script_or_a_worker_names_takes_the_place_of_nothing(place:
     assert place.diary.of("notice") == [{"node": "n1", "details": {"name": "job_ended"}}]
 
 
-async def test_what_is_not_understood_is_passed_over(place: Place) -> None:
+async def test_empty_and_unexpected_messages_are_ignored(place: Place) -> None:
     place.hear()
     place.hear(hello=pb.AgentHello(node="n1"))
     assert place.events == []
 
 
-async def test_a_job_without_a_ledger_has_its_members_forget_the_steps(place: Place) -> None:
-    """They may have been told to keep them, by agents that --record-samples was given to."""
+async def test_members_of_a_job_without_a_ledger_are_told_to_forget_steps(place: Place) -> None:
+    """Members keep the records of steps if their agents were given --record-samples."""
     rows = [job_pb2.LedgerEntry(step=s, run="i", generation=3) for s in (0, 1)]
     place.hear(ledger=local_pb2.LedgerEntries(entries=rows, whole=True))
     place.hear(ledger=local_pb2.LedgerEntries(whole=True))
@@ -366,12 +360,12 @@ async def test_a_job_without_a_ledger_has_its_members_forget_the_steps(place: Pl
     assert told.ledger_stored == local_pb2.LedgerStored(committed=2, run="i", generation=3)
 
 
-async def test_how_long_the_agents_loop_stood_still_is_kept_for_the_status(place: Place) -> None:
+async def test_the_longest_pause_of_an_agents_loop_is_kept_for_the_status(place: Place) -> None:
     place.hear(view=pb.NodeView(longest_pause_s=0.25))
     assert place.node.longest_pause_s == 0.25
 
 
-async def test_of_a_node_that_is_late_it_is_known_how_long_it_waited(place: Place) -> None:
+async def test_a_leave_that_took_too_long_is_recorded_with_its_waiting_time(place: Place) -> None:
     place.hear(leave_timed_out=pb.LeaveTimedOut(waited_s=15.25))
     (late,) = place.diary.of("leave_timed_out")
     assert (late["node"], late["waited_s"]) == ("n1", 15.25)

@@ -1,4 +1,4 @@
-"""Whatever an agent says costs its own stream at most, and never the coordinator."""
+"""A message of an agent, however malformed, ends its own stream at most, never the coordinator."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.coordinator.agents import Diary, agent, options
 
 @settings(max_examples=3 * settings.default.max_examples)
 @given(st.lists(st.tuples(st.sampled_from(["n1", "n2"]), messages(pb.AgentMessage)), max_size=12))
-async def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) -> None:
+async def test_no_message_breaks_the_coordinator(said: list[tuple[str, pb.AgentMessage]]) -> None:
     store, diary = MemoryStore(), Diary()
     leadership = await lead(store, job="job", candidate="c")
     daemon = CoordinatorDaemon(options(max_workers=4), store, leadership, diary.journal)
@@ -31,7 +31,7 @@ async def test_the_coordinator_goes_on(said: list[tuple[str, pb.AgentMessage]]) 
         message = pb.AgentMessage.FromString(message.SerializeToString())
         try:
             daemon.agent_said(streams[name], message)
-        except ValueError:  # makes no sense: gRPC ends its stream
+        except ValueError:  # the message makes no sense: gRPC ends its stream
             daemon.agent_lost(streams[name])
             streams[name] = agent(name, "0123")
             daemon.agent_connected(streams[name])

@@ -1,4 +1,4 @@
-"""Two coordinators of one job: one leads, the other turns everybody away and waits its turn."""
+"""Two coordinators of one job: one leads, the other refuses requests and waits to take over."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TRAINING, READY, FINISHED = WorkerPhase.TRAINING, WorkerPhase.READY, WorkerPhase
 
 
 class Contestant:
-    """One candidate and what it has recorded."""
+    """A candidate and its journal."""
 
     def __init__(self, store: FailingStore, address: str, run_id: str = "default") -> None:
         self.store = store
@@ -54,7 +54,7 @@ class Contestant:
             await asyncio.gather(self.running, return_exceptions=True)
 
     async def ended(self) -> int:
-        """The exit code that it comes to by itself."""
+        """Wait until the candidate ends by itself, and return its exit code."""
         assert self.running is not None
         return await self.running
 
@@ -82,7 +82,7 @@ class Contestant:
 
 
 class Contest:
-    """The first one leads; the second one waits."""
+    """Two candidates: the first leads, the second waits."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -110,7 +110,7 @@ async def contest() -> AsyncIterator[Contest]:
 
 
 async def group_of_one(contestant: Contestant) -> tuple[AgentStream, int]:
-    """An agent whose only worker trains, and the number of its generation."""
+    """Let an agent's only worker train; return the agent's stream and the generation's number."""
     stream = agent("n1", "0123", slots=1)
     await contestant.attended_by(stream, view(worker("w", READY)))
     await until(lambda: "generation_formed" in contestant.diary.names())
@@ -119,7 +119,7 @@ async def group_of_one(contestant: Contestant) -> tuple[AgentStream, int]:
     return stream, number
 
 
-async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
+async def test_a_follower_refuses_agents_and_operators(contest: Contest) -> None:
     follower = contest.two.candidate
     assert follower.agents() is None
     for ask in (follower.status, follower.operators, lambda: follower.incidents(None)):
@@ -129,7 +129,7 @@ async def test_a_follower_turns_everybody_away(contest: Contest) -> None:
     assert "node_connected" not in contest.two.diary.names()
 
 
-async def test_the_leader_says_so(contest: Contest) -> None:
+async def test_a_leader_names_itself_in_its_status_and_journal(contest: Contest) -> None:
     status = contest.one.candidate.status()
     assert (status.coordinator, status.leads, status.phase) == ("one:1", True, "gathering")
     assert contest.one.diary.of("elected") == [{"address": "one:1", "generation": 0, "members": []}]
@@ -139,7 +139,7 @@ async def test_the_leader_says_so(contest: Contest) -> None:
     ("run_id", "waits_for"),
     [("default", "the end of that coordinator"), ("night", "the end of run 'default'")],
 )
-async def test_one_that_waits_says_who_leads_and_what_it_waits_for(
+async def test_a_waiting_candidate_records_the_leader_and_what_it_waits_for(
     contest: Contest, run_id: str, waits_for: str
 ) -> None:
     third = Contestant(contest.store, "three:1", run_id)
@@ -157,7 +157,7 @@ async def test_one_that_waits_says_who_leads_and_what_it_waits_for(
     assert "standing_by" not in contest.one.diary.names()
 
 
-async def test_both_stand_and_the_leader_knows_its_group(contest: Contest) -> None:
+async def test_both_candidates_stand_and_only_the_leader_has_a_group(contest: Contest) -> None:
     one, two = contest.one.candidate, contest.two.candidate
     assert (one.stands, two.stands) == (True, True)
     assert (one.group, two.group) == (GroupFigures(), None)
@@ -167,9 +167,7 @@ async def test_both_stand_and_the_leader_knows_its_group(contest: Contest) -> No
     assert one.group == GroupFigures(generation=number, world_size=1, step=7)
 
 
-async def test_what_agents_say_to_a_leader_that_has_stepped_down_is_for_nobody(
-    contest: Contest,
-) -> None:
+async def test_a_leader_that_has_stepped_down_ignores_what_agents_say(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     await contest.one.end()
     recorded = len(contest.one.diary.entries)
@@ -180,7 +178,7 @@ async def test_what_agents_say_to_a_leader_that_has_stepped_down_is_for_nobody(
     assert contest.one.candidate.agents() is None
 
 
-async def test_each_tells_its_own_journal_whoever_leads(contest: Contest) -> None:
+async def test_leader_and_follower_each_serve_their_own_journal(contest: Contest) -> None:
     def of(contestant: Contestant) -> list[str]:
         return contestant.diary.names()
 
@@ -192,9 +190,7 @@ async def test_each_tells_its_own_journal_whoever_leads(contest: Contest) -> Non
         await followed.aclose()  # type: ignore[attr-defined]
 
 
-async def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_on(
-    contest: Contest,
-) -> None:
+async def test_a_cancelled_leader_hands_over_and_the_group_trains_on(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     kinds(stream)
     assert contest.one.running is not None
@@ -217,10 +213,10 @@ async def test_one_that_is_asked_to_go_hands_over_at_once_and_the_group_trains_o
     assert "generation_formed" not in contest.two.diary.names()
 
 
-async def test_a_deposed_leader_steps_down_and_waits_its_turn(contest: Contest) -> None:
+async def test_a_deposed_leader_steps_down_and_campaigns_again(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     kinds(stream)
-    await contest.store.delete(KEYS.leader)  # as when its lease is lost
+    await contest.store.delete(KEYS.leader)  # as the store does when the lease expires
     await until(contest.two.leads)
     await until(lambda: "deposed" in contest.one.diary.names())
     await until(lambda: contest.one.diary.names().count("campaigning") == 2)
@@ -233,7 +229,7 @@ async def test_a_deposed_leader_steps_down_and_waits_its_turn(contest: Contest) 
 
 
 def known(number: int, incarnation: str) -> pb.AgentMessage:
-    """An agent has heard of this generation, of which "w" is the only member."""
+    """The message of an agent that knows this generation, whose only member is "w"."""
     newest = Generation(
         number=number,
         incarnation=incarnation,
@@ -245,7 +241,7 @@ def known(number: int, incarnation: str) -> pb.AgentMessage:
 
 @pytest.mark.parametrize("own", [True, False], ids=["of the run", "of nothing known"])
 @pytest.mark.parametrize("writes", [False, True])
-async def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool) -> None:
+async def test_a_generation_that_the_store_lost_is_written_again(own: bool, writes: bool) -> None:
     store = FailingStore(Clock())
     if own:
         leadership = await lead(store, job="job", candidate="earlier")
@@ -255,7 +251,7 @@ async def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool)
     one = Contestant(store, "one:1")
     one.start()
     await until(one.leads)
-    if writes:  # a generation of its own, which nobody has heard of yet
+    if writes:  # the leader writes a generation that nobody knows yet
         store.hangs["put"] = asyncio.Event()
         await one.attended_by(agent("n2", "4567", slots=1), view(worker("x", READY)))
     first = agent("n1", "0123", slots=1)
@@ -280,9 +276,7 @@ async def test_what_the_store_has_lost_is_written_again(own: bool, writes: bool)
     await one.end()
 
 
-async def test_what_the_store_knows_or_another_run_has_is_not_written_again(
-    contest: Contest,
-) -> None:
+async def test_a_generation_stored_or_of_another_run_is_not_written_again(contest: Contest) -> None:
     _, number = await group_of_one(contest.one)
     other = agent("n2", "4567", slots=1)
     incarnation = contest.one.candidate.status().generation.incarnation
@@ -294,21 +288,21 @@ async def test_what_the_store_knows_or_another_run_has_is_not_written_again(
     assert "store_rolled_back" not in contest.one.diary.names()
 
 
-async def test_a_leader_that_finds_its_decisions_refused_steps_down(contest: Contest) -> None:
+async def test_a_leader_whose_decisions_the_store_refuses_steps_down(contest: Contest) -> None:
     holding = contest.one.candidate._election._claim
     contest.store.hangs["put"] = asyncio.Event()
     stream = agent("n1", "0123", slots=1)
     await contest.one.attended_by(stream, view(worker("w", READY)))
     assert holding.entry is not None
-    entry = contest.store._entries.pop(KEYS.leader)  # nobody hears of it but who writes
+    entry = contest.store._entries.pop(KEYS.leader)  # no watcher is told; only a write finds out
     contest.store.hangs.pop("put").set()
     await until(lambda: "deposed" in contest.one.diary.names())
     assert entry.key in contest.one.diary.of("deposed")[0]["reason"]
-    await until(lambda: entry.lease not in contest.store._leases)  # it keeps nothing alive
+    await until(lambda: entry.lease not in contest.store._leases)  # the lease is revoked
     assert "generation_formed" not in contest.one.diary.names()
 
 
-async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
+async def test_the_end_of_the_job_ends_the_leader_and_the_follower(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     kinds(stream)
     contest.one.says(stream, view(worker("w", FINISHED, number)))
@@ -319,7 +313,7 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
     for said in (candidate.operators().drain("n1", ""), candidate.operators().clear("n1")):
         with pytest.raises(ConfigurationError, match="exit code 0"):
             await said
-    contest.one.lost(stream)  # it ends when it has heard of it
+    contest.one.lost(stream)  # the agent has heard of the end and leaves
     assert await contest.one.ended() == 0
     assert await contest.two.ended() == 0
     assert "elected" not in contest.two.diary.names()
@@ -327,7 +321,7 @@ async def test_the_end_of_the_job_ends_both(contest: Contest) -> None:
     assert await contest.store.get(KEYS.leader) is None
 
 
-async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> None:
+async def test_only_the_last_leader_answers_status_after_the_end(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
@@ -345,7 +339,7 @@ async def test_status_is_answered_after_the_end_by_who_led(contest: Contest) -> 
 
 
 async def killed(contest: Contest) -> None:
-    """Its job fails, and ends with its exit code everywhere."""
+    """Kill the job; both candidates end with its exit code."""
     stream, _ = await group_of_one(contest.one)
     for said in ("kill", "kill"):
         contest.one.candidate.operators().stop(said, 143)
@@ -356,11 +350,11 @@ async def killed(contest: Contest) -> None:
     assert [await contest.one.ended(), await contest.two.ended()] == [143, 143]
 
 
-async def test_a_job_that_failed_ends_with_its_exit_code_everywhere(contest: Contest) -> None:
+async def test_a_killed_job_ends_both_candidates_with_its_exit_code(contest: Contest) -> None:
     await killed(contest)
 
 
-async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Contest) -> None:
+async def test_a_killed_run_can_be_led_again_by_the_same_candidate(contest: Contest) -> None:
     await killed(contest)
     contest.one.start()
     await until(lambda: contest.one.diary.names().count("elected") == 2)
@@ -369,7 +363,7 @@ async def test_a_run_that_was_left_goes_on_under_the_same_candidates(contest: Co
     assert await contest.leader() == "one:1"
 
 
-async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
+async def test_a_candidate_of_an_ended_run_ends_though_the_record_of_the_end_is_illegible() -> None:
     store = FailingStore(Clock())
     await store.put(KEYS.end("default"), b"not legible")
     contestant = Contestant(store, "one:1")
@@ -379,21 +373,19 @@ async def test_who_comes_to_a_run_that_has_ended_ends_as_it_did() -> None:
     assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
 
 
-async def test_the_next_leader_knows_of_the_order_to_stop(contest: Contest) -> None:
+async def test_the_next_leader_carries_out_an_order_to_stop(contest: Contest) -> None:
     await group_of_one(contest.one)
     contest.one.candidate.operators().stop("maintenance", 82)
     await until(lambda: KEYS.stop in contest.store._entries)
     await contest.one.end()
     await until(contest.two.leads)
     assert contest.two.diary.of("stop_requested") == [{"reason": "maintenance"}]
-    assert await contest.two.ended() == 82  # after the grace: nobody has come
+    assert await contest.two.ended() == 82  # after --stop-grace-s, in which no agent has come
     left = [e.key for e in await contest.store.list(KEYS.folder)]
     assert [key for key in left if not key.startswith(KEYS.incidents)] == [KEYS.end("default")]
 
 
-async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_written_again(
-    contest: Contest,
-) -> None:
+async def test_an_order_to_stop_lost_by_the_store_is_restored_from_agents(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     kinds(stream)
     contest.one.candidate.operators().stop("maintenance", 82)
@@ -421,7 +413,7 @@ async def test_an_order_to_stop_that_the_store_has_lost_is_told_by_agents_and_wr
     await three.end()
 
 
-async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -> None:
+async def test_restarts_and_recoveries_are_kept_under_the_next_leader(contest: Contest) -> None:
     stream, _ = await group_of_one(contest.one)
     failure = job_pb2.Failure(worker="w", kind="FAILURE_KIND_SIGNAL", retryable=True)
     contest.one.says(stream, pb.AgentMessage(failure=failure))
@@ -443,7 +435,7 @@ async def test_what_was_counted_counts_under_the_next_leader(contest: Contest) -
     assert after.started_unix_s == before.started_unix_s
 
 
-async def test_the_job_has_begun_when_its_first_leader_says_so(contest: Contest) -> None:
+async def test_the_start_time_of_a_job_is_kept_under_the_next_leader(contest: Contest) -> None:
     await group_of_one(contest.one)
     before = contest.one.candidate.status()
     await until(lambda: KEYS.records in contest.store._entries)
@@ -452,12 +444,12 @@ async def test_the_job_has_begun_when_its_first_leader_says_so(contest: Contest)
     assert contest.two.candidate.status().started_unix_s == before.started_unix_s
 
 
-async def test_doubt_is_recorded_once_and_so_is_its_end(
+async def test_doubt_about_the_lease_is_recorded_once_and_so_is_its_end(
     contest: Contest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
     keeper = contest.one.candidate._election._claim._keeper
-    keeper._clock, keeper._sent_at = contest.clock, contest.clock.now  # stands still
+    keeper._clock, keeper._sent_at = contest.clock, contest.clock.now  # a clock that stands still
     for lease in contest.store._leases.values():
         lease.deadline += 1000.0
     contest.store.refuses["renew"] = 10**9
@@ -472,9 +464,7 @@ async def test_doubt_is_recorded_once_and_so_is_its_end(
     assert await contest.leader() == "one:1"
 
 
-async def test_whoever_cannot_take_part_is_told_each_time_and_reported_once(
-    contest: Contest,
-) -> None:
+async def test_a_refused_agent_is_told_each_time_and_reported_once(contest: Contest) -> None:
     for _ in range(3):
         stream = agent("n1", "0123", version="0.0.9")
         await contest.one.attended_by(stream)
@@ -486,7 +476,7 @@ async def test_whoever_cannot_take_part_is_told_each_time_and_reported_once(
     assert len(contest.one.diary.of("node_refused")) == 2
 
 
-async def test_who_is_drained_stays_out_under_the_next_leader(contest: Contest) -> None:
+async def test_a_drained_node_stays_out_under_the_next_leader(contest: Contest) -> None:
     with pytest.raises(ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"):
         await contest.one.candidate.operators().drain("n9", "a new disk")
     assert "n9" in await contest.one.candidate.operators().drain("n9", "a new disk", future=True)
@@ -502,7 +492,7 @@ async def test_who_is_drained_stays_out_under_the_next_leader(contest: Contest) 
     ]
 
 
-async def test_a_leader_looks_for_the_nodes_of_every_group_that_may_train() -> None:
+async def test_a_new_leader_looks_for_the_nodes_of_every_generation_that_may_train() -> None:
     one = Contestant(FailingStore(Clock()), "one:1")
     newest, earlier = (
         Generation(
@@ -522,7 +512,7 @@ async def test_a_leader_looks_for_the_nodes_of_every_group_that_may_train() -> N
     await one.end()
 
 
-async def test_one_that_is_asked_to_go_before_it_was_elected_goes(contest: Contest) -> None:
+async def test_a_follower_that_is_cancelled_ends_and_the_leader_stays(contest: Contest) -> None:
     await contest.two.end()
     assert contest.two.running is not None
     assert contest.two.running.cancelled()
@@ -530,7 +520,7 @@ async def test_one_that_is_asked_to_go_before_it_was_elected_goes(contest: Conte
     assert contest.one.leads()
 
 
-async def test_what_could_not_be_announced_to_the_store_still_ends_here(contest: Contest) -> None:
+async def test_a_leader_ends_with_its_job_though_a_write_is_refused(contest: Contest) -> None:
     stream, number = await group_of_one(contest.one)
     contest.store.refuses["put"] = 1
     contest.one.says(stream, view(worker("w", FINISHED, number)))

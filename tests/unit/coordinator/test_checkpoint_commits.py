@@ -20,7 +20,7 @@ def name(index: int, generation: int = 1) -> str:
 
 
 class Run:
-    """Its members write shares to the directory and report them, and `commits` is its leader's."""
+    """A run whose members write shares to a directory and report them to the leader's `commits`."""
 
     def __init__(
         self, directory: CheckpointDirectory, job: str = "digits", run: str = "r1"
@@ -59,7 +59,7 @@ def run(tmp_path: Path) -> Run:
     return Run(open_directory(str(tmp_path)))
 
 
-def test_the_manifest_says_what_was_reported(run: Run) -> None:
+def test_the_manifest_contains_what_members_have_reported(run: Run) -> None:
     run.save(5, 1, size_bytes=7)
     run.save(5, 0)
     assert run.commit(5, 1).size_bytes == 17
@@ -74,8 +74,8 @@ def test_the_manifest_says_what_was_reported(run: Run) -> None:
     assert run.commits.url == run.directory.url
 
 
-def test_generations_are_kept_apart(run: Run) -> None:
-    """A share that was written before the group broke may hold other bytes."""
+def test_shares_of_different_generations_are_not_mixed(run: Run) -> None:
+    """A share that was written before the group broke may have other bytes."""
     run.save(5, 0, generation=1, size_bytes=1)
     run.save(5, 0, 1, generation=2, size_bytes=100)
     run.report(5, 1, generation=1, size_bytes=1)
@@ -85,7 +85,7 @@ def test_generations_are_kept_apart(run: Run) -> None:
 
 
 def test_a_step_that_is_committed_is_not_committed_again(run: Run) -> None:
-    """Two groups may have saved it; the second one's files may be swept already."""
+    """Two groups may have saved the step; the second one's files may be swept already."""
     run.save(5, 0, 1, generation=1)
     run.save(5, 0, 1, generation=2, size_bytes=100)
     assert run.commit(5, 1).size_bytes == 20
@@ -108,7 +108,7 @@ def test_old_checkpoints_are_removed(run: Run) -> None:
     assert set(catalog.list_checkpoints(run.directory)) == {10, 15}
 
 
-def test_what_is_abandoned_or_overtaken_is_forgotten(run: Run) -> None:
+def test_an_abandoned_or_overtaken_save_cannot_be_committed(run: Run) -> None:
     run.save(5, 0)
     run.commits.forget(5, 1)
     run.commits.forget(5, 1)
@@ -121,7 +121,7 @@ def test_what_is_abandoned_or_overtaken_is_forgotten(run: Run) -> None:
         run.commit(5, 1)
 
 
-def test_a_share_that_is_not_there_leaves_the_earlier_checkpoint(run: Run) -> None:
+def test_a_missing_share_prevents_the_commit_and_leaves_the_earlier_checkpoint(run: Run) -> None:
     run.save(5, 0, 1)
     run.commit(5, 1)
     run.save(10, 0)
@@ -131,7 +131,7 @@ def test_a_share_that_is_not_there_leaves_the_earlier_checkpoint(run: Run) -> No
     assert set(catalog.list_checkpoints(run.directory)) == {5}
 
 
-def test_one_that_a_later_one_has_overtaken_is_not_made_of_what_came_since(run: Run) -> None:
+def test_shares_that_come_after_a_later_commit_do_not_complete_an_earlier_save(run: Run) -> None:
     run.save(5, 0)
     run.save(6, 0, 1)
     run.commit(6, 1)
@@ -141,10 +141,10 @@ def test_one_that_a_later_one_has_overtaken_is_not_made_of_what_came_since(run: 
     assert catalog.list_checkpoints(run.directory) == (6,)
 
 
-def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
+def test_a_manifest_that_another_coordinator_writes_during_a_commit_stands(
     run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """This one was paused after it had looked."""
+    """This coordinator is paused after it has looked for a manifest."""
     run.save(5, 0, 1)
     run.save(5, 0, 1, generation=2, size_bytes=100)
     other = Run(run.directory)
@@ -163,7 +163,7 @@ def test_a_manifest_that_another_coordinator_writes_meanwhile_stands(
     assert catalog.read_manifest(run.directory, 5).generation == 2
 
 
-def test_a_run_whose_directory_another_has_taken_is_refused(run: Run) -> None:
+def test_a_run_whose_directory_another_run_has_claimed_is_refused(run: Run) -> None:
     run.claim()
     run.save(5, 0, 1)
     run.commit(5, 1)
@@ -177,7 +177,7 @@ def test_a_run_whose_directory_another_has_taken_is_refused(run: Run) -> None:
     assert catalog.list_checkpoints(run.directory) == (7, 5)
 
 
-def test_leaders_of_one_run_follow_each_other(run: Run) -> None:
+def test_a_commit_succeeds_after_another_leader_of_the_same_run_has_claimed(run: Run) -> None:
     run.claim()
     next_leader = Run(run.directory)
     next_leader.claim()
@@ -185,7 +185,7 @@ def test_leaders_of_one_run_follow_each_other(run: Run) -> None:
     assert run.commit(5, 1).size_bytes == 20
 
 
-def test_a_directory_that_was_tidied_up_stays_with_its_run(run: Run) -> None:
+def test_a_run_commits_without_its_owner_file_until_another_run_claims(run: Run) -> None:
     run.claim()
     run.directory.remove("owner.json")
     run.save(5, 0, 1)
@@ -198,16 +198,14 @@ def test_a_directory_that_was_tidied_up_stays_with_its_run(run: Run) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b'{"job":"j","run":"r","since_unix_s":1e300}'])
-def test_an_owner_that_makes_no_sense_is_none(run: Run, content: bytes) -> None:
+def test_an_owner_file_that_makes_no_sense_prevents_no_commit(run: Run, content: bytes) -> None:
     run.directory.write("owner.json", content)
     run.claim()
     run.save(5, 0, 1)
     assert run.commit(5, 1).size_bytes == 20
 
 
-def test_a_directory_that_did_not_answer_is_claimed_by_the_first_commit(
-    run: Run, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_first_commit_repeats_a_failed_claim(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     def silent(relative: str) -> bytes:
         raise TransientError(f"{relative} cannot be read")
 
@@ -221,8 +219,8 @@ def test_a_directory_that_did_not_answer_is_claimed_by_the_first_commit(
     assert run.commit(6, 1).size_bytes == 20
 
 
-def test_saves_that_never_become_whole_are_not_kept_for_ever(run: Run) -> None:
-    """As on a disk that is full for days: late shares of those that were given up."""
+def test_the_number_of_incomplete_saves_that_are_kept_is_bounded(run: Run) -> None:
+    """A disk that is full for days leads to late shares of saves that were given up."""
     for step in range(1000):
         run.report(step, 0, generation=1, size_bytes=1)
     assert len(run.commits._reports) == 64

@@ -1,4 +1,4 @@
-"""Who is let in beside whom, and which of several agents has a node's name."""
+"""Which agents are admitted beside others, and which of several agents has a node's name."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def hello(node: str, token: str = TOKEN, **fields: str) -> pb.AgentHello:
     return agent(node, token, **fields).hello
 
 
-def test_a_node_is_told_from_another_one_of_its_name() -> None:
+def test_nodes_of_one_name_are_distinguished_by_their_start_tokens() -> None:
     assert node_id("n1", TOKEN) == "n1@01234567"
     assert node_id("n1", TOKEN) != node_id("n1", OTHER)
     assert node_id("n1", "") == "n1"
@@ -29,7 +29,7 @@ def test_a_node_is_told_from_another_one_of_its_name() -> None:
     ("fields", "refused"),
     [
         ({"node": "n2"}, ""),
-        ({"node": "n1"}, ""),  # the store gives a name to one at a time
+        ({"node": "n1"}, ""),  # the store gives a name to one agent at a time
         ({"node": "n1", "token": ""}, r"the node name 'n1' is taken; choose another"),
         ({"node": "n2", "version": __version__}, ""),
         ({"node": "n2", "version": release_of(__version__) + ".99"}, ""),
@@ -41,10 +41,10 @@ def test_a_node_is_told_from_another_one_of_its_name() -> None:
             r"isolation-timeout-s 60, this coordinator 0:",
         ),
         ({"node": "n2", "run_id": "2"}, r"comes to run '2' .* leads run 'default'; give both"),
-        ({"node": "n1", "command_digest": "e"}, ""),  # in the place of the only other one
+        ({"node": "n1", "command_digest": "e"}, ""),  # replaces the only other agent
     ],
 )
-def test_who_is_refused(fields: dict[str, str], refused: str) -> None:
+def test_only_agents_that_fit_the_job_are_admitted(fields: dict[str, str], refused: str) -> None:
     nodes = ConnectedAgents()
     nodes.arrive(agent("n1", TOKEN))
     answer = nodes.refusal(hello(**fields))
@@ -57,7 +57,7 @@ def test_who_is_refused(fields: dict[str, str], refused: str) -> None:
         assert answer is None
 
 
-def test_who_came_is_found_and_leaves_once() -> None:
+def test_a_connected_node_is_found_until_it_leaves() -> None:
     nodes, stream = ConnectedAgents(), agent("n1", TOKEN)
     assert nodes.of(stream) is None
     before, node = nodes.arrive(stream)
@@ -74,19 +74,19 @@ def test_who_came_is_found_and_leaves_once() -> None:
     assert list(nodes) == []
 
 
-def test_the_newest_agent_of_a_name_has_it() -> None:
+def test_the_newest_agent_of_a_name_replaces_the_older_one() -> None:
     nodes, old, new = ConnectedAgents(), agent("n1", TOKEN), agent("n1", OTHER)
     nodes.arrive(old)
     before, _ = nodes.arrive(new)
     assert before is not None
     assert before.stream is old
     assert nodes.of(old) is None
-    assert nodes.leave(old) is None  # its end comes late, and means nothing
+    assert nodes.leave(old) is None  # the end of its stream comes late and is ignored
     assert nodes.find("n1@01234567") is None
     assert nodes.find("n1@fedcba98") is nodes.of(new)
 
 
-def test_everybody_who_is_there_is_told() -> None:
+def test_a_broadcast_reaches_all_connected_agents() -> None:
     nodes = ConnectedAgents()
     streams = [agent(name, TOKEN) for name in ("n1", "n2", "n3")]
     for stream in streams:
@@ -103,12 +103,12 @@ def test_everybody_who_is_there_is_told() -> None:
         (True, {"saves": False}, "'n1' has no --checkpoint-dir, this coordinator has one"),
         (True, {"saves": True}, ""),
         (False, {"saves": False}, ""),
-        (True, {}, ""),  # an agent that does not tell
-        (True, {"saves": False, "classic": True}, ""),  # such a script saves by itself
+        (True, {}, ""),  # an agent that does not say
+        (True, {"saves": False, "classic": True}, ""),  # a torchrun script saves by itself
         (None, {"saves": True}, ""),
     ],
 )
-def test_where_no_checkpoint_could_be_completed_nobody_is_let_in(
+def test_an_agent_with_which_no_checkpoint_could_be_completed_is_refused(
     coordinator: bool | None, node: dict[str, bool], refused: str
 ) -> None:
     answer = ConnectedAgents(saves=coordinator).refusal(agent("n1", TOKEN, **node).hello)
@@ -118,7 +118,7 @@ def test_where_no_checkpoint_could_be_completed_nobody_is_let_in(
         assert answer.exit_code == ExitCode.REFUSED
 
 
-def test_a_group_that_trains_is_not_ended_for_want_of_checkpoints() -> None:
+def test_an_agent_that_saves_unlike_the_coordinator_is_admitted_while_members_train() -> None:
     nodes = ConnectedAgents(may_train=lambda: True, saves=False)
     stream = agent("n1", TOKEN, saves=True)
     assert nodes.refusal(stream.hello) is None

@@ -1,4 +1,4 @@
-"""From an agent's message to the machine it is a few calls, so that a reader can follow them."""
+"""An agent's message reaches the machine in a few calls, so that a reader can follow them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The curve has each committed step once, in a file as people and TensorBoard read it."""
+"""The curve has each committed step once, in files for people and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def opened(path: Path, *, run: str = "i") -> CurveFiles:
     return files
 
 
-def test_a_line_says_which_step_when_and_what(tmp_path: Path) -> None:
+def test_a_line_has_the_step_its_time_and_its_values(tmp_path: Path) -> None:
     files = opened(path := tmp_path / "curve.jsonl")
     stored = files.append([point(3, 2, loss=0.5, accuracy=math.nan)])
     assert written(path) == [
@@ -70,7 +70,7 @@ def test_a_line_says_which_step_when_and_what(tmp_path: Path) -> None:
     assert (stored.committed, stored.run, stored.generation) == (4, "i", 2)
 
 
-def test_what_is_reported_again_is_not_written_again(tmp_path: Path) -> None:
+def test_steps_that_are_reported_again_are_not_written_again(tmp_path: Path) -> None:
     files = opened(path := tmp_path / "curve.jsonl")
     files.append(points(0, 4))
     files.append(points(2, 6))
@@ -79,7 +79,7 @@ def test_what_is_reported_again_is_not_written_again(tmp_path: Path) -> None:
     assert [line["generation"] for line in written(path)] == [1] * 5 + [2] * 3
 
 
-def test_steps_that_are_computed_again_take_the_place_of_those_given_up(tmp_path: Path) -> None:
+def test_recomputed_steps_replace_those_that_were_given_up(tmp_path: Path) -> None:
     files = opened(path := tmp_path / "curve.jsonl")
     files.append(points(0, 9))
     files.append([*points(6, 7, 3, loss=8.0), *points(9, 9, 1)])
@@ -87,7 +87,7 @@ def test_steps_that_are_computed_again_take_the_place_of_those_given_up(tmp_path
     assert [line["values"]["loss"] for line in written(path)][5:] == [2.5, 8.0, 8.0]
 
 
-def test_a_run_that_goes_on_from_a_checkpoint_goes_on_with_the_file(tmp_path: Path) -> None:
+def test_a_run_that_resumes_from_a_checkpoint_continues_the_file(tmp_path: Path) -> None:
     path = tmp_path / "curve.jsonl"
     first = opened(path)
     first.append(points(0, 9))
@@ -98,7 +98,7 @@ def test_a_run_that_goes_on_from_a_checkpoint_goes_on_with_the_file(tmp_path: Pa
     assert steps_in(path) == list(range(12))
 
 
-def test_a_job_that_begins_anew_leaves_the_earlier_curve_aside(tmp_path: Path) -> None:
+def test_a_run_that_begins_at_step_0_moves_the_earlier_curve_aside(tmp_path: Path) -> None:
     path = tmp_path / "curve.csv"
     for run in ("i", "j", "k"):
         files = opened(path, run=run)
@@ -108,13 +108,13 @@ def test_a_job_that_begins_anew_leaves_the_earlier_curve_aside(tmp_path: Path) -
 
 
 def silent(first: int, last: int, **named: Any) -> list[CurvePoint]:
-    """Steps of which the script has reported nothing."""
+    """Steps for which the script has reported nothing."""
     return [
         CurvePoint(step=n, **{"generation": 1, "run": "i", **named}) for n in range(first, last + 1)
     ]
 
 
-def test_a_run_that_reports_seldom_keeps_no_line_of_an_earlier_one(tmp_path: Path) -> None:
+def test_a_run_that_reports_rarely_keeps_no_line_of_an_earlier_run(tmp_path: Path) -> None:
     path = tmp_path / "curve.jsonl"
     files = opened(path)
     files.append(points(0, 9))
@@ -124,7 +124,7 @@ def test_a_run_that_reports_seldom_keeps_no_line_of_an_earlier_one(tmp_path: Pat
     assert steps_in(tmp_path / "curve.jsonl.1") == list(range(10))
 
 
-def test_a_step_that_reports_nothing_when_it_is_computed_again_has_no_line(tmp_path: Path) -> None:
+def test_a_recomputed_step_that_reports_nothing_has_no_line(tmp_path: Path) -> None:
     files = opened(path := tmp_path / "curve.jsonl")
     files.append(points(0, 9))
     stored = files.append([*silent(6, 7, generation=3), point(8, 3), *silent(9, 9, generation=3)])
@@ -132,7 +132,7 @@ def test_a_step_that_reports_nothing_when_it_is_computed_again_has_no_line(tmp_p
     assert (stored.committed, stored.generation) == (10, 3)
 
 
-def test_a_table_has_a_row_for_each_value(tmp_path: Path) -> None:
+def test_a_csv_curve_has_a_row_for_each_value(tmp_path: Path) -> None:
     files = opened(path := tmp_path / "curve.csv")
     files.append([point(0, loss=0.5, **{"a,b": math.inf})])
     files.append([point(1), point(2)])
@@ -147,7 +147,7 @@ def test_a_table_has_a_row_for_each_value(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["curve.csv", "curve.jsonl"])
-def test_another_file_is_not_written_to(tmp_path: Path, name: str) -> None:
+def test_a_file_that_is_no_curve_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("import torch\n")
     with pytest.raises(ConfigurationError, match=r"is no curve: it begins with b'import torch"):
@@ -155,22 +155,22 @@ def test_another_file_is_not_written_to(tmp_path: Path, name: str) -> None:
     assert path.read_text() == "import torch\n"
 
 
-def test_a_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+def test_a_curve_file_that_cannot_be_created_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"cannot write the curve .*--curve"):
         opened(tmp_path / "nowhere" / "curve.jsonl")
     with pytest.raises(ConfigurationError, match=r"cannot write the curve .*--curve"):
-        opened(tmp_path / ("x" * 300))  # that it exists cannot be asked either
+        opened(tmp_path / ("x" * 300))  # a name too long even to ask whether it exists
 
 
 @pytest.mark.timeout(20)
-def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_curve_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/full")):
         with pytest.raises(ConfigurationError, match="is no regular file"):
             opened(path)
 
 
-def test_a_batch_that_could_not_be_written_is_taken_again_as_a_whole(
+def test_a_batch_that_was_written_in_part_is_removed_and_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = opened(path := tmp_path / "curve.jsonl")
@@ -192,7 +192,7 @@ def test_a_batch_that_could_not_be_written_is_taken_again_as_a_whole(
 
 
 def read(directory: Path) -> dict[str, list[tuple[int, float]]]:
-    """As TensorBoard shows them."""
+    """The values of each tag as TensorBoard reads them."""
     reader = EventAccumulator(str(directory))
     reader.Reload()
     return {
@@ -211,7 +211,7 @@ def test_tensorboard_reads_each_step_once(tmp_path: Path) -> None:
     assert read(tmp_path / "board") == {"loss": losses}
 
 
-def test_tensorboard_passes_over_what_a_failed_write_has_left(
+def test_tensorboard_reads_each_step_once_after_a_failed_write(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files = CurveFiles(None, tmp_path / "board", incarnation="i")
@@ -229,13 +229,13 @@ def test_tensorboard_passes_over_what_a_failed_write_has_left(
         files.append(points(5, 9))
     monkeypatch.undo()
     later = time.time() + 1.0
-    monkeypatch.setattr(time, "time", lambda: later)  # by which files are named
+    monkeypatch.setattr(time, "time", lambda: later)  # event files are named by the time
     files.append(points(5, 11))
     files.close()
     assert read(tmp_path / "board") == {"loss": [(step, step / 2) for step in range(12)]}
 
 
-def test_files_that_are_removed_are_made_anew(tmp_path: Path) -> None:
+def test_removed_files_are_created_again(tmp_path: Path) -> None:
     curve, board = tmp_path / "curve.jsonl", tmp_path / "board"
     files = CurveFiles(curve, board, incarnation="i")
     _OPEN.append(files)
@@ -251,7 +251,7 @@ def test_files_that_are_removed_are_made_anew(tmp_path: Path) -> None:
     assert steps_in(curve) == [6]
 
 
-def test_both_at_once_know_how_far_each_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_files_catch_up_after_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = CurveFiles(tmp_path / "curve.jsonl", tmp_path / "board", incarnation="i")
     files.open()
     files.append(points(0, 1))
@@ -269,7 +269,7 @@ def test_both_at_once_know_how_far_each_is(tmp_path: Path, monkeypatch: pytest.M
     assert read(tmp_path / "board") == {"loss": [(step, step / 2) for step in range(5)]}
 
 
-def test_without_what_writes_for_tensorboard_it_is_said_how_to_get_it(
+def test_a_missing_tensorboardx_is_an_error_that_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)

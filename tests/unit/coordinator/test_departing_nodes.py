@@ -1,4 +1,4 @@
-"""Who is to leave, and who hears of it: the machine, the node's agent, people."""
+"""The machine, the node's agent and operators are told which nodes leave or are kept out."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ RAISED = Failure(worker="n1-1", kind=FailureKind.EXCEPTION)
 
 
 class Place:
-    """n1, n2 and n3 are connected; the second failure of a node is once too often."""
+    """Nodes n1, n2 and n3 are connected; the second failure of a node quarantines it."""
 
     def __init__(self, store: MemoryStore, exclusions: Exclusions) -> None:
         self.store = store
@@ -51,7 +51,7 @@ class Place:
         return node
 
     def lose(self, *names: str) -> None:
-        """With their agents; the group goes on without them."""
+        """Lose these nodes with their agents; the group goes on without them."""
         lost = [self.node(name) for name in names]
         for node in lost:
             self.nodes.leave(node.stream)
@@ -63,7 +63,7 @@ class Place:
         return node
 
     async def states(self) -> dict[str, str]:
-        """When what was begun is done."""
+        """Wait for the tasks that were started, and return the nodes' states."""
         await asyncio.gather(*self._tasks)
         return {status.node: status.state for status in self.departing.statuses()}
 
@@ -82,7 +82,7 @@ async def place(store: FailingStore) -> Place:
     return Place(store, Exclusions(store, job="job", guard=leadership.guard))
 
 
-async def test_the_agent_of_a_drained_node_is_told_at_once_and_when_it_is_out(place: Place) -> None:
+async def test_a_drained_nodes_agent_is_told_at_once_and_when_the_node_is_out(place: Place) -> None:
     said = await place.departing.drain("n1", "a new disk")
     assert said == "the workers of n1 leave at the next step boundary"
     assert place.posted == [ev.NodeLeaving(node=place.node("n1").node, reason="a new disk")]
@@ -95,7 +95,7 @@ async def test_the_agent_of_a_drained_node_is_told_at_once_and_when_it_is_out(pl
 
 
 @pytest.mark.parametrize("name", ["", "a/../b", "n1@0123", "n 1", "n" * 300, "\x1b[2J"])
-async def test_what_no_node_can_be_called_is_not_kept(place: Place, name: str) -> None:
+async def test_an_invalid_node_name_is_refused(place: Place, name: str) -> None:
     with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
         await place.departing.drain(name, "")
     with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
@@ -103,7 +103,7 @@ async def test_what_no_node_can_be_called_is_not_kept(place: Place, name: str) -
     assert place.diary.names() == []
 
 
-async def test_a_drained_node_that_comes_back_is_told_again(place: Place) -> None:
+async def test_a_node_drained_before_it_came_is_told_when_it_connects(place: Place) -> None:
     said = await place.departing.drain("n4", "")
     assert said == "no node n4 is connected now; it will be kept out when it comes"
     assert (await place.states())["n4"] == "drained"
@@ -122,7 +122,7 @@ async def test_a_drain_is_called_off_by_clearing_the_node(place: Place) -> None:
     assert await place.departing.clear("n1") == "n1 was neither drained nor in quarantine"
 
 
-async def test_a_node_that_wants_to_leave_is_let_go_without_a_mark(place: Place) -> None:
+async def test_a_node_that_asks_to_leave_is_let_go_and_may_come_back(place: Place) -> None:
     node = place.node("n1")
     for _ in range(2):
         place.departing.wants_to_leave(node, "SIGTERM")
@@ -135,7 +135,7 @@ async def test_a_node_that_wants_to_leave_is_let_go_without_a_mark(place: Place)
     assert (await place.states())["n1"] == "ready"
 
 
-async def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits(place: Place) -> None:
+async def test_failures_of_workers_quarantine_a_node_whose_agent_stays(place: Place) -> None:
     node = place.node("n1")
     for failure in (KILLED, RAISED, RAISED, KILLED):
         place.departing.worker_failed(node, failure)
@@ -148,7 +148,7 @@ async def test_failures_of_workers_put_a_node_into_quarantine_where_it_waits(pla
 
 
 @pytest.mark.parametrize("way", ["refuses", "loses"])
-async def test_a_quarantine_waits_for_the_store_and_ends_no_coordinator(
+async def test_a_quarantine_is_stored_when_the_store_answers_again(
     place: Place, store: FailingStore, way: str
 ) -> None:
     getattr(store, way)["put"] = 3
@@ -163,7 +163,7 @@ async def test_a_quarantine_waits_for_the_store_and_ends_no_coordinator(
     ]
 
 
-async def test_one_that_is_cleared_while_the_store_does_not_answer_is_not_kept_after_all(
+async def test_a_quarantine_that_is_cleared_before_it_could_be_stored_is_not_stored(
     place: Place, store: FailingStore
 ) -> None:
     store.refuses["put"] = 1
@@ -175,7 +175,7 @@ async def test_one_that_is_cleared_while_the_store_does_not_answer_is_not_kept_a
     assert list(await store.list(JobKeys("job").quarantined)) == []
 
 
-async def test_a_drain_that_the_store_does_not_take_changes_nothing_and_is_told_once(
+async def test_a_drain_that_the_store_refuses_changes_nothing_and_can_be_repeated(
     place: Place, store: FailingStore
 ) -> None:
     store.refuses["put"] = 2
@@ -190,7 +190,7 @@ async def test_a_drain_that_the_store_does_not_take_changes_nothing_and_is_told_
     assert place.diary.names() == ["node_drained"]
 
 
-async def test_a_node_that_is_lost_again_and_again_is_kept_out(place: Place) -> None:
+async def test_a_node_that_is_lost_repeatedly_is_quarantined(place: Place) -> None:
     for _ in range(2):
         place.lose("n1")
         place.connect("n1")
@@ -198,7 +198,7 @@ async def test_a_node_that_is_lost_again_and_again_is_kept_out(place: Place) -> 
 
 
 @pytest.mark.parametrize("why", ["several at once", "agents are there", "it was leaving"])
-async def test_losses_that_are_not_the_nodes_fault(place: Place, why: str) -> None:
+async def test_losses_that_are_not_a_nodes_fault_do_not_count(place: Place, why: str) -> None:
     for _ in range(3):
         if why == "several at once":
             place.lose("n1", "n2")
@@ -213,7 +213,7 @@ async def test_losses_that_are_not_the_nodes_fault(place: Place, why: str) -> No
     assert "quarantined" not in (await place.states()).values()
 
 
-async def test_nodes_that_come_to_be_kept_out_do_not_count_as_others(place: Place) -> None:
+async def test_a_node_is_not_quarantined_if_all_other_nodes_are_drained(place: Place) -> None:
     for name in ("n2", "n3"):
         place.lose(name)
         await place.departing.drain(name, "")
@@ -223,7 +223,7 @@ async def test_nodes_that_come_to_be_kept_out_do_not_count_as_others(place: Plac
     assert (await place.states())["n1"] == "ready"
 
 
-async def test_the_last_node_that_is_left_is_not_put_out(place: Place) -> None:
+async def test_the_last_remaining_node_is_not_quarantined(place: Place) -> None:
     for name in ("n1", "n2", "n3"):
         for _ in range(3):
             place.departing.worker_failed(place.node(name), KILLED)

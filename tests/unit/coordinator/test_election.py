@@ -1,4 +1,4 @@
-"""One candidate after the other leads, and each knows how it stands."""
+"""One candidate after the other leads, and each is told of changes of its lease."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ HELD, SUSPECT, GONE = LeaseState.HELD, LeaseState.SUSPECT, LeaseState.GONE
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at the clock a hundred times as often."""
+    """Make lease keepers look at the clock a hundred times as often."""
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
 
 
 class Candidate:
-    """Its clock and the store's are the same; time stands still unless told."""
+    """A candidate that shares the store's clock, which only the test moves."""
 
     def __init__(self, store: FailingStore, address: str, clock: Clock) -> None:
         self.told: list[LeaseState] = []
@@ -48,7 +48,7 @@ class Candidate:
 
 
 class Contest:
-    """Two candidates; the first one leads and holds."""
+    """Two candidates; after `start` the first one leads and keeps its lease."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -65,7 +65,7 @@ class Contest:
         return await find_leader(self.store, job="job")
 
 
-async def test_the_second_waits_and_follows_the_first_that_resigns() -> None:
+async def test_the_second_candidate_leads_when_the_first_resigns() -> None:
     contest = Contest()
     first = await contest.start()
     assert contest.one.election.held()
@@ -89,7 +89,7 @@ async def test_the_second_waits_and_follows_the_first_that_resigns() -> None:
     assert (await contest.one.election.campaign()).last_number == 3
 
 
-async def test_an_outage_that_the_lease_outlives_is_no_deposition() -> None:
+async def test_an_outage_that_the_lease_outlives_does_not_depose_the_leader() -> None:
     contest = Contest()
     first = await contest.start()
     campaigning = contest.two.campaign()
@@ -108,13 +108,13 @@ async def test_an_outage_that_the_lease_outlives_is_no_deposition() -> None:
     assert leader.term == first.guard.created
 
 
-async def test_who_lost_its_lease_is_deposed_and_may_campaign_again() -> None:
+async def test_a_leader_that_lost_its_lease_is_deposed_and_may_campaign_again() -> None:
     contest = Contest()
     await contest.start()
     campaigning = contest.two.campaign()
     contest.store.hangs["renew"] = asyncio.Event()
     contest.clock.now += TTL_S
-    await contest.store.get("anything")  # the store looks at its clock
+    await contest.store.get("anything")  # makes the store look at its clock
     second = await campaigning
     await contest.holding
     assert contest.one.told in ([GONE], [SUSPECT, GONE])
@@ -125,7 +125,7 @@ async def test_who_lost_its_lease_is_deposed_and_may_campaign_again() -> None:
     assert (await again).guard.created > second.guard.created
 
 
-async def test_an_election_key_that_is_taken_away_deposes() -> None:
+async def test_a_leader_whose_election_key_is_deleted_is_deposed() -> None:
     contest = Contest()
     first = await contest.start()
     await contest.store.delete(KEYS.leader)
@@ -136,7 +136,7 @@ async def test_an_election_key_that_is_taken_away_deposes() -> None:
     assert (await contest.one.election.campaign()).guard.created > first.guard.created
 
 
-async def test_a_candidate_whose_answer_was_lost_leads_at_once() -> None:
+async def test_a_candidate_leads_at_once_though_the_answer_to_its_create_was_lost() -> None:
     contest = Contest()
     contest.store.loses["create"] = 1
     leadership = await contest.start()
@@ -145,7 +145,7 @@ async def test_a_candidate_whose_answer_was_lost_leads_at_once() -> None:
     assert leadership.guard.created == entry.created == entry.modified == 1
 
 
-async def test_a_candidate_sits_an_outage_out() -> None:
+async def test_a_candidate_waits_out_an_outage_of_the_store() -> None:
     contest = Contest()
     for method in ("list", "grant", "create", "get"):
         contest.store.refuses[method] = 2
@@ -153,9 +153,9 @@ async def test_a_candidate_sits_an_outage_out() -> None:
     assert contest.one.told == []
 
 
-async def test_deposed_before_the_term_begins_means_another_campaign() -> None:
+async def test_a_candidate_that_is_deposed_before_its_term_begins_campaigns_again() -> None:
     contest = Contest()
-    contest.store.hangs["get"] = asyncio.Event()  # reads the generation
+    contest.store.hangs["get"] = asyncio.Event()  # the read of the generation hangs
     campaigning = contest.one.campaign()
     await until(lambda: KEYS.leader in contest.store._entries)
     first = contest.store._entries[KEYS.leader]
@@ -168,7 +168,7 @@ async def test_deposed_before_the_term_begins_means_another_campaign() -> None:
     assert contest.one.election.held()
 
 
-async def test_deposed_in_the_moment_in_which_the_term_begins(
+async def test_a_candidate_that_is_deposed_as_its_term_begins_campaigns_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     contest, moments = Contest(), 0
@@ -195,7 +195,7 @@ async def test_deposed_in_the_moment_in_which_the_term_begins(
     assert leadership.guard.created == entry.created
 
 
-async def test_in_doubt_from_the_first_moment() -> None:
+async def test_a_leader_whose_lease_is_in_doubt_from_the_begin_is_told_so() -> None:
     contest = Contest()
     contest.store.hangs["get"] = asyncio.Event()
     campaigning = contest.one.campaign()
@@ -209,7 +209,7 @@ async def test_in_doubt_from_the_first_moment() -> None:
     assert contest.one.told == [SUSPECT]
 
 
-async def test_resigning_from_a_store_that_does_not_answer_takes_no_time(
+async def test_resigning_does_not_wait_for_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elastic.store.claim._FAREWELL_S", 0.05)

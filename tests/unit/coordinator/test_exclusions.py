@@ -1,4 +1,4 @@
-"""Nodes that are kept out stay out under the next coordinator, and are let in again once."""
+"""Nodes that are kept out stay out under the next coordinator, until they are cleared once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ KEYS = JobKeys("job")
 
 
 async def elected(store: MemoryStore) -> Exclusions:
-    """Those of a leader that has just been elected."""
+    """The exclusions of a leader that has just been elected."""
     await store.delete(KEYS.leader)
     leadership = await lead(store, job="job", candidate="c")
     exclusions = Exclusions(store, job="job", guard=leadership.guard)
@@ -31,7 +31,7 @@ async def elected(store: MemoryStore) -> Exclusions:
     return exclusions
 
 
-async def test_what_one_coordinator_has_kept_the_next_one_knows() -> None:
+async def test_the_next_coordinator_knows_which_nodes_are_kept_out_and_why() -> None:
     store, before = MemoryStore(), time.time()
     first = await elected(store)
     assert first.names() == []
@@ -50,7 +50,7 @@ async def test_what_one_coordinator_has_kept_the_next_one_knows() -> None:
 
 
 @pytest.mark.parametrize("state", [DRAINED, QUARANTINED])
-async def test_cleared_once_for_all_coordinators(state: str) -> None:
+async def test_a_node_is_cleared_once_for_all_coordinators(state: str) -> None:
     store = MemoryStore()
     first = await elected(store)
     await first.add("n1", state, "why")
@@ -73,7 +73,7 @@ async def test_a_node_that_was_quarantined_and_then_drained_is_cleared_of_both()
     assert (await elected(store)).names() == []
 
 
-async def test_what_could_not_be_cleared_can_be_cleared_again() -> None:
+async def test_a_clear_that_failed_can_be_repeated() -> None:
     store = FailingStore(Clock())
     exclusions = await elected(store)
     await exclusions.add("n1", DRAINED, "why")
@@ -84,13 +84,13 @@ async def test_what_could_not_be_cleared_can_be_cleared_again() -> None:
     assert (await elected(store)).names() == []
 
 
-async def test_another_jobs_nodes_do_not_matter() -> None:
+async def test_exclusions_of_another_job_are_ignored() -> None:
     store = MemoryStore()
     await store.put(JobKeys("job2").drain("n1"), b"{}")
     assert (await elected(store)).names() == []
 
 
-async def test_a_deposed_coordinator_keeps_nobody_out() -> None:
+async def test_a_deposed_coordinator_cannot_keep_a_node_out() -> None:
     store = MemoryStore()
     deposed = await elected(store)
     newest = await elected(store)
@@ -101,7 +101,7 @@ async def test_a_deposed_coordinator_keeps_nobody_out() -> None:
 
 
 @pytest.mark.parametrize("way", ["refuses", "loses"])
-async def test_a_store_that_does_not_answer_is_no_secret(way: str) -> None:
+async def test_an_exclusion_that_could_not_be_stored_raises_and_can_be_repeated(way: str) -> None:
     store = FailingStore(Clock())
     exclusions = await elected(store)
     getattr(store, way)["put"] = 1
@@ -116,7 +116,7 @@ async def test_a_store_that_does_not_answer_is_no_secret(way: str) -> None:
     [b"", b"\xff", b"[]", b"null", b'{"reason": "x"}', b'{"since_unix_s": {}}', b"[" * 10**5],
 )
 async def test_an_entry_that_cannot_be_read_keeps_its_node_out(value: bytes) -> None:
-    """And no leader from leading."""
+    """The entry does not keep a leader from leading."""
     store = MemoryStore()
     await store.put(KEYS.drain("n1"), value)
     exclusions = await elected(store)
@@ -130,7 +130,7 @@ async def test_an_entry_that_cannot_be_read_keeps_its_node_out(value: bytes) -> 
 
 @thoroughly
 @given(value=documents(json.dumps({"reason": "a new disk", "since_unix_s": 1.75e9}).encode()))
-async def test_whatever_is_stored_keeps_the_node_out_and_can_be_told(value: bytes) -> None:
+async def test_any_stored_value_keeps_the_node_out_and_fits_into_the_status(value: bytes) -> None:
     store = MemoryStore()
     await store.put(KEYS.drain("n1"), value)
     found = (await elected(store)).get("n1")
@@ -141,7 +141,7 @@ async def test_whatever_is_stored_keeps_the_node_out_and_can_be_told(value: byte
 
 
 class SlowStore(MemoryStore):
-    """One whose writes take until they may."""
+    """A store whose writes wait until `may_write` is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class SlowStore(MemoryStore):
         return await super().put(key, value, guard=guard, lease=lease)
 
 
-async def test_what_is_cleared_while_it_is_written_is_not_out_for_the_next_coordinator() -> None:
+async def test_a_quarantine_cleared_while_it_is_written_does_not_outlive_the_leader() -> None:
     store = SlowStore()
     exclusions = await elected(store)
     exclusions.presume("n1", QUARANTINED, "3 failures")

@@ -1,4 +1,4 @@
-"""What is kept for the page is what a person would look at, and bounded."""
+"""The history that is kept for the page has what a person would look at, and is bounded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic.runtime.journal import Entry
 
 
 class Past:
-    """A history whose clock is set."""
+    """A history whose clock the test sets."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -23,7 +23,7 @@ class Past:
         self.history(Entry(unix_s=self.now, name=name, fields=fields))
 
 
-def test_only_what_matters_is_kept_and_the_newest_of_it() -> None:
+def test_only_the_newest_entries_of_those_that_matter_are_kept() -> None:
     past = Past()
     for n in range(10 * MOST_ENTRIES):
         past.tell("progress", step=n)
@@ -34,7 +34,7 @@ def test_only_what_matters_is_kept_and_the_newest_of_it() -> None:
     assert kept[-1].fields["message"] == f"{10 * MOST_ENTRIES - 1}"
 
 
-def test_texts_are_cut_and_numbers_are_json() -> None:
+def test_long_texts_are_cut_and_numbers_are_valid_json() -> None:
     past = Past()
     huge = {"message": "m" * 10**6, "traceback": "t" * 10**6 + "end", "log": "/l"}
     for n in range(30):
@@ -62,7 +62,7 @@ def test_a_node_that_is_lost_is_remembered_until_it_comes_back() -> None:
     assert len(departed) <= 1000
 
 
-def test_step_times_are_those_since_the_sample_before() -> None:
+def test_the_step_time_of_a_sample_covers_the_steps_since_the_sample_before() -> None:
     past, steps = Past(), Histogram(STEP_BOUNDS_S)
     for duration_s in (0.1, 0.1, 0.4, 0.4):
         steps.observe(duration_s)
@@ -75,7 +75,7 @@ def test_step_times_are_those_since_the_sample_before() -> None:
     assert [row[2] for row in rows] == [None, 0.1, 0.4, 0.4, None]
 
 
-def test_a_group_that_lasts_a_moment_is_in_the_curve() -> None:
+def test_a_group_that_lasts_only_a_moment_is_in_the_curve() -> None:
     past, steps = Past(), Histogram(STEP_BOUNDS_S)
     past.history.sample(Sample(world_size=3, wanted=3), steps)
     past.now += 0.5

@@ -1,4 +1,4 @@
-"""Incidents of a coordinator: in the store for the leaders after, as events, for operators."""
+"""A coordinator stores its incidents for later leaders, records and explains them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def stored(incident: bytes) -> Stored:
 
 
 class Leader:
-    """One term."""
+    """The incidents of one leader's term."""
 
     def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
         self.diary, self.store, self._leadership = Diary(), store, leadership
@@ -63,7 +63,7 @@ class Leader:
         self.tasks.append(asyncio.ensure_future(work))
 
     def next(self) -> Leader:
-        """Another term, for which nothing but the store remains."""
+        """The leader of another term, which has only what is in the store."""
         return Leader(self.store, self._leadership)
 
     async def kept(self) -> dict[int, dict[str, Any]]:
@@ -82,7 +82,7 @@ async def with_a_failed_save() -> Leader:
     return leader
 
 
-async def test_an_incident_is_kept_told_and_explained() -> None:
+async def test_an_incident_is_stored_recorded_and_explained() -> None:
     leader = await with_a_failed_save()
     (entry,) = leader.diary.of("incident")
     assert entry["explain"] == "elastic explain 1"
@@ -95,7 +95,7 @@ async def test_an_incident_is_kept_told_and_explained() -> None:
         leader.incidents.document(7)
 
 
-async def test_the_next_leader_has_them_and_numbers_on() -> None:
+async def test_the_next_leader_has_the_incidents_and_continues_their_numbers() -> None:
     first = await with_a_failed_save()
     await first.kept()
     await first.store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
@@ -111,7 +111,7 @@ async def test_the_next_leader_has_them_and_numbers_on() -> None:
     ]
 
 
-async def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery() -> None:
+async def test_an_incident_open_at_a_change_of_leader_ends_with_the_recovery() -> None:
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     decided = json.dumps({**OPEN, "number": 4, "outcome": "waiting"}).encode()
@@ -132,7 +132,7 @@ async def test_one_that_was_open_when_the_leader_changed_ends_with_the_recovery(
     assert [e["number"] for e in leader.diary.of("incident")] == [3], "4 was told as it waited"
 
 
-async def test_one_that_was_over_before_the_leader_had_told_of_it_ends_at_once() -> None:
+async def test_an_incident_that_was_over_before_a_change_of_leader_ends_at_once() -> None:
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     leader = Leader(store, leadership)
@@ -142,7 +142,7 @@ async def test_one_that_was_over_before_the_leader_had_told_of_it_ends_at_once()
     assert leader.accounts.under_way is None
 
 
-async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -> None:
+async def test_later_costs_of_an_incident_are_known_to_later_leaders() -> None:
     first = await with_a_failed_save()
     assert (await first.kept())[1]["lost_s"] == 0.0
     first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
@@ -157,7 +157,7 @@ async def test_what_one_has_cost_since_it_was_told_is_known_to_later_leaders() -
     assert (await second.kept())[1]["lost_s"] == 32.5
 
 
-async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
+async def test_accounts_older_than_an_incidents_record_do_not_lower_its_cost() -> None:
     first = await with_a_failed_save()
     accounts = first.accounts.to_document(5.0, 0.0)
     first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
@@ -169,7 +169,7 @@ async def test_what_was_kept_after_the_accounts_were_is_not_made_less() -> None:
     assert second.incidents.document(1)["lost_s"] == 30.0
 
 
-async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_next_one() -> None:
+async def test_a_save_under_the_next_leader_makes_up_for_one_that_failed_before() -> None:
     first = await with_a_failed_save()
     await first.kept()
     second = first.next()
@@ -180,7 +180,7 @@ async def test_a_save_that_failed_under_the_leader_before_is_made_up_for_by_the_
     assert [b["outcome"] for b in second.incidents.brief()] == ["saved_since"]
 
 
-async def test_the_oldest_go_from_the_store() -> None:
+async def test_the_oldest_incidents_are_removed_from_the_store() -> None:
     leader = Leader(*await term())
     for step in range(MOST_INCIDENTS + 5):
         leader.incidents.save_failed(step, 1, f"for another reason: {'x' * step}")
@@ -188,7 +188,7 @@ async def test_the_oldest_go_from_the_store() -> None:
     assert list(await leader.kept()) == list(range(6, MOST_INCIDENTS + 6))
 
 
-async def test_one_that_leads_no_more_writes_nothing() -> None:
+async def test_a_deposed_leader_stores_no_incident() -> None:
     store, leadership = await term()
     await store.delete(KEYS.leader)
     leader = Leader(store, leadership)
@@ -196,7 +196,7 @@ async def test_one_that_leads_no_more_writes_nothing() -> None:
     assert await leader.kept() == {}
 
 
-async def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_error_in_the_accounts_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
@@ -214,7 +214,7 @@ async def test_an_error_in_here_holds_nothing_up(monkeypatch: pytest.MonkeyPatch
 
 @thoroughly
 @given(value=documents(json.dumps(STORED).encode()))
-async def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+async def test_a_leader_can_begin_with_any_stored_incident(value: bytes) -> None:
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), value)
     leader = Leader(store, leadership)
@@ -309,6 +309,6 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
         ({"cause": "unknown"}, "the group lost wb", ""),
     ],
 )
-def test_in_words(document: dict[str, Any], what: str, who: str) -> None:
+def test_an_incident_is_put_into_words(document: dict[str, Any], what: str, who: str) -> None:
     assert summary(BASE | document) == what
     assert noticed_by(BASE | document) == who

@@ -1,4 +1,4 @@
-"""What a coordinator's snapshot says as metrics."""
+"""A coordinator's snapshot becomes metrics."""
 
 from __future__ import annotations
 
@@ -59,12 +59,12 @@ def figures(totals: Totals | None = None, **fields: object) -> JobFigures:
     )
 
 
-def test_a_standby_says_only_that_it_stands_by() -> None:
+def test_a_standby_exports_only_that_it_does_not_lead() -> None:
     assert list(found(None).samples) == [metrics.LEADER]
     assert value(found(None), metrics.LEADER) == 0
 
 
-def test_a_leader_tells_of_the_job() -> None:
+def test_a_leader_exports_the_state_of_the_job() -> None:
     nodes = (
         NodeFigures(node="a", state="ready"),
         NodeFigures(node="b", state="quarantined", failures=3, longest_pause_s=0.5),
@@ -89,7 +89,7 @@ def test_a_leader_tells_of_the_job() -> None:
     assert value(found(figures(exit_code=82)), metrics.EXIT_CODE) == 82
 
 
-def test_time_is_told_by_kind_and_what_is_lost_by_node() -> None:
+def test_time_is_exported_by_kind_and_lost_time_by_node() -> None:
     job = found(figures(accounts=ACCOUNTS))
     assert value(job, metrics.GOODPUT) == 0.75
     assert value(job, metrics.WANTED_SLOTS) == 2
@@ -99,7 +99,7 @@ def test_time_is_told_by_kind_and_what_is_lost_by_node() -> None:
     assert value(job, metrics.LOST_SECONDS, node="a") == 10.0
 
 
-def test_a_value_that_is_no_number_is_told_and_so_are_learning_rates() -> None:
+def test_values_that_are_not_finite_and_learning_rates_are_exported() -> None:
     job = found(
         figures(values={"loss": math.nan}, not_finite=("loss",), learning_rates={"sgd/1": 0.1})
     )
@@ -108,7 +108,7 @@ def test_a_value_that_is_no_number_is_told_and_so_are_learning_rates() -> None:
     assert value(job, metrics.GLOBAL_BATCH) is None, "before the first step"
 
 
-def test_slow_ranks_are_told_by_slot_and_by_what_they_are_slow_in() -> None:
+def test_slow_ranks_are_exported_by_slot_and_by_what_they_are_slow_in() -> None:
     totals = some()
     tell(totals, "straggler", slow_in="data")
     job = found(figures(totals, slow_ranks=(SLOW,), straggler_ratio=0.125))
@@ -118,19 +118,19 @@ def test_slow_ranks_are_told_by_slot_and_by_what_they_are_slow_in() -> None:
     assert value(job, metrics.STRAGGLERS, kind="compute") == 0, "from the begin on"
 
 
-def test_before_the_first_commit_there_is_no_time_of_it() -> None:
+def test_the_time_of_the_last_commit_is_missing_before_the_first_commit() -> None:
     job = found(figures(Totals()))
     assert value(job, metrics.LAST_COMMIT) is None
     assert value(job, metrics.STEPS) == 0
 
 
-def test_only_a_job_with_checkpoints_tells_of_them() -> None:
+def test_only_a_job_with_checkpoints_exports_metrics_of_them() -> None:
     assert value(found(figures()), metrics.CHECKPOINT_STEP) is None
     job = found(figures(saves=True, checkpoint_step=5))
     assert (value(job, metrics.CHECKPOINT_STEP), value(job, metrics.CHECKPOINT_TIME)) == (5, 50.0)
 
 
-def test_of_a_script_only_so_many_names_and_only_numbers() -> None:
+def test_a_limited_number_of_a_scripts_finite_values_is_exported() -> None:
     values = {f"v{n:05}": float(n) for n in range(10_000)}
     job = found(figures(values={**values, "a": math.nan, "b": math.inf, "loss": 0.5}))
     assert value(job, metrics.VALUE, name="loss") == 0.5
@@ -138,7 +138,7 @@ def test_of_a_script_only_so_many_names_and_only_numbers() -> None:
     assert len(job.samples[metrics.VALUE]) == metrics.MOST_VALUES
 
 
-def test_a_snapshot_does_not_change() -> None:
+def test_a_snapshot_does_not_change_with_later_events() -> None:
     totals = some()
     before = figures(totals)
     text = write(found(before)).body
@@ -148,7 +148,7 @@ def test_a_snapshot_does_not_change() -> None:
     assert write(found(figures(totals))).body != text
 
 
-def test_each_definition_is_found_in_some_snapshot() -> None:
+def test_every_defined_metric_is_found_in_some_snapshot() -> None:
     node = NodeFigures(node="a", state="ready", failures=1, longest_pause_s=0.1)
     all_of_it = figures(
         nodes=(node,),
@@ -168,7 +168,7 @@ def test_each_definition_is_found_in_some_snapshot() -> None:
     assert set(of_agent.samples) == set(agent.CATALOG.metrics)
 
 
-def test_machines_that_have_borne_one_name_are_one_node() -> None:
+def test_machines_that_have_had_one_node_name_share_its_metrics() -> None:
     out = NodeFigures(node="a", state="drained", failures=1)
     job = found(figures(nodes=(out, out, NodeFigures(node="a", state="ready", failures=2))))
     assert value(job, metrics.NODES, state="drained") == 2

@@ -1,4 +1,4 @@
-"""What a leader writes and finds in the store."""
+"""What a leader writes to the store and finds there."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ async def test_the_first_leader_makes_the_incarnation_and_later_ones_keep_it() -
     assert (other.incarnation, other.last) == ("third", None)
 
 
-async def test_all_of_a_generation_is_kept() -> None:
+async def test_a_generation_is_stored_with_all_of_its_fields() -> None:
     store = MemoryStore()
     leadership = await lead(store, job="job", candidate="c")
     assert await load_generation(store, "job") is None
@@ -91,7 +91,7 @@ async def test_a_deposed_leader_writes_nothing() -> None:
 
 
 @pytest.mark.parametrize("way", ["refuses", "loses"])
-async def test_an_outage_is_sat_out(way: str, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_save_waits_out_an_outage(way: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         store = FailingStore(Clock())
         leadership = await lead(store, job="job", candidate="c")
@@ -116,7 +116,7 @@ async def test_a_save_under_way_can_be_cancelled() -> None:
         await saving
 
 
-async def test_what_is_found_in_an_outage_is_what_is_there() -> None:
+async def test_a_new_leader_waits_out_an_outage_and_finds_the_generation() -> None:
     store = FailingStore(Clock())
     leadership = await lead(store, job="job", candidate="first")
     await save_generation(store, leadership, GENERATION)
@@ -127,7 +127,7 @@ async def test_what_is_found_in_an_outage_is_what_is_there() -> None:
 
 
 @pytest.mark.parametrize("value", [b"12", b"\x20\x63"], ids=["no message", "a reason unknown"])
-async def test_what_cannot_be_read_must_be_mended(value: bytes) -> None:
+async def test_an_illegible_generation_is_a_configuration_error(value: bytes) -> None:
     store = MemoryStore()
     await store.put(KEYS.generation, value)
     with pytest.raises(ConfigurationError, match="'elastic/job/generation' holds no gener"):

@@ -1,4 +1,4 @@
-"""The ledger has each step of the surviving lineage once, also when others report it again."""
+"""The ledger has each step of the surviving lineage once, even if others report it again."""
 
 from __future__ import annotations
 
@@ -44,14 +44,14 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 def sound_steps(path: Path) -> int:
-    """How many steps an audit of it counts; it finds no problem."""
+    """The number of steps that an audit of the ledger counts; it must find no problem."""
     result = audit(path.read_text().splitlines(), samples=100)
     assert result.problems == ()
     return result.steps
 
 
 def story(path: Path) -> list[object]:
-    """Steps as (step, generation); other lines by their first key."""
+    """Steps as (step, generation); other lines as their first key and its value."""
     return [
         (line["step"], line["generation"]) if "step" in line else next(iter(line.items()))
         for line in lines(path)
@@ -72,11 +72,11 @@ def test_a_line_says_which_samples_a_step_used(ledger: LedgerFile, path: Path) -
     }
 
 
-def test_nothing_reported_is_nothing_stored(ledger: LedgerFile) -> None:
+def test_an_empty_report_stores_nothing(ledger: LedgerFile) -> None:
     assert ledger.append([]).committed == 0
 
 
-def test_what_is_reported_again_is_skipped(ledger: LedgerFile, path: Path) -> None:
+def test_steps_that_are_reported_again_are_skipped(ledger: LedgerFile, path: Path) -> None:
     ledger.append(entries([0, 1, 2]))
     before = path.read_text()
     assert ledger.append(entries([1, 2])).committed == 3
@@ -85,15 +85,13 @@ def test_what_is_reported_again_is_skipped(ledger: LedgerFile, path: Path) -> No
     assert story(path)[-3:] == [(2, 1), (3, 1), (4, 2)]
 
 
-def test_steps_that_were_lost_are_taken_back(ledger: LedgerFile, path: Path) -> None:
+def test_lost_steps_are_taken_back_by_a_resume_line(ledger: LedgerFile, path: Path) -> None:
     ledger.append(entries(range(6)))
     assert ledger.append([*entries([2]), *entries([3, 4], generation=2)]).committed == 5
     assert story(path)[-3:] == [("resume", 3), (3, 2), (4, 2)]
 
 
-def test_a_late_report_of_a_lineage_that_was_given_up_is_refused(
-    ledger: LedgerFile, path: Path
-) -> None:
+def test_a_late_report_of_an_abandoned_lineage_is_ignored(ledger: LedgerFile, path: Path) -> None:
     ledger.append(entries(range(4)))
     ledger.append(entries([2], generation=3))
     before = path.read_text()
@@ -101,8 +99,8 @@ def test_a_late_report_of_a_lineage_that_was_given_up_is_refused(
     assert path.read_text() == before
 
 
-def test_a_run_that_begins_from_a_checkpoint(path: Path) -> None:
-    """The first run had changed its group, and had stored more than its last checkpoint has."""
+def test_a_run_that_begins_from_a_checkpoint_continues_the_ledger_from_its_step(path: Path) -> None:
+    """The first run has changed its group and stored more steps than its last checkpoint has."""
     ledger = begun(path)
     ledger.append([*entries(range(2), generation=1), *entries([2, 3, 4], generation=5)])
     ledger.close()
@@ -128,7 +126,7 @@ def test_a_run_that_begins_from_a_checkpoint(path: Path) -> None:
     ]
 
 
-def test_a_run_that_begins_from_nothing_takes_back_all_that_is_there(path: Path) -> None:
+def test_a_run_that_begins_at_step_0_takes_back_all_earlier_steps(path: Path) -> None:
     for run in ("first", "second"):
         ledger = begun(path, run)
         ledger.append(entries(range(2), run=run))
@@ -136,7 +134,7 @@ def test_a_run_that_begins_from_nothing_takes_back_all_that_is_there(path: Path)
     assert story(path)[4:] == [("incarnation", "second"), ("resume", 0), (0, 1), (1, 1)]
 
 
-def test_a_new_leader_of_the_same_run_repeats_what_it_hears_again(path: Path) -> None:
+def test_a_new_leader_of_the_same_run_writes_steps_that_it_hears_again(path: Path) -> None:
     for steps in ([0, 1, 2], [2, 3]):
         ledger = begun(path)
         ledger.append(entries(steps, generation=4))
@@ -144,20 +142,20 @@ def test_a_new_leader_of_the_same_run_repeats_what_it_hears_again(path: Path) ->
     assert story(path)[5:] == [("incarnation", "first"), ("resume", 2), (2, 4), (3, 4)]
 
 
-def test_what_append_has_counted_is_in_the_file(ledger: LedgerFile, path: Path) -> None:
-    """Not in a buffer: members forget what they are told is stored."""
+def test_steps_that_append_has_counted_are_in_the_file(ledger: LedgerFile, path: Path) -> None:
+    """A buffer would not do: members forget the steps that they are told are stored."""
     stored = ledger.append(entries(range(3)))
     assert lines(path)[-1]["step"] == stored.committed - 1
 
 
-def test_a_ledger_that_was_removed_goes_on_in_another_one(ledger: LedgerFile, path: Path) -> None:
+def test_a_ledger_that_was_removed_continues_in_a_new_file(ledger: LedgerFile, path: Path) -> None:
     ledger.append(entries([0, 1]))
     path.unlink()
     assert ledger.append(entries([1, 2])).committed == 3
     assert story(path) == [("incarnation", "first"), (2, 1)]
 
 
-def test_a_path_that_cannot_be_written(tmp_path: Path) -> None:
+def test_a_path_that_cannot_be_written_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing.*--ledger"):
         LedgerFile(tmp_path / "missing" / "ledger", incarnation="first").open()
     with pytest.raises(ConfigurationError, match="directory"):
@@ -177,7 +175,7 @@ NO_SPACE = OSError(28, "No space left on device")
 
 
 def writes_of(most: int) -> Callable[[int, bytes], int]:
-    """`os.write` to a disk with room for so many bytes."""
+    """An `os.write` to a disk with room for `most` bytes."""
     left = [most]
     write = os.write
 
@@ -191,13 +189,13 @@ def writes_of(most: int) -> Callable[[int, bytes], int]:
     return limited
 
 
-def test_a_full_disk_at_the_begin_is_no_error_of_configuration() -> None:
+def test_a_full_disk_at_the_begin_is_no_configuration_error() -> None:
     with pytest.raises(OSError, match="No space left"):
         LedgerFile(Path("/dev/full"), incarnation="first").open()
 
 
 @pytest.mark.parametrize("room", [0, 1, 100, 150, 250])
-def test_what_does_not_fit_is_written_whole_when_there_is_room_again(
+def test_steps_that_did_not_fit_are_written_whole_when_there_is_room_again(
     ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch, room: int
 ) -> None:
     ledger.append(entries([0, 1]))
@@ -211,7 +209,7 @@ def test_what_does_not_fit_is_written_whole_when_there_is_room_again(
     assert sound_steps(path) == 6
 
 
-def test_half_a_line_that_cannot_be_taken_back_is_passed_over(
+def test_half_a_line_that_cannot_be_cut_off_does_not_spoil_the_ledger(
     ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_descriptor: int, _size: int) -> None:
@@ -228,7 +226,7 @@ def test_half_a_line_that_cannot_be_taken_back_is_passed_over(
     assert sound_steps(path) == 6
 
 
-def test_what_did_not_reach_the_disk_is_written_again(
+def test_steps_that_did_not_reach_the_disk_are_written_again(
     ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(_descriptor: int) -> None:
@@ -244,10 +242,10 @@ def test_what_did_not_reach_the_disk_is_written_again(
     assert sound_steps(path) == 4
 
 
-def test_what_another_has_written_since_is_not_taken_back(
+def test_a_failed_append_does_not_cut_off_what_another_leader_has_written_since(
     ledger: LedgerFile, path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The next leader may write already while the disk holds up the one before."""
+    """The next leader may already write while the disk holds up this one."""
 
     def fail(_descriptor: int) -> None:
         with path.open("a") as other:

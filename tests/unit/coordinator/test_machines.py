@@ -1,4 +1,4 @@
-"""Quarantine, drains and failures belong to a machine, whatever its nodes are called."""
+"""Quarantines, drains and failures belong to a machine, under any node name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEYS = JobKeys("job")
 
 @pytest.fixture
 async def place() -> Place:
-    """pod-0 is on the machine bad; n1, n2 and n3 do not tell theirs."""
+    """Node pod-0 is on the machine "bad"; n1, n2 and n3 do not say which machine they are on."""
     store = MemoryStore()
     place = Place(store, await elected(store))
     place.connect("pod-0", "bad", "aaaaaaaa")
@@ -37,7 +37,7 @@ async def quarantined(place: Place) -> None:
     assert (told["node"], told["machine"]) == ("pod-0", "bad")
 
 
-async def test_another_machine_with_the_nodes_name_is_welcome(place: Place) -> None:
+async def test_another_machine_with_a_quarantined_nodes_name_is_admitted(place: Place) -> None:
     await quarantined(place)
     place.nodes.leave(place.node("pod-0").stream)
     replacement = place.connect("pod-0", "good", "bbbbbbbb")
@@ -49,7 +49,7 @@ async def test_another_machine_with_the_nodes_name_is_welcome(place: Place) -> N
     assert rows["pod-0", "bad"][0] == QUARANTINED
 
 
-async def test_the_bad_machine_is_kept_out_under_another_name(place: Place) -> None:
+async def test_a_quarantined_machine_is_kept_out_under_another_node_name(place: Place) -> None:
     await quarantined(place)
     place.nodes.leave(place.node("pod-0").stream)
     again = place.connect("pod-7", "bad", "cccccccc")
@@ -57,7 +57,7 @@ async def test_the_bad_machine_is_kept_out_under_another_name(place: Place) -> N
     assert (await place.states())["pod-7"] == QUARANTINED
 
 
-async def test_failures_of_a_machine_count_under_all_of_its_names(place: Place) -> None:
+async def test_failures_of_a_machine_add_up_under_all_of_its_node_names(place: Place) -> None:
     place.departing.worker_failed(place.node("pod-0"), KILLED)
     place.nodes.leave(place.node("pod-0").stream)
     place.connect("pod-0", "good", "bbbbbbbb")
@@ -75,7 +75,7 @@ async def test_failures_of_a_machine_count_under_all_of_its_names(place: Place) 
 
 
 async def test_a_lost_node_counts_against_the_machine_that_it_had_registered(place: Place) -> None:
-    """Also under a leader that has never had a connection to it."""
+    """This holds under a leader that has never had a connection to the node, too."""
     for _ in range(2):
         place.departing.registered("pod-9@dddddddd", "worn")
         place.departing.members_lost(["pod-9@dddddddd"])
@@ -88,7 +88,7 @@ async def test_a_lost_node_counts_against_the_machine_that_it_had_registered(pla
 
 
 @pytest.mark.parametrize("name", ["bad", "pod-0"])
-async def test_cleared_by_the_name_of_the_machine_or_of_its_node(place: Place, name: str) -> None:
+async def test_a_quarantine_is_cleared_by_the_machine_or_node_name(place: Place, name: str) -> None:
     await quarantined(place)
     assert await place.departing.clear(name) == f"{name} may take part again"
     assert (await place.states())["pod-0"] == "ready"
@@ -104,7 +104,7 @@ async def test_cleared_by_the_name_of_the_machine_or_of_its_node(place: Place, n
     assert (await place.states())["pod-0"] == "ready"
 
 
-async def test_of_several_machines_that_had_the_name_one_is_to_be_named(place: Place) -> None:
+async def test_clearing_a_name_of_several_machines_requires_a_machines_name(place: Place) -> None:
     await place.departing.drain("pod-0", "")
     place.nodes.leave(place.node("pod-0").stream)
     place.connect("pod-0", "other", "bbbbbbbb")
@@ -115,9 +115,7 @@ async def test_of_several_machines_that_had_the_name_one_is_to_be_named(place: P
     assert (await place.states())["pod-0"] == DRAINED
 
 
-async def test_the_drain_of_a_node_that_shares_its_machine_is_refused_by_its_name(
-    place: Place,
-) -> None:
+async def test_a_node_that_shares_its_machine_is_drained_by_the_machines_name(place: Place) -> None:
     place.connect("pod-1", "bad", "bbbbbbbb")
     with pytest.raises(ConfigurationError, match="is on machine bad, as pod-1 is"):
         await place.departing.drain("pod-0", "")
@@ -129,7 +127,7 @@ async def test_the_drain_of_a_node_that_shares_its_machine_is_refused_by_its_nam
     assert (states["pod-0"], states["pod-1"]) == (DRAINED, DRAINED)
 
 
-async def test_the_drain_of_a_node_that_was_just_lost_is_that_of_its_machine(place: Place) -> None:
+async def test_draining_a_node_that_was_just_lost_drains_its_machine(place: Place) -> None:
     place.nodes.leave(place.node("pod-0").stream)
     said = await place.departing.drain("pod-0", "")
     assert said == "no machine bad is connected now; it will be kept out when it comes"
@@ -140,7 +138,7 @@ async def test_the_drain_of_a_node_that_was_just_lost_is_that_of_its_machine(pla
     assert states["pod-7", "bad"] == DRAINED
 
 
-async def test_a_drain_that_is_repeated_keeps_out_nothing_more(place: Place) -> None:
+async def test_repeating_a_drain_keeps_no_other_machine_out(place: Place) -> None:
     node = place.node("pod-0").node
     await place.departing.drain("pod-0", "")
     place.nodes.leave(place.node("pod-0").stream)
@@ -153,9 +151,7 @@ async def test_a_drain_that_is_repeated_keeps_out_nothing_more(place: Place) -> 
     assert states["pod-0", "bad"] == DRAINED
 
 
-async def test_the_drain_of_a_quarantined_node_that_is_gone_is_that_of_its_machine(
-    place: Place,
-) -> None:
+async def test_draining_a_quarantined_node_that_is_gone_drains_its_machine(place: Place) -> None:
     await quarantined(place)
     node = place.node("pod-0").node
     place.nodes.leave(place.node("pod-0").stream)
@@ -166,7 +162,7 @@ async def test_the_drain_of_a_quarantined_node_that_is_gone_is_that_of_its_machi
     assert states == {**states, ("pod-0", "bad"): DRAINED}
 
 
-async def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it(place: Place) -> None:
+async def test_a_drained_name_keeps_out_any_node_or_machine_of_this_name(place: Place) -> None:
     await place.departing.drain("later", "")
     place.connect("later", "m1", "bbbbbbbb")
     place.connect("pod-5", "later", "cccccccc")
@@ -177,7 +173,7 @@ async def test_a_name_alone_keeps_out_a_node_or_a_machine_that_comes_with_it(pla
     assert (states["later"], states["pod-5"]) == ("ready", "ready")
 
 
-async def test_the_next_leader_knows_the_machine(place: Place) -> None:
+async def test_the_next_leader_knows_which_machine_is_quarantined(place: Place) -> None:
     await quarantined(place)
     after = await elected(place.store)
     found = after.of("bad", "pod-7")
@@ -187,7 +183,7 @@ async def test_the_next_leader_knows_the_machine(place: Place) -> None:
     assert after.named("pod-0") == after.named("bad") == ["bad"]
 
 
-async def test_what_an_older_version_has_stored_keeps_the_name_out() -> None:
+async def test_a_quarantine_stored_by_an_older_version_keeps_the_name_out() -> None:
     store = MemoryStore()
     older = json.dumps({"reason": "3 failures", "since_unix_s": 1.75e9}).encode()
     await store.put(KEYS.quarantine("n1"), older)

@@ -1,4 +1,4 @@
-"""Who is the node of a name, and what its job runs, is what the store says."""
+"""The store says which agent has a node's name and which command the job runs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class Place:
         daemon.registry = self.registry
 
     def connect(self, node: str, token: str, **hello: Any) -> AgentStream:
-        """An agent comes, and says hello."""
+        """Connect an agent, with the fields of its hello."""
         stream = agent(node, token, **hello)
         self.daemon.agent_connected(stream)
         return stream
@@ -70,7 +70,7 @@ class Place:
 
 @pytest.fixture
 def before() -> Command | None:
-    """What the group runs that the leader before has left; None: there was no leader."""
+    """The command of the group that an earlier leader has left; None: there was no leader."""
     return None
 
 
@@ -95,9 +95,7 @@ async def place(before: Command | None) -> AsyncIterator[Place]:
     await place.daemon.close()
 
 
-async def test_another_agent_does_not_take_the_place_of_the_one_that_is_registered(
-    place: Place,
-) -> None:
+async def test_an_agent_of_the_same_name_does_not_replace_the_registered_one(place: Place) -> None:
     await place.registered(ONE)
     first = place.connect("n1", ONE)
     for _ in range(3):
@@ -110,7 +108,7 @@ async def test_another_agent_does_not_take_the_place_of_the_one_that_is_register
     assert not place.diary.of("node_lost")
 
 
-async def test_one_that_has_lost_its_name_attends_no_more(place: Place) -> None:
+async def test_an_agent_that_has_lost_its_name_is_disconnected(place: Place) -> None:
     await place.registered(ONE)
     first = place.connect("n1", ONE)
     await place.registered(OTHER)
@@ -120,14 +118,14 @@ async def test_one_that_has_lost_its_name_attends_no_more(place: Place) -> None:
     assert None not in kinds(second)
 
 
-async def test_one_that_is_started_again_takes_its_own_place(place: Place) -> None:
+async def test_an_agent_that_connects_again_replaces_its_own_stream(place: Place) -> None:
     await place.registered(ONE)
     first, again = place.connect("n1", ONE), place.connect("n1", ONE)
     assert closed(first)
     assert None not in kinds(again)
 
 
-async def test_the_machine_hears_that_a_node_has_opened_another_stream(
+async def test_the_machine_is_told_when_a_node_opens_another_stream(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     heard: list[ev.Event] = []
@@ -138,10 +136,8 @@ async def test_the_machine_hears_that_a_node_has_opened_another_stream(
     assert heard == [ev.NodeReconnected(node=f"n1@{ONE}")]
 
 
-async def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in(
-    place: Place,
-) -> None:
-    """Nobody attends under the name that is known, or it is known for nobody."""
+async def test_the_newer_agent_is_admitted_while_its_registration_is_unknown(place: Place) -> None:
+    """The name is registered for nobody yet, or for an agent that is not connected."""
     early = place.connect("n1", ONE)
     assert None not in kinds(early)
     later = place.connect("n1", OTHER)
@@ -155,12 +151,10 @@ async def test_where_the_news_of_a_registration_is_late_the_newer_agent_comes_in
 
 
 @runs_already
-async def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_runs(
-    place: Place,
-) -> None:
-    """And not the agent that comes first."""
+async def test_a_training_group_decides_the_jobs_command_under_a_new_leader(place: Place) -> None:
+    """The agent that comes first does not decide it."""
     stranger = place.connect("n2", OTHER, **OTHER_COMMAND)
-    assert kinds(stranger) == []  # before it has told what it has found on its node
+    assert kinds(stranger) == []  # it has not told yet what it has found on its node
     place.daemon.agent_said(stranger, view())
     assert refused(stranger).for_now
     (told,) = place.diary.of("node_refused")
@@ -173,7 +167,7 @@ async def test_after_a_change_of_leader_the_group_that_trains_says_what_the_job_
 
 
 @runs_already
-async def test_once_nobody_can_train_any_more_a_job_may_run_something_else(place: Place) -> None:
+async def test_a_job_may_run_another_command_once_no_member_can_train(place: Place) -> None:
     place.daemon.node_gone("n1", ONE)
     newcomer = place.connect("n2", OTHER, **OTHER_COMMAND)
     assert None not in kinds(newcomer)
@@ -181,7 +175,7 @@ async def test_once_nobody_can_train_any_more_a_job_may_run_something_else(place
 
 @runs_already
 async def test_all_nodes_may_come_back_with_another_command(place: Place) -> None:
-    """The last one that was out of contact tells that nothing of the group is left."""
+    """The last node that was out of contact reports that nothing of the group is left."""
     waiting = place.connect("n2", OTHER, **OTHER_COMMAND)
     place.daemon.agent_said(waiting, view())
     assert refused(waiting).for_now
@@ -202,10 +196,8 @@ async def test_a_node_with_workers_of_the_group_may_not_run_another_command(plac
 
 
 @runs_already
-async def test_a_coordinator_without_a_directory_does_not_lead_a_group_that_saves(
-    place: Place,
-) -> None:
-    """It could complete no checkpoint, and not end the job without losing steps."""
+async def test_a_coordinator_without_a_directory_ends_if_its_group_saves(place: Place) -> None:
+    """It could complete no checkpoint, and could not end the job without losing steps."""
     place.connect("n1", ONE, saves=True)
     error = place.daemon.ended.exception()
     assert isinstance(error, ConfigurationError)
@@ -213,10 +205,8 @@ async def test_a_coordinator_without_a_directory_does_not_lead_a_group_that_save
 
 
 @runs_already
-async def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_for_gone(
-    place: Place,
-) -> None:
-    """Its agent renews its lease, so that its workers may train on."""
+async def test_a_member_whose_node_has_registered_may_still_train(place: Place) -> None:
+    """The node's agent renews its lease, so its workers may train on."""
     await place.registered(ONE)
     place.daemon.node_gone("n1", None)
     stranger = place.connect("n2", OTHER, **OTHER_COMMAND)
@@ -229,12 +219,12 @@ async def test_a_member_that_has_registered_again_and_not_come_yet_is_not_taken_
 
 
 @pytest.mark.parametrize("before", [Command()])
-async def test_a_store_of_an_earlier_version_does_not_say_what_the_job_runs(place: Place) -> None:
+async def test_an_agent_is_admitted_if_an_older_version_stored_no_command(place: Place) -> None:
     first = place.connect("n1", ONE)
     assert None not in kinds(first)
 
 
-async def test_names_that_are_refused_are_not_remembered_for_ever(place: Place) -> None:
+async def test_the_number_of_refused_names_that_are_remembered_is_bounded(place: Place) -> None:
     for number in range(1100):
         place.connect(f"n{number}", ONE, version="0.0.1")
     assert len(place.diary.of("node_refused")) == 1100

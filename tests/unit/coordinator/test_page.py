@@ -1,4 +1,4 @@
-"""What the page is told of a job: in one word, node by node, and never too much."""
+"""The page's document: the job's state in one word, its nodes, and a bound on its size."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def committed(ago_s: float) -> JobView:
         (replace(page_jobs.recovering(), figures=having(exit_code=1).figures), "ended"),
     ],
 )
-def test_the_job_in_one_word(seen: JobView, word: str) -> None:
+def test_the_state_of_a_job_is_one_word(seen: JobView, word: str) -> None:
     assert state_of(seen) == word
 
 
-def test_before_the_first_step_it_starts() -> None:
+def test_a_job_is_starting_before_its_first_step() -> None:
     totals = page_jobs.committed_at(TRAINS.figures.totals, 0.0)
     assert state_of(having(totals=totals, step_usual_s=0.0)) == "starting"
 
 
-def test_a_node_is_told_with_its_slots() -> None:
+def test_a_node_is_shown_with_the_workers_in_its_slots() -> None:
     seen = having(
         nodes=(
             page_jobs.node("node-0", 2),
@@ -87,7 +87,7 @@ def test_a_node_is_told_with_its_slots() -> None:
     assert [w[:3] for w in nodes["node-2"]["workers"]] == [[0, "T", 4], [-1, "W", -1], [1, "B", 5]]
 
 
-def test_a_node_that_is_lost_is_told_with_the_members_it_had() -> None:
+def test_a_lost_node_is_shown_with_the_members_it_had() -> None:
     nodes = PageBuilder().document(page_jobs.recovering())["nodes"]
     assert nodes["node-2"]["state"] == "lost"
     assert nodes["node-2"]["workers"] == [[0, "?", 4], [1, "?", 5]]
@@ -104,7 +104,7 @@ def test_an_incident_has_the_phases_of_its_recovery() -> None:
     assert "phases" not in without["3"]
 
 
-def test_an_incident_is_told_by_its_record_and_a_change_of_the_group_by_the_accounts() -> None:
+def test_incidents_come_from_their_records_and_planned_changes_from_the_accounts() -> None:
     planned = {**page_jobs.INCIDENT, "number": 4, "reason": "member_joined", "generation": 8}
     failed_save = {**page_jobs.RECORD, "number": 5, "cause": "save_failed", "followed_by": 0}
     accounts = replace(TRAINS.figures.accounts, incidents=(page_jobs.INCIDENT, planned))
@@ -118,7 +118,7 @@ def test_an_incident_is_told_by_its_record_and_a_change_of_the_group_by_the_acco
     assert (found["5"]["cause"], found["5"]["followed_by"]) == ("save_failed", 0)
 
 
-def test_an_instant_that_is_found_anew_by_each_look_stays() -> None:
+def test_a_time_that_changes_by_a_millisecond_does_not_change_the_document() -> None:
     builder = PageBuilder()
     first = builder.document(TRAINS)["incidents"]["3"]
     moved = {**page_jobs.RECORD, "unix_s": page_jobs.RECORD["unix_s"] + 0.001}
@@ -135,7 +135,7 @@ def test_every_document_is_json_whatever_a_script_reports() -> None:
     assert PageBuilder().document(having(values=values))["values"]["loss"] == "nan"
 
 
-def test_a_thousand_nodes_fit_and_only_what_has_changed_is_made_anew() -> None:
+def test_a_thousand_nodes_fit_and_only_changed_and_lost_nodes_are_made_again() -> None:
     builder, seen = PageBuilder(), page_jobs.large()
     first = builder.document(seen)
     assert len(first["nodes"]) == 1000
@@ -147,12 +147,12 @@ def test_a_thousand_nodes_fit_and_only_what_has_changed_is_made_anew() -> None:
     assert set(anew) == {"node-3", "node-900"}, "a lost node is made each time"
 
 
-def test_there_is_an_end_to_nodes() -> None:
+def test_the_number_of_nodes_is_bounded() -> None:
     many = tuple(page_jobs.node(f"n{n}", 0) for n in range(2 * MOST_NODES))
     assert len(PageBuilder().document(having(nodes=many))["nodes"]) == MOST_NODES
 
 
-def test_a_new_generation_has_new_ranks() -> None:
+def test_ranks_are_those_of_the_newest_generation() -> None:
     builder = PageBuilder()
     builder.document(TRAINS)
     assert TRAINS.generation is not None
@@ -161,7 +161,7 @@ def test_a_new_generation_has_new_ranks() -> None:
     assert [w[2] for w in nodes["node-0"]["workers"]] == [5, 4]
 
 
-def test_who_stands_by_says_who_leads() -> None:
+def test_a_standby_names_the_leader() -> None:
     nobody = standby("digits", "default", "two:1", None)["head"]
     assert (nobody["state"], nobody["leader"]) == ("standby", "")
     leader = LeaderDocument(candidate="c", address="one:1", page="http://one:9400")

@@ -1,4 +1,4 @@
-"""A peer's process is gone when its kernel says so, and only then."""
+"""A peer's process counts as gone when its kernel says so, and only then."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.etcd_cluster import free_ports
 
 
 class Peer:
-    """Listens, until it is gone."""
+    """A server that listens until `end`."""
 
     def __init__(self) -> None:
         (self.port,) = free_ports(1)
@@ -38,11 +38,11 @@ class Peer:
         self.hang_up()
 
 
-async def test_one_that_has_listened_and_does_so_no_more_is_gone() -> None:
+async def test_a_peer_that_no_longer_listens_is_gone() -> None:
     peer = Peer()
     await peer.start()
     watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
-    for _ in range(3):  # tired of one who says nothing
+    for _ in range(3):  # the peer closes connections that are silent
         await peer.came.wait()
         peer.hang_up()
     await peer.came.wait()
@@ -51,9 +51,7 @@ async def test_one_that_has_listened_and_does_so_no_more_is_gone() -> None:
     await watching
 
 
-async def test_one_that_was_never_reached_is_not_known_to_be_gone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_peer_that_was_never_reached_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leadership, "_AGAIN_S", 0.01)
     peer = Peer()
     for address in (f"127.0.0.1:{peer.port}", "no-such-host.invalid:1", "nonsense", ""):
@@ -74,7 +72,7 @@ async def test_one_that_was_never_reached_is_not_known_to_be_gone(
 async def test_a_cancellation_that_comes_as_an_attempt_ends_is_not_lost(
     turns: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """asyncio.wait_for loses it before Python 3.12: who cancels would wait for ever."""
+    """Before Python 3.12 asyncio.wait_for loses it, and the canceller would wait for ever."""
     attempt: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
     async def connect(_address: str) -> None:

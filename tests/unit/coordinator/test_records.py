@@ -1,4 +1,4 @@
-"""What is counted beyond one leader, as the store keeps it."""
+"""The store keeps counts that outlive a leader."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ RECORDS = Records(
 )
 
 
-async def test_what_is_kept_is_found_again() -> None:
+async def test_saved_records_are_loaded_unchanged() -> None:
     store = MemoryStore()
     leadership = await lead(store, job="job", candidate="c")
     assert (await load_records(store, "job")).restarts == ()
@@ -46,7 +46,7 @@ async def test_what_is_kept_is_found_again() -> None:
         ).encode()
     )
 )
-async def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+async def test_a_leader_can_begin_with_any_stored_records(value: bytes) -> None:
     store = MemoryStore()
     await store.put(KEY, value)
     records = await load_records(store, "job")
@@ -54,7 +54,7 @@ async def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
     assert json.dumps(list(records.recoveries))
 
 
-def test_instants_are_those_of_the_same_moments() -> None:
+def test_times_are_converted_between_unix_time_and_time_since_boot() -> None:
     now, boot = time.time(), time.monotonic()
     first, second = since_boot([now - 5.0, now + 3600.0])
     assert first == pytest.approx(boot - 5.0, abs=0.5)

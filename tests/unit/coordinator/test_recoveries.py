@@ -32,7 +32,9 @@ def member(worker: str) -> Member:
 
 
 def reformed(number: int, out_s: float = 0.0) -> pb.Reformed:
-    """out_s: how long the group's first member had been without one; 0: never in one."""
+    """A report of the first step of generation `number`.
+
+    out_s: seconds that the member had been without a group; 0: it was never in one."""
     return pb.Reformed(
         worker="a",
         generation=number,
@@ -46,7 +48,7 @@ def reformed(number: int, out_s: float = 0.0) -> pb.Reformed:
 
 
 def answered(recoveries: Recoveries, lost_at: float, at: float) -> None:
-    """The loss of "b" by generation 2."""
+    """Lose "b", and announce generation 2 without it."""
     recoveries.lost(lost(lost_at, "b"))
     recoveries.announced(generation(2), at)
 
@@ -58,7 +60,7 @@ def finished(recoveries: Recoveries, report: pb.Reformed, now: float) -> dict[st
 
 
 def sum_of_phases(record: dict[str, Any]) -> float:
-    """Without abort_s, which happens during the others."""
+    """The sum of all phases but abort_s, which overlaps with the others."""
     return sum(v for n, v in record.items() if n.endswith("_s") and n not in ("total_s", "abort_s"))
 
 
@@ -86,14 +88,14 @@ def test_phases_add_up_to_the_total() -> None:
     assert list(recoveries.finished) == [record]
 
 
-def test_a_loss_without_a_sign_begins_with_the_decision() -> None:
+def test_a_recovery_without_an_earlier_sign_begins_with_the_decision() -> None:
     recoveries = Recoveries()
     answered(recoveries, lost_at=5.0, at=5.0)
     record = finished(recoveries, reformed(2), 8.0)
     assert (record["detect_s"], record["total_s"]) == (0.0, 3.0)
 
 
-def test_struck_twice_is_one_recovery() -> None:
+def test_a_second_loss_during_a_recovery_is_part_of_it() -> None:
     recoveries = Recoveries()
     recoveries.sign(1.0)
     answered(recoveries, lost_at=2.0, at=2.0)
@@ -111,7 +113,7 @@ def test_struck_twice_is_one_recovery() -> None:
 
 
 def test_a_first_step_of_the_lost_group_does_not_end_its_recovery() -> None:
-    """It was on its way while the loss was noticed."""
+    """The report was on its way when the loss was noticed."""
     recoveries = Recoveries()
     recoveries.lost(lost(2.0, "b"))
     assert recoveries.reformed(reformed(1), 2.1) is None
@@ -128,8 +130,8 @@ def test_a_group_lost_before_this_leader_led_is_counted_from_its_loss() -> None:
     assert sum_of_phases(record) == pytest.approx(7.0)
 
 
-def test_a_loss_that_an_agent_tells_when_it_comes_is_counted_from_the_loss() -> None:
-    """The leader led already, and nobody had found it."""
+def test_a_loss_that_an_agent_reports_as_it_connects_is_counted_from_the_loss() -> None:
+    """The leader led already, but nobody had noticed the loss."""
     recoveries = Recoveries(leads_since=20.0)
     recoveries.hears(20.3)
     answered(recoveries, lost_at=20.5, at=20.5)
@@ -141,18 +143,18 @@ LOSS = Loss(reason="member_lost", workers=("b",), incident=b"{}")
 
 
 def stored(loss: Loss | None = LOSS) -> Stored:
-    """Generation 2 of "a"."""
+    """Generation 2, whose only member is "a", as it is stored."""
     newest = generation(2, None, member("a"))
     return Stored(generation=newest, may_train=(), revision=1, command=UNKNOWN_COMMAND, loss=loss)
 
 
-def test_a_recovery_that_the_leader_before_has_begun_is_finished() -> None:
+def test_a_recovery_that_an_earlier_leader_has_begun_is_finished() -> None:
     recoveries = Recoveries([{"generation": 1}], leads_since=20.0, last=stored())
     assert recoveries.under_way_since is None
     assert recoveries.loss(b"another") == LOSS
     assert recoveries.reformed(reformed(1), 20.0) is None
     report = reformed(2)
-    assert recoveries.reformed(report, 20.0) is None  # a newcomer: nobody can say since when
+    assert recoveries.reformed(report, 20.0) is None  # a newcomer cannot say when the loss was
     report.out_s = 3.0
     record = finished(recoveries, report, 20.5)
     assert (record["generation"], record["reason"]) == (2, "member_lost")
@@ -173,12 +175,12 @@ def test_a_recovery_that_the_leader_before_has_begun_is_finished() -> None:
     ],
     ids=["finished", "nobody was lost", "no group"],
 )
-def test_a_recovery_that_is_not_under_way(recoveries: Recoveries) -> None:
+def test_a_first_step_without_a_recovery_under_way_finishes_none(recoveries: Recoveries) -> None:
     assert recoveries.loss(b"") is None
     assert recoveries.reformed(reformed(2, out_s=3.0), 20.5) is None
 
 
-def test_another_loss_before_the_first_step_is_the_same_recovery() -> None:
+def test_another_loss_under_the_next_leader_before_the_first_step_is_the_same_recovery() -> None:
     recoveries = Recoveries(leads_since=20.0, last=stored())
     recoveries.lost(lost(20.5, "c"))
     assert recoveries.reformed(reformed(2, out_s=3.0), 21.0) is None
@@ -188,7 +190,7 @@ def test_another_loss_before_the_first_step_is_the_same_recovery() -> None:
 
 
 def test_a_loss_under_this_leader_is_counted_from_its_first_sign() -> None:
-    """A member may have noticed before, but its own clock tells of its own process alone."""
+    """A member may have noticed earlier, but its report is about its own process alone."""
     recoveries = Recoveries(leads_since=1.0)
     recoveries.sign(20.0)
     answered(recoveries, lost_at=20.5, at=20.75)
@@ -204,7 +206,7 @@ def test_a_planned_change_is_no_recovery() -> None:
 
 
 def test_an_old_sign_does_not_count_for_a_later_loss() -> None:
-    """What followed it was answered by a generation."""
+    """A generation has already answered what the sign was about."""
     recoveries = Recoveries()
     recoveries.sign(1.0)
     recoveries.announced(generation(2), 2.0)
@@ -215,10 +217,10 @@ def test_an_old_sign_does_not_count_for_a_later_loss() -> None:
 
 
 @pytest.mark.parametrize(("workers", "detect_s"), [(["b", "c"], 0.0), (["c"], 90.0)])
-def test_a_node_that_was_silent_and_lost_no_member_is_no_sign_of_a_later_loss(
+def test_the_silence_of_a_node_is_a_sign_of_a_later_loss_only_if_it_lost_a_member(
     workers: list[str], detect_s: float
 ) -> None:
-    """As one whose agent begins anew."""
+    """A node is silent, for example, while its agent restarts."""
     recoveries = Recoveries()
     current = generation(1, None, Member(worker="b", node="n@1", slot=0, endpoint="b:1"))
     recoveries.sign(10.0, silent="n@1")
@@ -229,7 +231,7 @@ def test_a_node_that_was_silent_and_lost_no_member_is_no_sign_of_a_later_loss(
     assert record["detect_s"] == detect_s
 
 
-def test_only_the_newest_are_kept() -> None:
+def test_only_the_newest_recoveries_are_kept() -> None:
     recoveries = Recoveries()
     for number in range(2, 60):
         recoveries.lost(lost(float(number), "b"))
@@ -239,9 +241,7 @@ def test_only_the_newest_are_kept() -> None:
 
 
 @pytest.mark.parametrize("planned", [True, False])
-def test_a_group_that_waited_for_one_that_was_to_leave_counts_from_its_last_commit(
-    planned: bool,
-) -> None:
+def test_a_recovery_after_a_late_leave_counts_from_the_last_commit(planned: bool) -> None:
     recoveries = Recoveries()
     before = generation(2, leave_after=7) if planned else generation(1)
     recoveries.announced(before, 86.0)

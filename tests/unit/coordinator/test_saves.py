@@ -1,4 +1,4 @@
-"""What members report of their saves, what becomes of it, and who is told."""
+"""Members' reports of shares become commits or abandoned saves, and agents are told."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.coordinator.agents import Diary, agent, sent
 
 
 class Storage(CheckpointCommits):
-    """A directory that takes what it is given, or fails."""
+    """A checkpoint directory that works, or fails if the test says so."""
 
     def __init__(self) -> None:
         self.reports: list[job_pb2.ShardSaved] = []
@@ -63,7 +63,7 @@ class Storage(CheckpointCommits):
 
 
 class Place:
-    """Saves of a job with or without a directory; `told` is what every agent heard."""
+    """The saves of a job with or without a directory; `told` is what all agents were told."""
 
     def __init__(self, *, directory: bool = True) -> None:
         self.storage = Storage()
@@ -93,8 +93,8 @@ def shard(step: int = 5, index: int = 0) -> job_pb2.ShardSaved:
     return job_pb2.ShardSaved(worker="w", generation=3, step=step, index=index, count=2)
 
 
-def test_of_a_refused_save_nothing_is_left() -> None:
-    """A full disk would stay full. What its other members have written, or yet write, goes too."""
+def test_all_shares_of_a_failed_save_are_removed() -> None:
+    """Otherwise a full disk would stay full. Shares that other members write later go, too."""
     place = Place()
     place.saves.saved(place.agent, shard())
     assert place.storage.discarded == []
@@ -113,7 +113,7 @@ def test_the_newest_checkpoint_of_earlier_terms_is_known() -> None:
     assert nowhere.saves.newest_step == 0
 
 
-def test_parts_are_kept_and_reported_to_the_machine() -> None:
+def test_reports_of_shares_are_kept_and_posted_to_the_machine() -> None:
     place = Place()
     place.saves.saved(place.agent, shard())
     place.saves.failed(place.agent, job_pb2.SaveFailed(generation=3, step=6, message="full"))
@@ -130,7 +130,7 @@ async def place() -> Place:
     return Place()
 
 
-async def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again(place: Place) -> None:
+async def test_a_commit_is_told_to_all_and_repeated_if_an_agent_reports_late(place: Place) -> None:
     await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
     assert place.saves.newest_step == 5
     assert place.settled() == [(5, False)]
@@ -144,7 +144,7 @@ async def test_everybody_hears_of_a_commit_and_whoever_missed_it_hears_again(pla
     assert place.storage.reports == []
 
 
-async def test_an_abandoned_one_may_be_saved_again(place: Place) -> None:
+async def test_a_step_whose_save_was_abandoned_may_be_saved_again(place: Place) -> None:
     place.saves.abandon(
         fx.AbandonCheckpoint(generation=3, step=5, message="w was lost", reason="member_lost")
     )
@@ -160,7 +160,7 @@ async def test_an_abandoned_one_may_be_saved_again(place: Place) -> None:
     assert len(place.events) == 1
 
 
-async def test_to_tell_it_again_to_one_that_has_missed_it_is_no_other_event(place: Place) -> None:
+async def test_an_abandoned_save_is_recorded_once_even_if_it_is_told_again(place: Place) -> None:
     for message in ("no space", "others were told before"):
         place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message=message))
     assert place.settled() == [(5, True), (5, True)]
@@ -176,7 +176,7 @@ async def test_to_tell_it_again_to_one_that_has_missed_it_is_no_other_event(plac
         (KeyError("a client's own error"), 'KeyError: "a client\'s own error"'),
     ],
 )
-async def test_a_commit_that_fails_is_an_abandoned_save(
+async def test_a_commit_that_fails_abandons_the_save(
     place: Place, error: Exception, message: str
 ) -> None:
     place.storage.error = error
@@ -186,7 +186,7 @@ async def test_a_commit_that_fails_is_an_abandoned_save(
     assert place.saves.newest_step == 0
 
 
-async def test_what_cannot_be_removed_takes_nothing_from_what_is_committed(place: Place) -> None:
+async def test_a_commit_stands_if_old_checkpoints_cannot_be_removed(place: Place) -> None:
     place.storage.prune_error = CheckpointWriteError("old checkpoints could not be removed")
     await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
     assert place.settled() == [(5, False)]
@@ -196,15 +196,15 @@ async def test_what_cannot_be_removed_takes_nothing_from_what_is_committed(place
     assert warning["message"] == "old checkpoints could not be removed"
 
 
-async def test_commits_are_made_in_the_order_in_which_checkpoints_were_whole(place: Place) -> None:
-    """Each drops what was reported of the steps before it, so a later one must not be first."""
+async def test_checkpoints_are_committed_in_the_order_of_their_completion(place: Place) -> None:
+    """A commit drops the reports of earlier steps, so a later step must not come first."""
     begun, committed = threading.Event(), []
 
     def commit(step: int, generation: int) -> Committed:
         del generation
         if step == 5:
             begun.set()
-            time.sleep(0.2)  # the other, if it can, is far ahead by then
+            time.sleep(0.2)  # enough for the other commit to overtake, if it can
         committed.append(step)
         return Committed(size_bytes=1, stall_s=0.0, save_s=0.0)
 
@@ -217,7 +217,7 @@ async def test_commits_are_made_in_the_order_in_which_checkpoints_were_whole(pla
     assert place.saves.newest_step == 6
 
 
-async def test_the_last_few_are_remembered(place: Place) -> None:
+async def test_late_reports_of_the_last_few_commits_are_answered(place: Place) -> None:
     for step in range(1, 21):
         await place.saves.commit(fx.CommitCheckpoint(generation=3, step=step))
     place.saves.saved(place.agent, shard(20))
@@ -229,7 +229,7 @@ async def test_the_last_few_are_remembered(place: Place) -> None:
     assert len(place.events) == 1
 
 
-async def test_a_job_without_a_directory_has_nothing_to_commit() -> None:
+async def test_a_job_without_a_directory_commits_nothing() -> None:
     place = Place(directory=False)
     assert place.saves.url == ""
     await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))
@@ -239,15 +239,15 @@ async def test_a_job_without_a_directory_has_nothing_to_commit() -> None:
 
 
 @pytest.mark.parametrize("steps", [(5, 6), (6, 5)])
-async def test_commits_at_the_same_time(place: Place, steps: tuple[int, int]) -> None:
+async def test_concurrent_commits_are_all_announced(place: Place, steps: tuple[int, int]) -> None:
     await asyncio.gather(
         *(place.saves.commit(fx.CommitCheckpoint(generation=3, step=s)) for s in steps)
     )
     assert sorted(place.settled()) == [(5, False), (6, False)]
 
 
-def test_storage_that_keeps_what_is_to_go_is_warned_of() -> None:
-    """It would end the coordinator otherwise, as any error of a task does."""
+def test_shares_of_a_failed_save_that_cannot_be_removed_cause_a_warning() -> None:
+    """Otherwise the error would end the coordinator, as any error of a task does."""
     place = Place()
     place.storage.discard_error = RuntimeError("can't start new thread")
     place.saves.failed(place.agent, job_pb2.SaveFailed(generation=3, step=5, message="full"))
@@ -255,7 +255,7 @@ def test_storage_that_keeps_what_is_to_go_is_warned_of() -> None:
     assert "can't start new thread" in warning["message"]
 
 
-def test_a_last_save_that_is_tried_again_is_no_failure_while_there_is_time() -> None:
+def test_a_last_save_that_is_retried_is_no_failure_until_it_is_given_up() -> None:
     place = Place()
     refused = job_pb2.SaveFailed(generation=3, step=5, message="full", retried=True)
     for _ in range(3):
@@ -269,7 +269,7 @@ def test_a_last_save_that_is_tried_again_is_no_failure_while_there_is_time() -> 
     assert place.storage.discarded == [(5, 3)]
 
 
-async def test_of_a_last_save_that_succeeds_after_all_everything_stays(place: Place) -> None:
+async def test_a_last_save_that_succeeds_after_a_retry_is_kept(place: Place) -> None:
     refused = job_pb2.SaveFailed(generation=3, step=5, message="full", retried=True)
     place.saves.failed(place.agent, refused)
     await place.saves.commit(fx.CommitCheckpoint(generation=3, step=5))

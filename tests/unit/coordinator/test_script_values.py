@@ -1,4 +1,4 @@
-"""What is no number is told of when it begins to be none."""
+"""A script's value that stops being a finite number is recorded."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elastic.coordinator.script_values import ScriptValues
 from tests.unit.coordinator.agents import Diary
 
 
-def test_it_is_told_once_and_again_after_it_was_a_number() -> None:
+def test_a_value_that_is_not_finite_is_recorded_once_until_it_is_finite_again() -> None:
     diary = Diary()
     values = ScriptValues(diary.journal)
     for step, loss in enumerate((1.0, math.nan, math.nan, math.inf, 2.0, -math.inf)):
@@ -22,7 +22,7 @@ def test_it_is_told_once_and_again_after_it_was_a_number() -> None:
     assert not values.not_finite
 
 
-def test_ten_thousand_of_them_are_a_hundred_events() -> None:
+def test_ten_thousand_values_that_are_not_finite_are_a_hundred_events() -> None:
     diary = Diary()
     values = ScriptValues(diary.journal)
     for step in range(3):

@@ -1,4 +1,4 @@
-"""The accounts of a coordinator: what agents tell reaches them, and no error of theirs the job."""
+"""What agents report reaches a coordinator's accounts, and no error in them reaches the job."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.unit.coordinator.agents import worker
 
 
 class Leader:
-    """Of a job with one worker, at the time that the test says."""
+    """The leader of a job with one worker; the test sets its clock."""
 
     def __init__(self, stored: Any = None, now: float = 100.0) -> None:
         self.now = now
@@ -44,7 +44,7 @@ class Leader:
         self.hears(WorkerPhase.TRAINING, 1)
 
 
-def test_what_a_worker_says_is_booked() -> None:
+def test_the_time_that_a_worker_reports_is_booked() -> None:
     leader = Leader()
     leader.trains()
     leader.now += 10.0
@@ -56,7 +56,7 @@ def test_what_a_worker_says_is_booked() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [math.nan, math.inf, -1.0])
-def test_what_makes_no_sense_is_passed_over(nonsense: float) -> None:
+def test_figures_that_make_no_sense_are_ignored(nonsense: float) -> None:
     leader = Leader()
     leader.trains()
     leader.now += 10.0
@@ -64,7 +64,7 @@ def test_what_makes_no_sense_is_passed_over(nonsense: float) -> None:
     assert leader.time.accounts().settled[Kind.DATA_WAIT] == 0.0
 
 
-def test_the_next_leader_goes_on() -> None:
+def test_the_next_leader_continues_the_accounts() -> None:
     first = Leader()
     first.trains()
     first.now += 10.0
@@ -73,7 +73,7 @@ def test_the_next_leader_goes_on() -> None:
     assert second.time.accounts().wall_s == pytest.approx(12.0, abs=1.0)
 
 
-def test_an_error_in_accounts_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_error_in_the_accounts_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 

@@ -1,4 +1,4 @@
-"""What is told of slow ranks, and when one is replaced."""
+"""Slow ranks are recorded, and replaced if the job wants it and can spare them."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class Place:
         return [told["action"] for told in self.diary.of("straggler")]
 
 
-def test_a_slow_rank_is_told_of_once_and_when_it_is_over() -> None:
+def test_a_slow_rank_is_recorded_once_and_again_when_it_is_over() -> None:
     place = Place()
     place.train()
     (told,) = place.diary.of("straggler")
@@ -76,7 +76,7 @@ def test_a_slow_rank_is_told_of_once_and_when_it_is_over() -> None:
     assert (over["worker"], over["node"]) == ("b", "n1")
 
 
-def test_it_is_replaced_if_that_is_wanted_but_not_for_ever() -> None:
+def test_slow_ranks_are_replaced_if_wanted_but_at_most_twice_an_hour() -> None:
     place, fresh = Place(replaces=True), iter("defgh")
     for number in range(2, 6):
         place.train()
@@ -88,14 +88,14 @@ def test_it_is_replaced_if_that_is_wanted_but_not_for_ever() -> None:
     assert place.actions()[-1] == "replace"
 
 
-def test_it_is_not_where_the_job_cannot_do_without() -> None:
+def test_a_slow_rank_that_the_job_cannot_spare_is_only_reported() -> None:
     place = Place(replaces=True, may_replace=False)
     place.train()
     assert place.actions() == ["report"]
     assert not place.posted
 
 
-def test_what_makes_no_sense_is_passed_over() -> None:
+def test_figures_that_make_no_sense_are_ignored() -> None:
     place = Place()
     for bad in (math.nan, math.inf):
         place.slow_ranks.heard("a", pb.Pace(generation=1, committed=8, steps=8, total_s=bad))

@@ -1,4 +1,4 @@
-"""Rounds in which the agents are asked for stacks, and what is made of their answers."""
+"""The coordinator asks agents for stacks in rounds, and explains hangs by their answers."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ VERDICT = (
 
 
 class Place:
-    """Agents of nodes a, b and c, whose coordinator is asked."""
+    """A coordinator with the agents of nodes a, b and c."""
 
     def __init__(self) -> None:
         self.nodes = ConnectedAgents()
@@ -64,7 +64,7 @@ class Place:
         )
 
     async def request(self, name: str) -> pb.StacksRequest:
-        """What the agent was asked last."""
+        """The next request that was sent to the node's agent."""
         node = self.nodes.named(name)
         assert node is not None
         sent = await anext(node.stream.outgoing())
@@ -81,7 +81,7 @@ class Place:
 
 
 def worker(node: str) -> pb.WorkerStacks:
-    """The one of node b loads data, the others wait for it."""
+    """The stacks of a node's worker: the one of node b loads data, the others wait for it."""
     late = node == "b"
     frames = [GETITEM] if late else [ENGINE]
     threads = [pb.ThreadStack(name="MainThread", frames=frames), pb.ThreadStack(name="other")]
@@ -104,13 +104,13 @@ def found(*nodes: str) -> dict[str, pb.NodeStacks]:
     return {node: pb.NodeStacks(workers=[worker(node)]) for node in nodes}
 
 
-async def test_a_round_ends_when_all_have_told(place: Place) -> None:
+async def test_a_round_ends_when_all_agents_have_answered(place: Place) -> None:
     asking = place.rounds.ask(brief=True)
     await place.tell("a", "b", "c")
     assert set(await asking) == {"a", "b", "c"}
 
 
-async def test_who_does_not_tell_holds_nobody_up(
+async def test_an_agent_that_does_not_answer_does_not_hold_up_a_round(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdups, "_ANSWERS_S", 0.05)
@@ -124,7 +124,7 @@ async def test_who_does_not_tell_holds_nobody_up(
     place.rounds.told(node, pb.NodeStacks(request=request.request))  # too late
 
 
-async def test_the_log_of_a_worker_is_asked_of_its_node_alone(
+async def test_the_log_of_a_worker_is_requested_from_its_node_alone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdups, "_ANSWERS_S", 5.0)
@@ -149,11 +149,11 @@ async def test_the_log_of_a_worker_is_asked_of_its_node_alone(
     assert not place.rounds._rounds
 
 
-async def test_with_no_agent_there_is_nobody_to_wait_for() -> None:
+async def test_a_round_without_agents_ends_at_once() -> None:
     assert await StackRounds(ConnectedAgents()).ask() == {}
 
 
-async def test_a_hang_is_an_event_and_the_machine_hears_of_it(place: Place) -> None:
+async def test_an_explained_hang_is_recorded_and_posted_to_the_machine(place: Place) -> None:
     place.hangs.explain(fx.ExplainHang(generation=GROUP, step=7, standing_s=5.25))
     await place.tell("a", "b", "c")
     await asyncio.gather(*place.tasks)
@@ -169,7 +169,7 @@ async def test_a_hang_is_an_event_and_the_machine_hears_of_it(place: Place) -> N
 
 
 @pytest.mark.parametrize("committed", [7, 8])
-async def test_a_slow_step_is_told_unless_it_is_over(place: Place, committed: int) -> None:
+async def test_a_slow_step_is_recorded_unless_it_is_over(place: Place, committed: int) -> None:
     slow = fx.ExplainSlowStep(generation=GROUP, step=7, lasts_s=1.5, usual_s=0.1)
     place.hangs.explain_slow_step(slow, lambda: committed)
     await place.tell("a", "b", "c")
@@ -177,7 +177,7 @@ async def test_a_slow_step_is_told_unless_it_is_over(place: Place, committed: in
     assert [e.fields["verdict"] for e in place.entries] == [VERDICT] * (committed == 7)
 
 
-def test_a_member_of_a_node_that_is_away_is_absent() -> None:
+def test_a_verdict_names_a_member_whose_agent_is_out_of_contact() -> None:
     assert "rank 1 (node b) has not entered" in explain(GROUP, found("a", "c")).text
     assert "its agent is out of contact" in explain(GROUP, found("a", "c")).text
 
@@ -197,7 +197,7 @@ def test_the_reply_has_members_by_rank_then_others() -> None:
     assert reply(None, {}, "") == pb.JobStacks()
 
 
-def test_a_reply_that_is_too_large_has_the_main_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reply_that_is_too_large_has_main_threads_only(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(holdups, "_MOST_BYTES", 100)
     answer = reply(GROUP, found("a", "b", "c"), "")
     assert {len(r.stacks.processes[0].threads) for r in answer.ranks} == {1}
@@ -212,7 +212,7 @@ def test_a_rank_or_a_worker_can_be_asked_for() -> None:
         asked_for("x", None, [])
 
 
-async def test_a_timeline_has_what_workers_tell_and_what_the_coordinator_saw(place: Place) -> None:
+async def test_a_timeline_has_workers_stretches_and_the_coordinators_periods(place: Place) -> None:
     accounts = SlotAccounts(3, name_of=name_of)
     status = WorkerStatus(worker="a-1", phase=WorkerPhase.READY, slot=0)
     report = ev.NodeReported(node="a@token", slots=1, workers=(status,))

@@ -1,4 +1,4 @@
-"""What members report is written beside the loop, and what cannot be written costs nothing."""
+"""Steps are written off the event loop, and a disk that fails costs neither the job nor a step."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Place:
         return [line["step"] for line in lines if "step" in line]
 
     def stored(self) -> int:
-        """The steps that members were told of."""
+        """The number of steps that members were told are stored."""
         return max((t.committed for t in self.told), default=0)
 
     def asked_again(self) -> int:
@@ -113,7 +113,7 @@ async def place(path: Path, most_waiting: int) -> AsyncIterator[Place]:
     await place.recorder.close()
 
 
-async def test_steps_are_written_beside_the_loop_and_acknowledged(place: Place) -> None:
+async def test_steps_are_written_off_the_loop_and_acknowledged(place: Place) -> None:
     place.hear(0, 1, whole=True)
     assert place.told == [], "the loop has waited for the disk"
     await place.until(lambda: place.told)
@@ -123,9 +123,7 @@ async def test_steps_are_written_beside_the_loop_and_acknowledged(place: Place) 
     assert threading.current_thread().name not in place.disk.threads
 
 
-async def test_while_the_disk_does_not_answer_the_loop_goes_on_and_the_order_is_kept(
-    place: Place,
-) -> None:
+async def test_a_disk_that_does_not_answer_blocks_no_loop_and_keeps_the_order(place: Place) -> None:
     place.disk.answers.clear()
     place.hear(0, whole=True)
     for step in (1, 2, 3):
@@ -137,14 +135,14 @@ async def test_while_the_disk_does_not_answer_the_loop_goes_on_and_the_order_is_
     assert place.steps() == [0, 1, 2, 3]
 
 
-async def test_what_waits_at_the_end_is_written(place: Place) -> None:
+async def test_steps_that_wait_at_the_end_are_written(place: Place) -> None:
     place.hear(0, whole=True)
     place.hear(1)
     await place.recorder.close()
     assert place.steps() == [0, 1]
 
 
-async def test_a_full_disk_is_told_once_and_tried_again(place: Place, path: Path) -> None:
+async def test_a_full_disk_is_recorded_once_and_tried_again(place: Place, path: Path) -> None:
     place.hear(0, whole=True)
     await place.until(lambda: place.stored() == 1)
     place.disk.full = True
@@ -162,7 +160,7 @@ async def test_a_full_disk_is_told_once_and_tried_again(place: Place, path: Path
     assert place.asked_again() == 0
 
 
-async def test_a_disk_that_is_full_when_the_job_begins_does_not_prevent_it(path: Path) -> None:
+async def test_a_job_begins_even_if_the_disk_is_full(path: Path) -> None:
     place = Place(path)
     place.disk.full = True
     await place.recorder.start()
@@ -174,7 +172,7 @@ async def test_a_disk_that_is_full_when_the_job_begins_does_not_prevent_it(path:
     assert place.steps() == [0]
 
 
-async def test_a_path_that_cannot_be_written_refuses_the_job(tmp_path: Path) -> None:
+async def test_a_recorder_does_not_start_with_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     recorder = Place(tmp_path / "missing" / "ledger").recorder
     with pytest.raises(ConfigurationError, match="--ledger"):
         await recorder.start()
@@ -182,7 +180,7 @@ async def test_a_path_that_cannot_be_written_refuses_the_job(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("most_waiting", [8])
-async def test_more_than_may_wait_is_asked_for_again(place: Place) -> None:
+async def test_steps_beyond_the_limit_of_waiting_ones_are_requested_again(place: Place) -> None:
     place.disk.full = True
     place.hear(0, whole=True)
     await place.until(lambda: place.disk.appends)
@@ -191,7 +189,7 @@ async def test_more_than_may_wait_is_asked_for_again(place: Place) -> None:
         assert len(place.recorder._waiting) <= 8
     place.disk.full = False
     await place.until(place.asked_again)
-    place.hear(200)  # on its way when it was asked: there is a gap before it
+    place.hear(200)  # sent before the request came: there is a gap before it
     await place.until(lambda: place.disk.path.exists())
     assert 200 not in place.steps()
     first = place.stored()
@@ -203,9 +201,7 @@ async def test_more_than_may_wait_is_asked_for_again(place: Place) -> None:
     assert place.asked_again() == 1
 
 
-async def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lost(
-    place: Place,
-) -> None:
+async def test_nothing_is_written_or_lost_while_another_coordinator_may_lead(place: Place) -> None:
     place.leads = False
     place.hear(0, whole=True)
     place.hear(1)
@@ -220,7 +216,7 @@ async def test_while_somebody_else_may_lead_nothing_is_written_and_nothing_is_lo
     assert [t.committed for t in place.told] == [2]
 
 
-async def test_somebody_else_who_leads_at_the_end_writes_what_waits(place: Place) -> None:
+async def test_nothing_is_written_at_the_end_if_another_coordinator_may_lead(place: Place) -> None:
     place.leads = False
     place.hear(0, whole=True)
     await place.recorder.close()
@@ -239,10 +235,10 @@ async def test_a_disk_that_never_answers_does_not_hold_up_the_end(
     place.disk.answers.set()
 
 
-# ---- a new coordinator stores nothing before a member has sent all that the one before did not
+# ---- a new coordinator stores nothing until a member has sent all that is not stored yet
 
 
-async def test_what_a_member_says_before_it_has_heard_of_us_is_said_again(place: Place) -> None:
+async def test_steps_are_ignored_until_a_node_has_sent_all_unstored_ones(place: Place) -> None:
     place.hear(7)  # 5 and 6 were sent when nobody led
     assert not place.recorder._waiting
     place.hear(5, 6, 7, whole=True)
@@ -251,7 +247,7 @@ async def test_what_a_member_says_before_it_has_heard_of_us_is_said_again(place:
     assert place.steps() == [5, 6, 7, 8]
 
 
-async def test_another_stream_of_the_same_node_may_have_gaps_again(place: Place) -> None:
+async def test_steps_on_a_new_stream_are_ignored_until_all_are_sent_again(place: Place) -> None:
     place.hear(0, whole=True)
     place.node = arrived()
     place.hear(2)

@@ -1,4 +1,4 @@
-"""Of what is counted once it is known how far each agent was heard."""
+"""`ToldOnce` remembers up to which number each source was heard."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from elastic.v1 import control_pb2 as pb
 from tests.unit.coordinator.agents import agent
 
 
-def test_of_many_agents_those_heard_last_are_known() -> None:
+def test_only_the_sources_heard_last_are_remembered() -> None:
     told, most = ToldOnce(), record_keeper._MOST_SOURCES
     stream = agent("n1")
     for number in range(most + 5):

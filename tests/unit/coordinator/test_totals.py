@@ -1,4 +1,4 @@
-"""What is counted of a job, from leader to leader."""
+"""The totals of a job go on from leader to leader."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def some() -> Totals:
     return totals
 
 
-def test_entries_are_counted_by_what_tells_them_apart() -> None:
+def test_events_are_counted_by_their_kind_or_reason() -> None:
     totals = some()
     tell(totals, "worker_failed", kind="signal")
     tell(totals, "worker_failed", kind="exception")
@@ -65,7 +65,7 @@ def test_entries_are_counted_by_what_tells_them_apart() -> None:
     assert (totals.saves.total, totals.save_stalls.total) == (2.0, 0.1)
 
 
-def test_steps_are_counted_once_and_those_that_are_lost_too() -> None:
+def test_committed_steps_and_lost_steps_are_each_counted_once() -> None:
     totals = some()
     assert (totals.steps_committed, totals.steps_lost, totals.committed) == (6, 0, 6)
     assert totals.last_commit_unix_s == 101.0
@@ -76,7 +76,7 @@ def test_steps_are_counted_once_and_those_that_are_lost_too() -> None:
     assert (totals.steps_committed, totals.steps_lost, totals.committed) == (9, 4, 5)
 
 
-def test_a_step_under_way_began_with_the_last_commit() -> None:
+def test_the_last_commit_is_when_the_step_under_way_began() -> None:
     totals, report = Totals(), progress("w0", 4)
     report.in_step_s = 7.0
     totals.progressed(report, 100.0)
@@ -94,22 +94,22 @@ def test_durations_are_those_since_the_last_report_of_the_same_process() -> None
     assert totals.samples == 56 + 16
 
 
-def test_samples_of_steps_that_were_not_heard_of_are_those_of_the_newest_step() -> None:
-    """A usual step lasts longer now and then, which makes no more samples of it."""
+def test_steps_that_were_not_reported_count_as_many_samples_as_the_newest_step() -> None:
+    """A step that lasts longer than usual has no more samples for that."""
     totals, report = Totals(), progress("w0", 256, samples=2048)
     report.global_batch, report.step_s = 8, 0.2
     totals.progressed(report, 100.0)
     assert totals.samples == 2048
 
 
-def test_a_step_is_computed_again_once_whoever_says_so() -> None:
+def test_recomputed_steps_are_counted_once_however_many_members_report_them() -> None:
     totals = Totals()
     for generation, recomputed in ((1, 0), (2, 1), (2, 1), (3, 0), (4, 1)):
         totals.reformed(pb.Reformed(generation=generation, recomputed=recomputed))
     assert totals.steps_recomputed == 2
 
 
-def test_the_next_leader_goes_on() -> None:
+def test_the_next_leader_continues_the_totals() -> None:
     first, second = some(), Totals()
     second.adopt(json.loads(json.dumps(first.to_document())))
     assert second.to_document() == first.to_document()
@@ -119,7 +119,7 @@ def test_the_next_leader_goes_on() -> None:
     assert second.events["worker_failed", "signal"] == 2
 
 
-def test_an_emptied_store_takes_nothing_away() -> None:
+def test_adopting_empty_totals_changes_nothing() -> None:
     totals = some()
     totals.adopt({})
     totals.adopt(Totals().to_document())
@@ -128,7 +128,7 @@ def test_an_emptied_store_takes_nothing_away() -> None:
 
 @thoroughly
 @given(value=documents(json.dumps(some().to_document()).encode()))
-def test_whatever_stands_there_a_leader_can_begin(value: bytes) -> None:
+def test_a_leader_can_begin_with_any_stored_totals(value: bytes) -> None:
     totals = Totals()
     with contextlib.suppress(ValueError, RecursionError):
         totals.adopt(json.loads(value))

@@ -1,4 +1,4 @@
-"""Views of many nodes wait a little, and are handled together."""
+"""Views of many nodes wait a little and are handled together."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ async def test_a_view_of_few_nodes_does_not_wait() -> None:
     assert batches.take() == ()
 
 
-async def test_of_many_nodes_the_newest_views_come_together_and_soon() -> None:
+async def test_the_newest_views_of_many_nodes_come_together_and_soon() -> None:
     due: list[ev.NodesReported] = []
     batches = ViewBatches(lambda: 9, due.append)
     for each in (report("a"), report("b"), report("a", slots=2)):
@@ -28,7 +28,7 @@ async def test_of_many_nodes_the_newest_views_come_together_and_soon() -> None:
     assert due == [ev.NodesReported(reports=(report("b"), report("a", slots=2)))]
 
 
-async def test_what_is_taken_does_not_come_again() -> None:
+async def test_views_that_were_taken_do_not_come_again() -> None:
     due: list[ev.NodesReported] = []
     batches = ViewBatches(lambda: 9, due.append)
     batches.batch(report("a"))

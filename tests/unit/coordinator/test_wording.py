@@ -1,4 +1,4 @@
-"""The last words of a job name what happened, to whom, and what to do."""
+"""The last message of a job names what happened, to which worker, and what to do."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ def test_a_spent_budget_names_the_setting() -> None:
         assert part in words(Verdict.BUDGET_SPENT)
 
 
-def test_verdicts_read_differently() -> None:
+def test_every_verdict_has_a_text_of_its_own() -> None:
     texts = {words(v) for v in Verdict if v is not Verdict.RESTART}
     assert len(texts) == len(Verdict) - 1
 
 
-def test_a_hang_on_one_node_after_another_is_told_with_the_verdict() -> None:
+def test_a_hang_on_several_nodes_is_told_with_its_place_and_verdict() -> None:
     failure = Failure(
         worker="w",
         kind=FailureKind.LEFT_OUT,
@@ -56,12 +56,12 @@ def test_an_unknown_log_is_not_mentioned() -> None:
     assert "log" not in words(Verdict.NOT_RETRYABLE, failure)
 
 
-def test_a_good_end_needs_no_words() -> None:
+def test_an_end_without_a_failure_has_only_the_message_of_its_effect() -> None:
     assert ending(EndJob(exit_code=0), 1, 1.0) == ""
     assert ending(EndJob(exit_code=143, message="drained"), 1, 1.0) == "drained"
 
 
-def test_a_refusal_names_the_failure_and_when_the_next_one_is_let_in() -> None:
+def test_a_refusal_names_the_failure_and_when_the_next_newcomer_is_admitted() -> None:
     text = refusal(RefuseNewcomers(node="b", failure=FAILURE, retry_s=75.4))
     for part in ("local-3", "ValueError: no labels", "75 s"):
         assert text.count(part) == 1

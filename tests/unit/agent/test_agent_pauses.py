@@ -1,4 +1,4 @@
-"""The agent tells the coordinator how long its event loop has stood still."""
+"""The agent reports the longest pause of its event loop to the coordinator."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.unit.agent.unstarted import unstarted
 from tests.waiting import until
 
 
-async def test_each_pause_that_is_longer_than_those_before_is_told_once(
+async def test_each_pause_that_is_longer_than_those_before_is_reported_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(daemon_module, "_LIVENESS_INTERVAL_S", 0.01)

@@ -1,4 +1,4 @@
-"""The agent's stream over a real server: kept open, to the newest leader, nothing forgotten."""
+"""The agent keeps a stream to the newest leader open, and loses no message that matters."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ HELLO = pb.AgentHello(node="n1", host="h", slots=2)
 
 
 class Coordinator(Recorder):
-    """Answers every hello, and remembers what was said."""
+    """A coordinator that answers every hello and keeps what agents say."""
 
     def __init__(self, address: str) -> None:
         super().__init__()
@@ -59,14 +59,14 @@ class Coordinator(Recorder):
 
 
 class Found:
-    """A leader, as the store tells of it."""
+    """A leader, as the store names it."""
 
     def __init__(self, address: str) -> None:
         self.address = address
 
 
 class Election:
-    """A leader source that is told who leads."""
+    """A leader source whose leader the test elects."""
 
     def __init__(self, first: Leader | None = None) -> None:
         self._leader = first
@@ -84,7 +84,7 @@ class Election:
 
 
 class Agent:
-    """A link and what it has told."""
+    """An agent's link and what it has reported."""
 
     def __init__(self, leaders: Election | FixedLeader) -> None:
         self.messages: list[str | None] = []
@@ -127,7 +127,7 @@ class Agent:
 
 
 class _Client(ControlClient):
-    """A real one, that may find its certificates useless."""
+    """A real client that fails, if the test says so, as with bad certificates."""
 
     def __init__(self, address: str, agent: Agent) -> None:
         super().__init__(address)
@@ -188,7 +188,7 @@ def failure(worker: str) -> job_pb2.Failure:
     return job_pb2.Failure(worker=worker)
 
 
-async def test_hello_then_the_view_then_what_is_said(place: Place) -> None:
+async def test_a_stream_begins_with_the_hello_and_the_view(place: Place) -> None:
     coordinator, agent = await connected(place)
     agent.link.send(progress=job_pb2.Progress(committed=3))
     await until(lambda: coordinator.kinds() == ["view", "progress"])
@@ -197,7 +197,7 @@ async def test_hello_then_the_view_then_what_is_said(place: Place) -> None:
     assert agent.lost == []
 
 
-async def test_a_stream_that_breaks_is_opened_again_and_everything_said_anew(place: Place) -> None:
+async def test_a_stream_that_breaks_is_opened_again_and_repeats_the_view(place: Place) -> None:
     coordinator, agent = await connected(place)
     await until(lambda: coordinator.kinds() == ["view"])
     coordinator.streams[0].close()
@@ -207,7 +207,7 @@ async def test_a_stream_that_breaks_is_opened_again_and_everything_said_anew(pla
     assert agent.clients == [coordinator.address]
 
 
-async def test_contact_after_a_loss_is_told_and_the_first_is_not(place: Place) -> None:
+async def test_contact_after_a_loss_is_reported_and_the_first_contact_is_not(place: Place) -> None:
     coordinator, agent = await connected(place)
     await coordinator.stop()
     await until(lambda: not agent.link.connected and bool(agent.lost))
@@ -217,7 +217,7 @@ async def test_contact_after_a_loss_is_told_and_the_first_is_not(place: Place) -
     assert agent.found == [coordinator.address]
 
 
-async def test_what_is_said_on_every_stream_is_kept_once_however_long_nobody_answers(
+async def test_messages_that_are_sent_at_every_try_are_kept_once_while_nobody_answers(
     place: Place, tmp_path: Path
 ) -> None:
     agent = place.agent(FixedLeader(f"unix:{tmp_path}/nobody.sock"))
@@ -237,7 +237,7 @@ async def test_what_is_said_on_every_stream_is_kept_once_however_long_nobody_ans
     assert kinds == ["leave", "leave", "stop"]
 
 
-async def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(place: Place) -> None:
+async def test_only_messages_that_matter_are_kept_while_nobody_answers(place: Place) -> None:
     coordinator, agent = await connected(place)
     await coordinator.stop()
     await until(lambda: not agent.link.connected and bool(agent.lost))
@@ -263,11 +263,11 @@ async def test_what_matters_is_kept_while_nobody_answers_and_the_rest_is_not(pla
     coordinator.said.clear()
     await coordinator.start()
     await until(lambda: len(coordinator.said) >= 1 and agent.link.connected)
-    assert coordinator.kinds() == ["view"]  # once is enough
+    assert coordinator.kinds() == ["view"]  # what was sent or acknowledged is not sent again
 
 
 async def test_a_failure_is_told_to_each_leader_until_one_has_stored_it(place: Place) -> None:
-    """The first one may have died before it read what was sent to it."""
+    """The first leader may have died before it read what was sent to it."""
     one, two, election, agent = await connected_to_one_of_two(place)
     for worker in ("w1", "w2"):
         agent.link.send(failure=failure(worker))
@@ -284,7 +284,7 @@ async def test_a_failure_is_told_to_each_leader_until_one_has_stored_it(place: P
     assert 0.0 < again.age_s < DEADLINE_S
 
 
-async def test_the_newest_failures_are_told_when_nobody_stores_many(
+async def test_only_the_newest_failures_are_kept_while_no_leader_stores_them(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_link, "_MOST_KEPT", 2)
@@ -298,7 +298,7 @@ async def test_the_newest_failures_are_told_when_nobody_stores_many(
     assert [m.failure.worker for m in coordinator.said[1:]] == ["w2", "w3"]
 
 
-async def test_what_was_said_before_there_was_a_leader_is_kept(place: Place) -> None:
+async def test_messages_sent_before_there_is_a_leader_are_kept(place: Place) -> None:
     election = Election()
     agent = place.agent(election)
     agent.link.send(failure=failure("w1"))
@@ -307,7 +307,7 @@ async def test_what_was_said_before_there_was_a_leader_is_kept(place: Place) -> 
     await until(lambda: coordinator.kinds() == ["view", "failure"])
 
 
-async def test_that_nobody_leads_is_told_once_and_then_who_does(
+async def test_the_lack_of_a_leader_is_reported_once_and_then_the_leader(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(coordinator_link, "_AWAITED_S", 0.01)
@@ -320,7 +320,7 @@ async def test_that_nobody_leads_is_told_once_and_then_who_does(
     assert (agent.awaited, agent.lost) == ([True], [])
 
 
-async def test_a_new_leader_is_followed_though_the_old_one_answers(place: Place) -> None:
+async def test_the_link_changes_to_a_new_leader_though_the_old_one_answers(place: Place) -> None:
     one, two, election, agent = await connected_to_one_of_two(place)
     election.elect(two.address)
     await until(lambda: two.kinds() == ["view"])
@@ -329,7 +329,7 @@ async def test_a_new_leader_is_followed_though_the_old_one_answers(place: Place)
     await until(lambda: two.kinds() == ["view", "failure"])
     assert one.kinds() == ["view"]
     assert agent.clients == [one.address, two.address]
-    assert agent.lost == []  # it was told whom to go to
+    assert agent.lost == []  # a change of leader is not a loss
 
 
 async def test_the_same_address_in_a_new_term_is_a_new_leader(place: Place) -> None:
@@ -341,7 +341,7 @@ async def test_the_same_address_in_a_new_term_is_a_new_leader(place: Place) -> N
     await until(lambda: coordinator.kinds() == ["view", "view"])
 
 
-async def test_a_leader_that_is_gone_is_looked_for_until_there_is_a_new_one(place: Place) -> None:
+async def test_the_link_finds_the_new_leader_after_the_old_one_is_gone(place: Place) -> None:
     one, two, election, agent = await connected_to_one_of_two(place)
     await one.stop()
     await until(lambda: bool(agent.lost))
@@ -350,7 +350,7 @@ async def test_a_leader_that_is_gone_is_looked_for_until_there_is_a_new_one(plac
     await until(lambda: two.kinds() == ["view", "failure"])
 
 
-async def test_each_outage_is_told_once(place: Place) -> None:
+async def test_each_outage_is_reported_once(place: Place) -> None:
     coordinator, agent = await connected(place)
     told = 0
     for _ in range(2):
@@ -366,7 +366,7 @@ async def test_each_outage_is_told_once(place: Place) -> None:
         told = len(agent.lost)
 
 
-async def test_refused_at_first_the_agent_cannot_go_on(place: Place) -> None:
+async def test_a_configuration_error_at_the_first_contact_ends_the_link(place: Place) -> None:
     coordinator = await place.coordinator()
     agent = place.agent(FixedLeader(coordinator.address))
     agent.error = ConfigurationError("the certificate is of another job")
@@ -375,7 +375,7 @@ async def test_refused_at_first_the_agent_cannot_go_on(place: Place) -> None:
     assert agent.lost == []
 
 
-async def test_refused_later_it_is_an_outage_that_may_end(place: Place) -> None:
+async def test_a_configuration_error_after_the_first_contact_is_an_outage(place: Place) -> None:
     coordinator, agent = await connected(place)
     agent.error = ConfigurationError("the certificate has expired")
     coordinator.streams[0].close()
@@ -386,7 +386,7 @@ async def test_refused_later_it_is_an_outage_that_may_end(place: Place) -> None:
     assert agent.lost.count("the certificate has expired") == 1
 
 
-async def test_turned_away_at_first_the_agent_cannot_go_on(place: Place) -> None:
+async def test_a_refusal_by_the_first_leader_ends_the_link(place: Place) -> None:
     coordinator = await place.coordinator()
     coordinator.refuses = "another command"
     agent = place.agent(FixedLeader(coordinator.address))
@@ -395,7 +395,7 @@ async def test_turned_away_at_first_the_agent_cannot_go_on(place: Place) -> None
     assert agent.messages == []
 
 
-async def test_turned_away_for_now_the_agent_comes_again(place: Place) -> None:
+async def test_an_agent_that_is_refused_for_now_tries_again(place: Place) -> None:
     coordinator = await place.coordinator()
     coordinator.refuses, coordinator.refuses_for_now = "another command", True
     agent = place.agent(FixedLeader(coordinator.address))
@@ -407,7 +407,7 @@ async def test_turned_away_for_now_the_agent_comes_again(place: Place) -> None:
     assert agent.found == [coordinator.address]
 
 
-async def test_turned_away_by_a_later_leader_the_agent_goes_on(place: Place) -> None:
+async def test_a_refusal_by_a_later_leader_does_not_end_the_link(place: Place) -> None:
     first, second, third = [await place.coordinator(name) for name in "abc"]
     second.refuses = "another version"
     election = Election(first)
@@ -420,7 +420,7 @@ async def test_turned_away_by_a_later_leader_the_agent_goes_on(place: Place) -> 
     assert agent.refused == []
 
 
-async def test_a_closed_link_tells_nothing_more(place: Place) -> None:
+async def test_a_closed_link_reports_nothing(place: Place) -> None:
     coordinator, agent = await connected(place)
     agent.link.close()
     await coordinator.stop()
@@ -428,7 +428,7 @@ async def test_a_closed_link_tells_nothing_more(place: Place) -> None:
     assert agent.lost == []
 
 
-async def test_a_fixed_leader_is_the_only_one(place: Place) -> None:
+async def test_a_fixed_leader_is_never_followed_by_a_newer_one(place: Place) -> None:
     del place
     leader = FixedLeader("unix:/c")
     assert await leader.newer() is leader
@@ -450,7 +450,7 @@ async def read(outgoing: Outgoing) -> list[str | None]:
     return kinds
 
 
-async def test_only_the_newest_waits_of_messages_that_replace_each_other() -> None:
+async def test_only_the_newest_of_messages_that_replace_each_other_waits() -> None:
     outgoing = Outgoing()
     failure = pb.AgentMessage(failure=job_pb2.Failure(worker="w"))
     outgoing.put(failure)
@@ -462,7 +462,7 @@ async def test_only_the_newest_waits_of_messages_that_replace_each_other() -> No
     assert await read(outgoing) == ["failure", "view", "progress", "progress"]
 
 
-async def test_with_too_much_unsent_the_stream_ends_and_what_must_be_heard_is_kept() -> None:
+async def test_too_many_unsent_messages_end_the_stream_and_those_that_matter_are_kept() -> None:
     outgoing = Outgoing(most=100)
     outgoing.put(pb.AgentMessage(stop=pb.StopRequest(reason="Ctrl-C")))
     for step in range(100):

@@ -1,4 +1,4 @@
-"""Which silent workers are given up: those the kernel calls stopped soon, others after patience."""
+"""Silent workers are given up: soon if the kernel calls them stopped, else after a timeout."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ SOON = STOPPED_AFTER_S + 0.1
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that only waits."""
     code = "import sys; sys.stdin.read()"
     process = subprocess.Popen([sys.executable, "-I", "-S", "-c", code], stdin=subprocess.PIPE)
     yield process
@@ -26,7 +25,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
-    """Stop it, and wait until it is stopped."""
+    """Stop the process, and wait until it is stopped."""
     process.send_signal(signal.SIGSTOP)
     os.waitid(os.P_PID, process.pid, os.WSTOPPED)
 
@@ -43,7 +42,7 @@ def test_a_stopped_process_is_given_up_soon(child: subprocess.Popen[bytes]) -> N
     assert liveness.silent(100.0 + SOON) == []
 
 
-def test_a_running_process_is_given_more_patience(child: subprocess.Popen[bytes]) -> None:
+def test_a_running_process_is_given_up_after_a_timeout(child: subprocess.Popen[bytes]) -> None:
     liveness = Liveness(silence_s=60.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=0.0)
     assert liveness.silent(59.9) == []
@@ -52,7 +51,7 @@ def test_a_running_process_is_given_more_patience(child: subprocess.Popen[bytes]
     assert liveness.silent(61.0) == []
 
 
-def test_no_limit_is_no_limit_but_for_stopped_ones(child: subprocess.Popen[bytes]) -> None:
+def test_with_no_limit_only_stopped_processes_are_given_up(child: subprocess.Popen[bytes]) -> None:
     liveness = Liveness(silence_s=0.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=0.0)
     assert liveness.silent(1e6) == []
@@ -60,8 +59,8 @@ def test_no_limit_is_no_limit_but_for_stopped_ones(child: subprocess.Popen[bytes
     assert liveness.silent(1e6) == [("w", 1e6)]
 
 
-def test_a_process_that_is_gone_is_not_silent_but_dead(child: subprocess.Popen[bytes]) -> None:
-    """Its exit is reported by others."""
+def test_a_process_that_is_gone_is_not_reported_as_silent(child: subprocess.Popen[bytes]) -> None:
+    """The zygote reports its exit."""
     child.kill()
     child.wait()
     liveness = Liveness(silence_s=60.0, compiling_s=600.0)
@@ -69,7 +68,7 @@ def test_a_process_that_is_gone_is_not_silent_but_dead(child: subprocess.Popen[b
     assert liveness.silent(10.0) == []
 
 
-def test_forgotten_workers_are_not_missed() -> None:
+def test_forgotten_workers_are_not_reported_as_silent() -> None:
     liveness = Liveness(silence_s=1.0, compiling_s=600.0)
     liveness.heard("a", os.getpid(), now=0.0)
     liveness.heard("b", os.getpid(), now=0.0)
@@ -82,7 +81,7 @@ def test_forgotten_workers_are_not_missed() -> None:
     ("silence_s", "compiling_s", "given_up_after_s"),
     [(60.0, 600.0, 600.0), (60.0, 5.0, 60.0), (60.0, 0.0, None), (0.0, 600.0, None)],
 )
-def test_a_compiling_process_is_given_up_after_the_longer_patience(
+def test_a_compiling_process_is_given_up_after_the_longer_of_two_timeouts(
     child: subprocess.Popen[bytes],
     silence_s: float,
     compiling_s: float,
@@ -100,14 +99,14 @@ def test_a_compiling_process_is_given_up_after_the_longer_patience(
     assert liveness.silent(1000.0 + silence_s) == [("w", silence_s)]
 
 
-def test_time_in_which_nobody_looked_is_no_silence(child: subprocess.Popen[bytes]) -> None:
+def test_time_without_a_look_is_no_silence(child: subprocess.Popen[bytes]) -> None:
     liveness = Liveness(silence_s=60.0, compiling_s=600.0)
     liveness.heard("w", child.pid, now=0.0)
     assert liveness.silent(0.5) == []
     stop(child)
-    assert liveness.silent(3600.0) == []  # all of the node was stopped, and goes on
+    assert liveness.silent(3600.0) == []  # the whole node was stopped, and goes on
     assert liveness.silent(3600.5) == []
-    assert liveness.silent(3601.0) == [("w", pytest.approx(1.5))]  # but this one does not
+    assert liveness.silent(3601.0) == [("w", pytest.approx(1.5))]  # but this process does not
 
 
 def test_a_worker_silent_before_and_after_a_pause_is_given_up(

@@ -21,7 +21,7 @@ def append(path: Path, data: bytes) -> None:
 
 @pytest.fixture
 def lines() -> Lines:
-    """What was handed out."""
+    """The lines that were handed out, each with its worker."""
     return []
 
 
@@ -50,10 +50,10 @@ def test_lines_are_handed_out_when_they_are_whole(
     assert lines == [("a", "one"), ("a", "two"), ("a", "")]
 
 
-def test_a_log_that_was_cut_is_followed_from_its_begin(
+def test_a_truncated_log_is_followed_from_its_begin(
     path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    """As logrotate's copytruncate does under a process that writes on."""
+    """logrotate's copytruncate does this under a process that writes on."""
     append(path, b"one\nnot whole")
     follower.poll()
     path.write_bytes(b"")
@@ -66,7 +66,7 @@ def test_a_log_that_was_cut_is_followed_from_its_begin(
     assert lines == [("a", "one"), ("a", "two"), ("a", "three")]
 
 
-def test_a_character_may_be_cut_anywhere(path: Path, follower: LogFollower, lines: Lines) -> None:
+def test_a_character_may_arrive_in_parts(path: Path, follower: LogFollower, lines: Lines) -> None:
     for byte in "lößs: 0.5 → ✓\n".encode():
         append(path, bytes([byte]))
         follower.poll()
@@ -75,7 +75,7 @@ def test_a_character_may_be_cut_anywhere(path: Path, follower: LogFollower, line
     assert lines == [("a", "lößs: 0.5 → ✓"), ("a", "\ufffd is no text")]
 
 
-def test_what_is_written_faster_than_it_can_be_shown_stays_in_the_file(
+def test_output_that_comes_faster_than_it_can_be_shown_stays_in_the_file(
     path: Path, follower: LogFollower, lines: Lines
 ) -> None:
     append(path, b"first\n")
@@ -97,10 +97,10 @@ def test_what_is_written_faster_than_it_can_be_shown_stays_in_the_file(
     assert shown[2:] == [f"line {n:07d}" for n in range(first, 1_000_000)]
 
 
-def test_an_end_is_told_at_once_however_much_is_left(
+def test_the_last_lines_are_shown_at_once_at_the_end_however_much_is_left(
     path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    with path.open("wb") as file:  # sparse: 40 GB of zeros without a line's end
+    with path.open("wb") as file:  # sparse: 40 GB of zeros without a newline
         file.seek(40 << 30)
         file.write(b"\nlast words\n")
     follower.forget("a")
@@ -109,7 +109,7 @@ def test_an_end_is_told_at_once_however_much_is_left(
 
 
 @pytest.mark.parametrize("size", [1 << 20, 30 << 20])
-def test_at_an_end_no_more_lines_are_handed_out_than_take_no_time(
+def test_the_number_of_lines_that_are_handed_out_at_the_end_is_bounded(
     size: int, path: Path, follower: LogFollower, lines: Lines
 ) -> None:
     append(path, b"\n" * size + b"last words\n")
@@ -134,7 +134,7 @@ def test_a_line_without_end_is_handed_out_in_pieces(
     assert lines[-1] == ("a", "next")
 
 
-def test_a_progress_bar_is_shown_as_a_terminal_would(
+def test_a_progress_bar_is_shown_once_a_second(
     path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [10.0]
@@ -156,7 +156,7 @@ def test_a_progress_bar_is_shown_as_a_terminal_would(
 def test_forget_hands_out_the_rest(
     path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """All of it, also where one look does not show everything."""
+    """It hands out all of the rest, even if one look does not show everything."""
     monkeypatch.setattr(logs, "_MOST_BYTES", 7)
     append(path, b"".join(b"line %d\n" % i for i in range(9)) + b"last words")
     follower.forget("a")
@@ -167,13 +167,13 @@ def test_forget_hands_out_the_rest(
     assert len(lines) == 10
 
 
-def test_forgetting_a_worker_that_never_wrote(tmp_path: Path, follower: LogFollower) -> None:
+def test_a_worker_that_never_wrote_can_be_forgotten(tmp_path: Path, follower: LogFollower) -> None:
     follower.follow("a", tmp_path / "a.log")
     follower.forget("a")
     follower.forget("unknown")
 
 
-def test_workers_are_kept_apart(tmp_path: Path, follower: LogFollower, lines: Lines) -> None:
+def test_lines_of_workers_do_not_mix(tmp_path: Path, follower: LogFollower, lines: Lines) -> None:
     for name in ("a", "b"):
         follower.follow(name, tmp_path / name)
         append(tmp_path / name, f"from {name}".encode())
@@ -184,10 +184,9 @@ def test_workers_are_kept_apart(tmp_path: Path, follower: LogFollower, lines: Li
     assert lines == [("a", "from a!"), ("b", "from b!")]
 
 
-async def test_run_looks_again_and_again(
+async def test_run_looks_again_and_again_even_if_no_thread_can_be_started(
     tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also where the system has no thread left now and then."""
     monkeypatch.setattr(logs, "_INTERVAL_S", 0.001)
     to_thread, refused = asyncio.to_thread, [True, False, True]
 
@@ -206,7 +205,7 @@ async def test_run_looks_again_and_again(
     running.cancel()
 
 
-def test_the_last_lines_are_read_from_the_end_alone(tmp_path: Path) -> None:
+def test_last_lines_reads_only_the_end_of_a_log(tmp_path: Path) -> None:
     path = tmp_path / "a.log"
     assert logs.last_lines(path) == ""
     with path.open("wb") as file:

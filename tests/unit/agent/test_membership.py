@@ -1,4 +1,4 @@
-"""When a node looks for its leader, and when it has been cut off for too long."""
+"""A node looks for its leader once registered, and notices when it is cut off for too long."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ TIMEOUT_S = 30.0
 
 
 class Renewals(Registration):
-    """A registration that was renewed when the test says so."""
+    """A registration whose last renewal the test sets."""
 
     def __init__(self) -> None:
         self.at_s = 0.0
@@ -38,7 +38,7 @@ class Renewals(Registration):
 
 
 class Node:
-    """Under watch, by a clock that goes when it is told to."""
+    """A node under watch, whose clock only the test moves."""
 
     def __init__(self, clock: Clock, contact: LastContact, goes_on: bool) -> None:
         self.clock = clock
@@ -62,7 +62,7 @@ class Node:
         return self.contact
 
     async def after(self, now: float) -> list[float]:
-        """What was told by then."""
+        """Move the clock to `now`; return what the node has been told by then."""
         self.clock.now = now
         looks = self.looks
         while self.looks < looks + 2:
@@ -96,13 +96,13 @@ async def node(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Node]:
         yield node
 
 
-async def test_neither_heard_of_for_too_long_is_told_once(node: Node) -> None:
+async def test_a_node_without_store_and_coordinator_for_too_long_is_told_once(node: Node) -> None:
     assert await node.after(TIMEOUT_S - 0.1) == []
     assert await node.after(TIMEOUT_S) == [TIMEOUT_S]
     assert await node.after(9 * TIMEOUT_S) == [TIMEOUT_S]
 
 
-async def test_the_store_is_enough(node: Node) -> None:
+async def test_a_node_that_reaches_the_store_alone_is_not_cut_off(node: Node) -> None:
     node.registration.at_s = 100.0
     assert await node.after(100.0 + TIMEOUT_S - 0.1) == []
     node.registration.at_s = 120.0
@@ -110,7 +110,7 @@ async def test_the_store_is_enough(node: Node) -> None:
     assert await node.after(120.0 + TIMEOUT_S) == [TIMEOUT_S]
 
 
-async def test_the_coordinator_is_enough(node: Node) -> None:
+async def test_a_node_that_reaches_the_coordinator_alone_is_not_cut_off(node: Node) -> None:
     node.contact = True
     for now in (100.0, 200.0):
         assert await node.after(now) == []
@@ -120,10 +120,10 @@ async def test_the_coordinator_is_enough(node: Node) -> None:
 
 
 @pytest.mark.parametrize(("goes_on", "left_s"), [(True, 10.0), (False, TIMEOUT_S)])
-async def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_another(
+async def test_only_an_agent_that_adopts_workers_counts_from_the_earlier_last_contact(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, goes_on: bool, left_s: float
 ) -> None:
-    """Else a node that is cut off could train on for longer than others wait for it."""
+    """Otherwise a node that is cut off could train on for longer than others wait for it."""
     contact = LastContact(tmp_path / "last-contact")
     async with watching(monkeypatch, contact) as node:
         node.registration.at_s = 50.0
@@ -136,10 +136,10 @@ async def test_the_time_counts_on_where_an_agent_goes_on_with_the_workers_of_ano
         assert len(await node.after(now + left_s)) == 1
 
 
-async def test_what_was_heard_of_while_a_note_was_written_is_noted_after_it(
+async def test_a_contact_that_comes_while_a_note_is_written_is_noted_after_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Heard of once and never again, while the disk was slow: still the newest that is known."""
+    """The contact came while the disk was slow, and is the last one: it must not be lost."""
     writes = threading.Event()
 
     class Slow(LastContact):
@@ -157,22 +157,20 @@ async def test_what_was_heard_of_while_a_note_was_written_is_noted_after_it(
 
 
 @pytest.mark.parametrize("kept", ["", "another-boot 50.0 ", "x y z", "\xff"])
-def test_what_was_kept_and_says_nothing_is_as_if_nothing_was_kept(
-    tmp_path: Path, kept: str
-) -> None:
+def test_an_illegible_or_earlier_boots_last_contact_is_ignored(tmp_path: Path, kept: str) -> None:
     (tmp_path / "last-contact").write_text(kept)
     assert LastContact(tmp_path / "last-contact").last() is None
     assert LastContact(tmp_path / "nothing").last() is None
 
 
-async def test_cut_off_again_it_is_told_again(node: Node) -> None:
+async def test_a_node_that_is_cut_off_again_is_told_again(node: Node) -> None:
     await node.after(TIMEOUT_S)
     node.registration.at_s = 50.0
     assert len(await node.after(51.0)) == 1
     assert len(await node.after(50.0 + TIMEOUT_S)) == 2
 
 
-async def test_there_is_no_leader_for_a_node_without_its_name() -> None:
+async def test_a_node_gets_no_leader_before_it_is_registered() -> None:
     store = MemoryStore()
     document = LeaderDocument(candidate="c", address="one:1")
     await store.put(JobKeys("job").leader, to_json(document))
@@ -220,8 +218,8 @@ async def test_a_disk_that_does_not_answer_does_not_keep_a_node_from_being_cut_o
 
 
 @pytest.mark.parametrize("at_s", ["nan", "inf", "1e300", "x", ""])
-def test_a_time_that_has_not_been_yet_is_not_known(tmp_path: Path, at_s: str) -> None:
-    """The node would never count as cut off."""
+def test_an_illegible_or_future_last_contact_is_ignored(tmp_path: Path, at_s: str) -> None:
+    """Otherwise the node would never count as cut off."""
     contact = LastContact(tmp_path / "last-contact")
     contact.note(1.0)
     boot = (tmp_path / "last-contact").read_text().split()[0]

@@ -1,5 +1,5 @@
-"""An agent between coordinators: what one has told it it tells the next, and what it says if it is
-told to end while none leads."""
+"""An agent passes orders on to the next leader, and reports what is not saved if it ends while
+nobody leads."""
 
 from __future__ import annotations
 
@@ -51,8 +51,8 @@ Outcome = tuple[int, list[tuple[int, int]]]
 async def leave(
     directory: Path, *, committed: int, late: bool = True, in_contact: bool = False, url: str = ""
 ) -> Outcome:
-    """The exit code of one that was asked to leave, and what it says is not saved: steps that it
-    has committed, and that of the newest checkpoint."""
+    """Let an agent leave. Return its exit code and what it reports as not saved: the steps that
+    its workers have committed, and the step of the newest checkpoint."""
     daemon, entries = unstarted(directory, url)
     daemon._link.connected = in_contact
     daemon._pids["w"] = os.getpid()
@@ -67,7 +67,7 @@ async def leave(
     return code, [(f["committed"], f["checkpoint"]) for f in told]
 
 
-async def test_one_that_ends_while_nobody_leads_says_what_is_not_saved(tmp_path: Path) -> None:
+async def test_an_agent_that_ends_without_a_leader_reports_what_is_unsaved(tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     url = str(checkpoints)
     assert await leave(tmp_path, committed=120, url=url) == (84, [(120, 0)])
@@ -76,14 +76,14 @@ async def test_one_that_ends_while_nobody_leads_says_what_is_not_saved(tmp_path:
     assert await leave(tmp_path, committed=100, url=url) == (143, [])
 
 
-async def test_one_whose_job_goes_on_or_keeps_nothing_says_nothing(tmp_path: Path) -> None:
+async def test_an_agent_whose_job_goes_on_or_saves_nothing_reports_nothing(tmp_path: Path) -> None:
     url = str(tmp_path / "checkpoints")
     assert await leave(tmp_path, committed=120, url=url, in_contact=True) == (143, [])
     assert await leave(tmp_path, committed=120, url=url, late=False) == (143, [])
     assert await leave(tmp_path, committed=120) == (143, [])
 
 
-async def test_what_it_has_heard_to_be_saved_counts_where_the_directory_is_silent(
+async def test_commits_that_an_agent_has_heard_of_count_if_the_directory_cannot_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(_directory: object) -> None:

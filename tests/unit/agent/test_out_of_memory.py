@@ -1,6 +1,5 @@
-"""A kill for want of memory is told from others by the cgroup's count; what the kernel's log says
-of it is found by the number of the process.
-"""
+"""The cgroup's count distinguishes out-of-memory kills from others; the kernel's line about one is
+found by the pid."""
 
 from __future__ import annotations
 
@@ -41,7 +40,7 @@ class Cgroup:
         (V1, "memory/memory.oom_control"),
     ],
 )
-def test_only_kills_since_it_began_to_watch_count(tmp_path: Path, lines: str, counter: str) -> None:
+def test_only_kills_since_the_watch_began_count(tmp_path: Path, lines: str, counter: str) -> None:
     cgroup = Cgroup(tmp_path, lines, counter)
     cgroup.kill(3)
     watch = cgroup.watch()
@@ -50,7 +49,7 @@ def test_only_kills_since_it_began_to_watch_count(tmp_path: Path, lines: str, co
     assert watch.has_killed(11.0)
 
 
-def test_a_kill_of_long_ago_is_not_taken_for_the_present_one(tmp_path: Path) -> None:
+def test_a_kill_of_long_ago_is_not_taken_for_the_current_one(tmp_path: Path) -> None:
     cgroup = Cgroup(tmp_path, V2, "own/group/memory.events")
     watch = cgroup.watch()
     cgroup.kill(1)
@@ -62,7 +61,7 @@ def test_a_kill_of_long_ago_is_not_taken_for_the_present_one(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", ["", "oom_kill", "oom_kill many\n", "\0\xff"])
-def test_a_count_that_cannot_be_read_says_nothing(tmp_path: Path, content: str) -> None:
+def test_a_count_that_cannot_be_read_is_no_kill(tmp_path: Path, content: str) -> None:
     cgroup = Cgroup(tmp_path, V2, "own/group/memory.events")
     watch = cgroup.watch()
     cgroup.counter.write_text(content)
@@ -71,7 +70,7 @@ def test_a_count_that_cannot_be_read_says_nothing(tmp_path: Path, content: str) 
     assert not watch.has_killed(2.0)
 
 
-def test_without_a_cgroup_nothing_is_known(tmp_path: Path) -> None:
+def test_without_a_cgroup_no_kill_is_reported(tmp_path: Path) -> None:
     assert not OutOfMemory(tmp_path / "none", tmp_path).has_killed(1.0)
 
 
@@ -79,7 +78,7 @@ WORD = "Memory cgroup out of memory: Killed process 21562 (python) total-vm:2695
 
 
 class Kernel:
-    """A FIFO that gives a record with each read, as /dev/kmsg does."""
+    """A FIFO that returns one record per read, as /dev/kmsg does."""
 
     def __init__(self, files: Path) -> None:
         self.path = files / "kmsg"
@@ -109,24 +108,24 @@ def test_the_line_about_a_process_is_found_once(kernel: Kernel) -> None:
     assert kernel.log.word_on(21562, out_of_memory=False) == ""
 
 
-def test_in_a_container_the_only_kill_is_that_of_the_cgroup(kernel: Kernel) -> None:
+def test_the_only_kill_in_the_log_counts_in_a_container_with_other_pids(kernel: Kernel) -> None:
     kernel.says(WORD)
     assert kernel.log.word_on(12, out_of_memory=True) == WORD
 
 
-def test_of_several_kills_none_is_guessed(kernel: Kernel) -> None:
+def test_no_line_is_guessed_if_there_were_several_kills(kernel: Kernel) -> None:
     kernel.says(WORD)
     kernel.log.word_on(7, out_of_memory=False)
     kernel.says(WORD.replace("21562", "9"))
     assert kernel.log.word_on(12, out_of_memory=True) == ""
 
 
-def test_other_lines_are_no_word(kernel: Kernel) -> None:
+def test_other_lines_of_the_kernel_are_ignored(kernel: Kernel) -> None:
     kernel.says("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL)")
     assert kernel.log.word_on(21562, out_of_memory=True) == ""
 
 
-def test_where_the_log_may_not_be_read_nothing_is_known(tmp_path: Path) -> None:
+def test_no_line_is_found_if_the_log_cannot_be_read(tmp_path: Path) -> None:
     log = KernelLog(tmp_path / "nothing")
     assert log.word_on(1, out_of_memory=True) == ""
     log.close()

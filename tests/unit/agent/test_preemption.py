@@ -1,4 +1,4 @@
-"""The notice of a machine's end: a file that appears, or a command that says so."""
+"""A machine's preemption is noticed by a file that appears or a command that succeeds."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def looking(file: Path | None = None, command: Sequence[str] | None = None) -> a
     return asyncio.create_task(until_preempted(file=file, command=command, interval_s=0.01))
 
 
-async def test_a_file_that_appears(tmp_path: Path) -> None:
+async def test_a_file_that_appears_is_a_notice(tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     task = looking(file=notice)
     await asyncio.sleep(0.1)
@@ -35,7 +35,7 @@ async def test_a_file_that_appears(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "error", [PermissionError("x"), OSError("stale"), RuntimeError("can't start new thread")]
 )
-async def test_a_file_that_cannot_be_looked_at_says_nothing(
+async def test_a_file_that_cannot_be_looked_at_is_looked_at_again(
     error: Exception, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     refusing = [error, error]
@@ -52,8 +52,8 @@ async def test_a_file_that_cannot_be_looked_at_says_nothing(
     assert not refusing
 
 
-async def test_a_command_that_succeeds_at_last(tmp_path: Path) -> None:
-    """It is asked again and again, and its output is nobody's."""
+async def test_a_command_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
+    """The command's output is discarded."""
     asked, notice = tmp_path / "asked", tmp_path / "notice"
     code = (
         f"import os, sys; open({str(asked)!r}, 'a').write('x'); print('no'); "
@@ -66,7 +66,7 @@ async def test_a_command_that_succeeds_at_last(tmp_path: Path) -> None:
     assert (await task).startswith(f"preemption: {sys.executable}")
 
 
-async def test_a_command_that_cannot_be_run_says_nothing(tmp_path: Path) -> None:
+async def test_a_command_that_cannot_be_run_is_no_notice(tmp_path: Path) -> None:
     notice = tmp_path / "notice"
     task = looking(file=notice, command=[str(tmp_path / "no-such-command")])
     await asyncio.sleep(0.1)
@@ -77,7 +77,7 @@ async def test_a_command_that_cannot_be_run_says_nothing(tmp_path: Path) -> None
 
 async def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> None:
     pid = tmp_path / "pid"
-    shell = f"sh -c 'echo $$ > {pid}; exec sleep 600'; true"  # a child of the command's
+    shell = f"sh -c 'echo $$ > {pid}; exec sleep 600'; true"  # a child of the command
     code = f"import subprocess; subprocess.run(['sh', '-c', {shell!r}])"
     task = looking(command=python(code))
     await until(lambda: pid.exists() and pid.read_text().strip())
@@ -86,7 +86,7 @@ async def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> No
     await until(lambda: not is_alive(int(pid.read_text())))
 
 
-async def test_a_command_that_takes_too_long_says_nothing(
+async def test_a_command_that_takes_too_long_is_no_notice_and_is_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(registration, "_COMMAND_TIMEOUT_S", 0.2)

@@ -1,4 +1,4 @@
-"""What an agent is told of its registration when the store fails."""
+"""An agent's registration outlasts failures of the store, and the agent is told how it stands."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ HELD, SUSPECT, GONE = LeaseState.HELD, LeaseState.SUSPECT, LeaseState.GONE
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Looks at the clock a hundred times as often."""
+    """Make lease keepers look at the clock a hundred times as often."""
     monkeypatch.setattr("elastic.store.lease_keeper._LOOKS_PER_TTL", 2000)
 
 
 class Node:
-    """Its clock and the store's are the same; time stands still unless told."""
+    """A node that shares the store's clock, which only the test moves."""
 
     def __init__(self) -> None:
         self.clock = Clock()
@@ -53,7 +53,7 @@ class Node:
         return asyncio.create_task(self.registration.keep())
 
     def extend_leases(self) -> None:
-        """As etcd does when it has elected a leader."""
+        """Extend all leases, as etcd does when it has elected a leader."""
         for lease in self.store._leases.values():
             lease.deadline += 100
 
@@ -61,7 +61,7 @@ class Node:
         await until(lambda: self.told == list(states))
 
 
-async def test_an_outage_at_the_start_is_sat_out() -> None:
+async def test_registering_waits_out_an_outage_of_the_store() -> None:
     node = Node()
     for method in ("list", "grant", "create", "get"):
         node.store.refuses[method] = 2
@@ -71,7 +71,7 @@ async def test_an_outage_at_the_start_is_sat_out() -> None:
     await node.registration.close()
 
 
-async def test_in_doubt_for_a_while_and_since_when() -> None:
+async def test_a_registration_that_is_in_doubt_for_a_while_knows_its_last_renewal() -> None:
     node = Node()
     await node.start()
     node.extend_leases()
@@ -86,7 +86,7 @@ async def test_in_doubt_for_a_while_and_since_when() -> None:
     await node.registration.close()
 
 
-async def test_in_doubt_from_the_first_moment() -> None:
+async def test_a_registration_may_be_in_doubt_from_the_begin_and_this_is_reported() -> None:
     node = Node()
     node.store.hangs["answer to create"] = asyncio.Event()
     starting = asyncio.create_task(node.start())
@@ -100,7 +100,7 @@ async def test_in_doubt_from_the_first_moment() -> None:
     await node.registration.close()
 
 
-async def test_cut_off_for_too_long_it_registers_again_when_it_can() -> None:
+async def test_a_node_that_is_cut_off_for_too_long_registers_again_when_it_can() -> None:
     node = Node()
     await node.start()
     node.store.refuses["renew"] = node.store.refuses["list"] = 10**9
@@ -113,7 +113,7 @@ async def test_cut_off_for_too_long_it_registers_again_when_it_can() -> None:
     await node.registration.close()
 
 
-async def test_leaving_a_store_that_does_not_answer_takes_no_time(
+async def test_closing_does_not_wait_for_a_store_that_does_not_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("elastic.store.claim._FAREWELL_S", 0.05)
@@ -126,7 +126,7 @@ async def test_leaving_a_store_that_does_not_answer_takes_no_time(
     assert node.told == [HELD]
 
 
-async def test_closed_while_it_waits_for_its_name() -> None:
+async def test_a_registration_that_is_closed_while_it_waits_is_never_made() -> None:
     node = Node()
     node.store.refuses["grant"] = 10**9
     registering = asyncio.create_task(node.registration.register())

@@ -1,4 +1,4 @@
-"""The stacks of a node's workers: told by themselves, or brought by a signal, or not at all."""
+"""An agent gets its workers' stacks from the workers themselves or by a signal."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ PROGRAM = """
 
 @pytest.fixture
 def worker() -> Iterator[int]:
-    """The pid of a process that answers to nobody but a signal, and has a child."""
+    """The pid of a process that has a child and answers only to a signal."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(PROGRAM)],
         stdout=subprocess.PIPE,
@@ -56,7 +56,7 @@ def worker() -> Iterator[int]:
 
 
 class Node:
-    """Collects from workers, of which some answer."""
+    """A stack collector whose workers all answer, or never do."""
 
     def __init__(self, *, answers: bool, **pids: int) -> None:
         self._answers = answers
@@ -76,7 +76,7 @@ def functions(process: pb.ProcessStacks) -> list[str]:
     return [frame.function for frame in process.threads[0].frames]
 
 
-async def test_one_that_answers_is_not_signalled_but_its_children_are(
+async def test_a_worker_that_answers_is_not_signalled_but_its_children_are(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_WRITE_S", 20.0)
@@ -90,7 +90,7 @@ async def test_one_that_answers_is_not_signalled_but_its_children_are(
     assert functions(child)[0] == "load"
 
 
-async def test_one_that_does_not_answer_is_signalled(
+async def test_a_worker_that_does_not_answer_is_signalled(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_ANSWER_S", 0.01)
@@ -106,7 +106,7 @@ async def test_one_that_does_not_answer_is_signalled(
         assert told.place_s >= 3.0
 
 
-async def test_one_that_is_stopped_is_said_so_at_once(
+async def test_a_stopped_worker_is_reported_at_once(
     worker: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_ANSWER_S", 3600.0)
@@ -143,20 +143,20 @@ def test_a_failure_says_where_the_script_hung() -> None:
     assert (failed.place, failed.signature) == ("/job/data.py:41", "hung at /job/data.py:41")
 
 
-def test_who_waits_for_others_hangs_nowhere() -> None:
+def test_a_worker_that_waits_for_others_has_no_place_at_which_it_hangs() -> None:
     failed = with_place(LATE, told(pb.PLACE_BACKWARD, ENGINE))
     assert "in the backward pass" in failed.message
     assert (failed.place, failed.signature) == ("", "x")
 
 
-def test_what_the_coordinator_has_told_stays() -> None:
+def test_a_place_that_the_coordinator_has_told_is_not_replaced() -> None:
     known = Failure(worker="a", kind=FailureKind.LEFT_OUT, message="hung 20 s in a.py:1", place="p")
     failed = with_place(known, told(pb.PLACE_DATA, GETITEM))
     assert (failed.message, failed.place) == ("hung 20 s in a.py:1", "p")
     assert failed.signature == "hung at p"
 
 
-def test_of_the_stacks_a_failure_has_those_of_the_main_threads() -> None:
+def test_a_failure_has_a_limited_number_of_lines_of_the_main_threads_stacks() -> None:
     stacked = told(pb.PLACE_DATA, *[GETITEM] * 60)
     lines = main_stacks(stacked).splitlines()
     assert lines[:3] == [
@@ -168,7 +168,7 @@ def test_of_the_stacks_a_failure_has_those_of_the_main_threads() -> None:
     assert len(stacked.processes[0].threads) == 2
 
 
-async def test_of_stretches_of_time_nobody_is_signalled(worker: int) -> None:
+async def test_no_worker_is_signalled_for_stretches_of_time(worker: int) -> None:
     silent = Node(answers=False, w=worker)
     assert await silent.collector.collect(["w"], stretches=5) == []
     (told,) = await Node(answers=True, w=worker).collector.collect(["w"], stretches=5)

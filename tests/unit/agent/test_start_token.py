@@ -1,4 +1,4 @@
-"""An agent is recognised when it is started again in its directory."""
+"""An agent that is started again in its directory is recognised by its start token."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from elastic.agent.registration import next_start, require_countable, start_toke
 from elastic.errors import ConfigurationError, TransientError
 
 
-def test_it_is_kept_and_private(tmp_path: Path) -> None:
+def test_a_start_token_is_kept_and_private(tmp_path: Path) -> None:
     token = start_token(tmp_path)
     assert start_token(tmp_path) == token
     (file,) = tmp_path.iterdir()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
 
 
-def test_directories_have_their_own(tmp_path: Path) -> None:
+def test_each_directory_has_a_start_token_of_its_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert start_token(tmp_path / "a") != start_token(tmp_path / "b")
 
 
 @pytest.mark.parametrize("damage", [b"", b"00", b"\xff\xfe", b"not hexadecimal"])
-def test_a_damaged_one_is_made_anew(tmp_path: Path, damage: bytes) -> None:
+def test_a_damaged_start_token_is_replaced(tmp_path: Path, damage: bytes) -> None:
     before = start_token(tmp_path)
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
@@ -35,7 +35,7 @@ def test_a_damaged_one_is_made_anew(tmp_path: Path, damage: bytes) -> None:
     assert start_token(tmp_path) == after
 
 
-def test_a_directory_that_is_none_must_be_mended(tmp_path: Path) -> None:
+def test_a_token_in_a_missing_directory_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/start-token: No such file"):
         start_token(tmp_path / "nowhere")
 
@@ -48,7 +48,7 @@ def test_starts_are_counted_for_each_directory(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", [b"", b"x", b"\xff"])
-def test_after_a_damaged_count_no_number_comes_again(tmp_path: Path, damage: bytes) -> None:
+def test_no_number_is_repeated_after_a_damaged_count(tmp_path: Path, damage: bytes) -> None:
     before = {next_start(tmp_path) for _ in range(3)}
     (file,) = tmp_path.iterdir()
     file.write_bytes(damage)
@@ -57,12 +57,12 @@ def test_after_a_damaged_count_no_number_comes_again(tmp_path: Path, damage: byt
     assert first > max(before)
 
 
-def test_a_count_that_cannot_be_kept_must_be_mended(tmp_path: Path) -> None:
+def test_a_count_that_cannot_be_kept_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"nowhere/starts: No such file"):
         next_start(tmp_path / "nowhere")
 
 
-def test_for_want_of_space_a_start_is_tried_again_later_and_leaves_nothing(
+def test_a_full_disk_is_a_transient_error_of_a_start_and_leaves_no_file_behind(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     next_start(tmp_path)

@@ -1,4 +1,4 @@
-"""Which figures of time reach the coordinator."""
+"""`TimeReports` chooses which figures of time are sent to the coordinator."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ def spent(steps: int, generation: int = 1) -> pb.TimeSpent:
     return pb.TimeSpent(generation=generation, steps=steps)
 
 
-def test_now_and_then_is_often_enough_and_the_last_ones_are_told() -> None:
+def test_figures_are_sent_at_intervals_and_the_last_ones_when_the_worker_ends() -> None:
     sent: list[pb.WorkerTime] = []
     reports = TimeReports(sent.append)
     reports.heard("w1", spent(1), 0.0, told=False)
@@ -24,7 +24,7 @@ def test_now_and_then_is_often_enough_and_the_last_ones_are_told() -> None:
     reports.forget("w1", EVERY_S + 2.0)
 
 
-def test_what_has_gone_with_a_report_is_not_told_again() -> None:
+def test_figures_that_were_sent_with_a_report_are_not_sent_again() -> None:
     sent: list[pb.WorkerTime] = []
     reports = TimeReports(sent.append)
     reports.heard("w1", spent(1), 100.0, told=True)
@@ -34,7 +34,7 @@ def test_what_has_gone_with_a_report_is_not_told_again() -> None:
     assert not sent, "w2 was in no group"
 
 
-def test_sums_that_ranks_are_compared_by_are_passed_on_once() -> None:
+def test_the_sums_by_which_ranks_are_compared_are_passed_on_once() -> None:
     sent: list[pb.WorkerPace] = []
     reports = TimeReports(lambda _: None, sent.append)
     reports.heard_pace("w1", pb.Pace(generation=1, committed=8))

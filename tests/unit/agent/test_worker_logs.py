@@ -1,4 +1,4 @@
-"""The log of each worker is known while it lives; of those that have ended the newest are kept."""
+"""The log of each living worker is known, and the newest logs of ended workers are kept."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from elastic.agent.logs import WorkerLogs
 
 
-def test_a_worker_is_known_while_it_lives() -> None:
+def test_the_log_of_a_worker_is_known_while_the_worker_lives() -> None:
     logs = WorkerLogs(Path("/logs"))
     assert logs.begin("a") == Path("/logs/a.log")
     logs.adopt("b", Path("/earlier/b.log"))
@@ -17,7 +17,7 @@ def test_a_worker_is_known_while_it_lives() -> None:
     assert ["a" in logs, "b" in logs] == [False, True]
 
 
-def test_after_any_number_of_workers_the_newest_logs_are_kept(tmp_path: Path) -> None:
+def test_the_newest_logs_are_kept_after_any_number_of_workers(tmp_path: Path) -> None:
     logs = WorkerLogs(tmp_path, kept=10)
     for number in range(1000):
         logs.begin(f"w{number}").touch()
@@ -29,13 +29,13 @@ def test_after_any_number_of_workers_the_newest_logs_are_kept(tmp_path: Path) ->
     assert not logs._living
 
 
-def test_a_worker_that_was_not_known_has_no_log() -> None:
+def test_the_end_of_an_unknown_worker_is_ignored() -> None:
     logs = WorkerLogs(Path("/logs"), kept=1)
     logs.end("a")
     assert not logs._ended
 
 
-def test_where_nothing_can_be_removed_what_is_remembered_is_bounded() -> None:
+def test_the_number_of_remembered_logs_is_bounded_if_none_can_be_removed() -> None:
     logs = WorkerLogs(Path("/logs"), kept=10)
     for number in range(1000):
         logs.begin(f"w{number}")

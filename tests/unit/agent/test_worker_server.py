@@ -1,4 +1,4 @@
-"""The workers' socket: only for this user, only for workers that were spawned here."""
+"""The workers' socket is only for this user and for workers that were spawned here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from elastic.v1 import local_pb2 as pb
 
 
 class Place:
-    """A server that expects the workers "a" and "b"; `heard` is what they said."""
+    """A server that expects the workers "a" and "b"; `heard` has what they said."""
 
     def __init__(self, path: Path, listener: int | None = None) -> None:
         self.path = path
@@ -104,7 +104,7 @@ async def test_only_this_user_can_connect(umask: int, place: Place) -> None:
     assert os.umask(umask) == umask
 
 
-async def test_workers_are_heard_and_told(place: Place) -> None:
+async def test_messages_of_workers_are_heard_and_commands_reach_them(place: Place) -> None:
     a, b = await place.connect(hello="a"), await place.connect(hello="b")
     for worker, peer in (("a", a), ("b", b)):
         peer.send(status=STATUS)
@@ -137,7 +137,7 @@ LONG_NAME = encode(pb.WorkerMessage(hello=pb.Hello(worker="a" * 100_000)))
     ],
     ids=["stranger", "no hello", "oversized", "long name", "garbage", "http", "tls"],
 )
-async def test_others_are_turned_away_and_nobody_minds(
+async def test_strangers_are_refused_and_disturb_no_worker(
     place: Place, frame: bytes, why: str
 ) -> None:
     a = await place.connect(hello="a")
@@ -153,8 +153,8 @@ async def test_others_are_turned_away_and_nobody_minds(
     assert why in reason
 
 
-async def test_who_comes_before_it_is_known_who_is_here_waits_for_that(place: Place) -> None:
-    """As a worker does whose agent begins anew: the zygote has not told of it yet."""
+async def test_a_worker_that_connects_before_it_is_known_waits(place: Place) -> None:
+    """An agent that restarts knows a worker only when the zygote has told of it."""
     place.known.clear()
     peer, stranger = await place.connect(hello="c"), await place.connect(hello="stranger")
     peer.send(status=STATUS)
@@ -167,7 +167,7 @@ async def test_who_comes_before_it_is_known_who_is_here_waits_for_that(place: Pl
     assert await stranger.receive() is None
 
 
-async def test_who_is_not_known_in_time_is_turned_away(
+async def test_a_worker_that_is_not_known_in_time_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.05)
@@ -187,7 +187,7 @@ async def test_garbage_of_a_worker_closes_its_connection(place: Place) -> None:
     assert await place.heard.get() == ("a", "status")
 
 
-async def test_whoever_says_nothing_is_turned_away(
+async def test_a_peer_that_does_not_say_its_name_in_time_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.02)
@@ -199,7 +199,7 @@ async def test_whoever_says_nothing_is_turned_away(
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0", struct.pack("!I", 20) + b"half"])
-async def test_whoever_leaves_at_once_leaves_nothing_behind(place: Place, said: bytes) -> None:
+async def test_a_peer_that_leaves_at_once_disturbs_no_worker(place: Place, said: bytes) -> None:
     a = await place.connect(hello="a")
     gone = await place.connect()
     gone.writer.write(said)
@@ -209,7 +209,7 @@ async def test_whoever_leaves_at_once_leaves_nothing_behind(place: Place, said: 
     assert await place.heard.get() == ("a", "status")
 
 
-async def test_many_that_say_nothing(place: Place) -> None:
+async def test_many_silent_connections_keep_no_worker_out(place: Place) -> None:
     for _ in range(200):
         await place.connect()
     a = await place.connect(hello="a")
@@ -217,17 +217,17 @@ async def test_many_that_say_nothing(place: Place) -> None:
     assert await place.heard.get() == ("a", "status")
 
 
-async def test_a_worker_that_stops_in_the_middle_of_a_frame_holds_up_nobody(place: Place) -> None:
+async def test_a_worker_that_stops_in_the_middle_of_a_frame_holds_up_no_other(place: Place) -> None:
     a, b = await place.connect(hello="a"), await place.connect(hello="b")
     a.writer.write(struct.pack("!I", MAX_FRAME_BYTES) + b"half")
     b.send(status=STATUS)
     assert await place.heard.get() == ("b", "status")
     a.writer.close()
     assert await a.receive() is None
-    assert place.reports.empty()  # it has died, as workers do
+    assert place.reports.empty()  # the death of a worker is no refused connection
 
 
-async def test_a_message_that_makes_no_sense_costs_its_worker_the_connection(place: Place) -> None:
+async def test_a_message_that_makes_no_sense_closes_its_workers_connection(place: Place) -> None:
     a = await place.connect(hello="a")
     place.raises = ValueError("17 is not a valid phase")
     a.send(status=STATUS)
@@ -238,7 +238,7 @@ async def test_a_message_that_makes_no_sense_costs_its_worker_the_connection(pla
     assert place.errors.empty()
 
 
-async def test_an_error_of_the_agent_itself_is_not_lost(place: Place) -> None:
+async def test_an_error_of_the_agent_itself_is_reported(place: Place) -> None:
     a = await place.connect(hello="a")
     place.raises = KeyError("a bug")
     a.send(status=STATUS)
@@ -284,7 +284,7 @@ async def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memor
 
 
 @pytest.mark.parametrize("removed", [False, True], ids=["kept", "its path is gone"])
-async def test_who_connects_while_the_agent_begins_anew_is_served_by_the_next(
+async def test_a_worker_that_connects_while_the_agent_restarts_is_served_by_the_next_one(
     place: Place, *, removed: bool
 ) -> None:
     kept = place.server.keep_listening()
@@ -307,7 +307,7 @@ async def test_who_connects_while_the_agent_begins_anew_is_served_by_the_next(
     await following.close()
 
 
-async def test_a_socket_that_was_removed_is_made_anew_and_connections_stay(
+async def test_a_socket_that_was_removed_is_created_again_and_connections_stay(
     place: Place, tmp_path: Path
 ) -> None:
     a = await place.connect(hello="a")

@@ -1,4 +1,4 @@
-"""A real zygote and its workers, under agents that end, come back, or do not."""
+"""A real zygote and its workers, under agents that end and may come back."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Owner:
         print(*command, file=self.process.stdin, flush=True)
 
     def hear(self) -> dict[str, Any]:
-        """The next event; the test's own deadline ends a wait in vain."""
+        """The next event; the test's own timeout ends the wait if none comes."""
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
         assert line, "it ended without a word"
@@ -71,7 +71,7 @@ class Owner:
         return int(spawned["pid"])
 
     def killed(self) -> None:
-        """End as an agent that says nothing."""
+        """Kill the process, as an agent that ends without a word."""
         self.process.kill()
         self.process.wait()
 
@@ -86,7 +86,7 @@ class Owner:
 
 @pytest.fixture
 def start() -> Iterator[Start]:
-    """Starts owners of one directory, one after the other; nothing is left of any."""
+    """Starts owners of one directory, one after the other, and ends all that is left of them."""
     owners: list[Owner] = []
     keepers: set[int] = set()
     with tempfile.TemporaryDirectory(dir="/tmp", ignore_cleanup_errors=True) as directory:
@@ -109,7 +109,7 @@ def start() -> Iterator[Start]:
 
 
 def is_gone(pid: int) -> bool:
-    """Gone, or nobody has looked yet how it ended."""
+    """True if the process has ended, even if nobody has reaped it."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
@@ -119,7 +119,7 @@ def is_gone(pid: int) -> bool:
 until = functools.partial(eventually, deadline_s=DEADLINE_S)
 
 
-def test_a_second_agent_finds_the_firsts_workers_and_hears_what_it_missed(start: Start) -> None:
+def test_a_second_agent_finds_the_firsts_workers_and_hears_of_missed_exits(start: Start) -> None:
     first = start(60.0)
     assert first.how == "started"
     assert first.ready["workers"] == {}
@@ -168,15 +168,15 @@ def test_strangers_do_not_take_the_agents_place(start: Start) -> None:
     assert not is_gone(worker)
 
 
-def test_without_grace_all_ends_with_the_agent(start: Start) -> None:
+def test_without_grace_workers_and_keeper_end_with_the_agent(start: Start) -> None:
     owner = start(0.0)
     worker = owner.spawn("w1")
     owner.killed()
     until(lambda: is_gone(worker) and is_gone(owner.ready["keeper"]))
 
 
-def test_a_connection_that_breaks_costs_nobody_and_nothing_that_was_asked(start: Start) -> None:
-    """This holds without grace, too, which is for agents that end."""
+def test_a_connection_that_breaks_costs_no_worker_and_no_request(start: Start) -> None:
+    """This holds without grace, too: grace is only for agents that have ended."""
     owner = start(0.0)
     first = owner.spawn("w1")
     owner.tell("break")
@@ -191,7 +191,7 @@ def test_a_connection_that_breaks_costs_nobody_and_nothing_that_was_asked(start:
 
 
 @pytest.mark.long
-def test_the_grace_is_over_once(start: Start) -> None:
+def test_the_workers_end_when_the_grace_is_over(start: Start) -> None:
     owner = start(3.0)
     worker = owner.spawn("w1")
     began = time.monotonic()
@@ -200,7 +200,7 @@ def test_the_grace_is_over_once(start: Start) -> None:
     assert time.monotonic() - began >= 2.9
 
 
-def test_let_go_the_workers_live_on_and_closed_they_end_at_once(start: Start) -> None:
+def test_workers_live_on_when_an_agent_lets_go_and_end_when_it_closes(start: Start) -> None:
     first = start(60.0)
     worker = first.spawn("w1")
     first.tell("let_go")
@@ -227,14 +227,14 @@ def test_a_zygote_that_is_killed_is_lost_with_its_workers(start: Start) -> None:
 
 
 def detaching(owner: Owner) -> int:
-    """A process that a worker of this owner has started and let go of."""
+    """Let a worker of this owner start and detach a process; return that process's pid."""
     file = owner.directory / "detached"
     owner.spawn("w9", detached=file)
     until(lambda: file.exists() and file.read_text().endswith("\n"))
     return int(file.read_text())
 
 
-def test_what_workers_have_detached_ends_with_a_zygote_that_was_found(start: Start) -> None:
+def test_detached_processes_end_with_a_zygote_that_was_found(start: Start) -> None:
     first = start(60.0)
     detached = detaching(first)
     first.killed()
@@ -245,7 +245,7 @@ def test_what_workers_have_detached_ends_with_a_zygote_that_was_found(start: Sta
     assert is_gone(detached)
 
 
-def test_when_all_are_killed_at_once_the_next_agent_ends_what_they_have_left(start: Start) -> None:
+def test_the_next_agent_ends_detached_processes_if_all_were_killed_at_once(start: Start) -> None:
     first = start(60.0)
     detached = detaching(first)
     keeper = first.ready["keeper"]
@@ -273,10 +273,10 @@ if "zygote" in str(sys.orig_argv):
 """
 
 
-def test_a_fork_that_fails_costs_no_worker_that_lives(
+def test_a_fork_that_fails_is_reported_and_costs_no_living_worker(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The kernel refuses it where pids.max is reached; root has no other limit to reach."""
+    """The kernel refuses a fork where pids.max is reached; root has no other limit to reach."""
     (tmp_path / "sitecustomize.py").write_text(NO_FORKS)
     none = tmp_path / "no-forks"
     monkeypatch.setenv("NO_FORKS", str(none))
@@ -294,7 +294,7 @@ def test_a_fork_that_fails_costs_no_worker_that_lives(
     owner.hear_of("closed")
 
 
-def test_a_caller_without_a_descriptor_left_costs_no_other_process(start: Start) -> None:
+def test_callers_without_a_free_descriptor_cost_no_worker_and_no_event(start: Start) -> None:
     owner = start(60.0)
     living = owner.spawn("w1")
     zygote = int(Path(f"/proc/{living}/stat").read_text().rpartition(")")[2].split()[1])
@@ -314,8 +314,8 @@ def test_a_caller_without_a_descriptor_left_costs_no_other_process(start: Start)
     owner.hear_of("closed")
 
 
-def test_a_lost_zygote_costs_no_process_that_is_not_of_the_run(start: Start) -> None:
-    """`helper & exec elastic agent ...`: the helper is a child of the agent."""
+def test_a_lost_zygote_costs_no_process_outside_the_run(start: Start) -> None:
+    """After `helper & exec elastic agent ...` the helper is a child of the agent."""
     owner = start(60.0, ["sh", "-c", 'sleep 1000 & exec "$@"', "sh"])
     (helper,) = [p for p in children_of(owner.process.pid) if p != owner.ready["keeper"]]
     worker = owner.spawn("w1")
@@ -326,9 +326,9 @@ def test_a_lost_zygote_costs_no_process_that_is_not_of_the_run(start: Start) -> 
     os.kill(helper, signal.SIGKILL)
 
 
-def test_a_keeper_that_nobody_reaps_has_ended_all_the_same(start: Start) -> None:
-    """This happens where the first process of a container looks after no orphans."""
-    prctl(PR_SET_CHILD_SUBREAPER, 1)  # of this process, which reaps nobody that it does not know
+def test_a_keeper_that_nobody_reaps_counts_as_ended(start: Start) -> None:
+    """This happens where the first process of a container reaps no orphans."""
+    prctl(PR_SET_CHILD_SUBREAPER, 1)  # for this process, which reaps only children that it knows
     try:
         first = start(60.0)
         keeper = first.ready["keeper"]

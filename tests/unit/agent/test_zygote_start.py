@@ -1,4 +1,4 @@
-"""A zygote that cannot be started or reached is told in words, and is ended with its keeper."""
+"""A zygote that cannot be started or reached is a clear error, and is ended with its keeper."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from elastic.errors import ConfigurationError, TransientError
 from tests.job_process import is_alive
 
 
-def test_one_that_cannot_be_reached_is_ended(
+def test_a_zygote_that_cannot_be_reached_is_ended(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     async def refuse(*_: Any, **__: Any) -> None:
@@ -46,7 +46,7 @@ def test_one_that_cannot_be_reached_is_ended(
 
 
 @pytest.mark.parametrize("kind", ["no program", "not there", "not allowed", "below a file", ""])
-def test_an_interpreter_that_cannot_be_run_is_named_as_what_is_to_be_mended(
+def test_an_interpreter_that_cannot_be_run_is_a_configuration_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, kind: str
 ) -> None:
     interpreter = tmp_path / "python"

@@ -1,4 +1,4 @@
-"""An agent that was made and not started."""
+"""Makes an agent that is not started, for tests of its parts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from elastic.v1 import control_pb2 as pb
 
 
 def unstarted(directory: Path, checkpoint_dir: str = "") -> tuple[AgentDaemon, list[Entry]]:
-    """It and its entries."""
+    """An agent that is not started, and the entries of its journal."""
     entries: list[Entry] = []
     options = NodeOptions(
         machine=AgentSettings(node="n1", slots=1),

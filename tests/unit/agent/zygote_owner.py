@@ -1,7 +1,8 @@
-"""A process that has a zygote, says what it hears of it and does what it reads, one line each.
+"""A process that owns a zygote: it prints the zygote's events and obeys commands, one a line.
 
-`python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`; reads "kill WORKER SIGNAL", "let_go",
-"break", which cuts the connection, "close" and "spawn WORKER SECONDS [CODE [FILE]]".
+Run it as `python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`. The commands are
+"kill WORKER SIGNAL", "let_go", "break", which cuts the connection, "close" and
+"spawn WORKER SECONDS [CODE [FILE]]".
 """
 
 from __future__ import annotations
@@ -93,7 +94,7 @@ def _request(
 
 
 async def _listen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    """To workers, as an agent would."""
+    """Accept workers' connections as an agent would, and ignore what they say."""
     with contextlib.suppress(ConnectionError):
         while await reader.read(4096):
             pass

@@ -1,4 +1,4 @@
-"""Whatever stands on the command line, the answer is work, or words and the exit code for them."""
+"""Any arguments on the command line give work, or a message with its exit code, no traceback."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ _WORDS = st.one_of(
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Commands run to where they would start processes or ask others."""
+    """A directory in which commands run up to where they would start processes or ask others."""
     root = tmp_path_factory.mktemp("place")
     (root / "script.py").write_text("import elastic")
     (root / "folder").mkdir()
@@ -86,7 +86,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         patched.setattr(coordinator, "_coordinate", _coordinate)
         patched.setattr(operator, "ControlClient", _Unanswered)
         patched.setattr(operator, "find_leader", _nobody)
-        patched.setenv("ELASTIC_TIMEOUT_S", "0.1")  # in which nobody leads
+        patched.setenv("ELASTIC_TIMEOUT_S", "0.1")  # no leader appears within it
         yield root
 
 
@@ -123,7 +123,7 @@ async def _attend(
 
 
 def _told(options: Any) -> int:
-    """What the workers would be told of it."""
+    """Build the messages that the workers would get; return exit code 0."""
     pb.SpawnRequest(argv=options.argv, log_path=str(options.log_directory)).SerializeToString()
     assignment = pb.Assignment(
         checkpoint_dir=options.checkpoint_dir,
@@ -166,7 +166,7 @@ def _check(arguments: list[str]) -> None:
 
 @pytest.mark.parametrize("command", _COMMANDS)
 @given(words=st.lists(_WORDS, max_size=5), etcd=st.booleans())
-def test_any_arguments_of_a_command(
+def test_a_command_with_any_arguments_works_or_says_why_not(
     place: Path, command: str, words: list[tuple[str, ...]], etcd: bool
 ) -> None:
     del place
@@ -175,7 +175,7 @@ def test_any_arguments_of_a_command(
 
 
 @given(words=st.lists(st.sampled_from(["checkpoint", "ls", "verify", *_COMMANDS]) | _VALUES))
-def test_any_words(place: Path, words: list[str]) -> None:
+def test_any_words_work_or_are_refused_with_a_message(place: Path, words: list[str]) -> None:
     del place
     _check(words)
 
@@ -183,7 +183,7 @@ def test_any_words(place: Path, words: list[str]) -> None:
 @given(
     action=st.sampled_from(["ls", "verify"]), words=st.lists(_WORDS, max_size=3), directory=_VALUES
 )
-def test_any_arguments_about_checkpoints(
+def test_checkpoint_commands_with_any_arguments_work_or_say_why_not(
     place: Path, action: str, words: list[tuple[str, ...]], directory: str
 ) -> None:
     del place

@@ -1,4 +1,4 @@
-"""Whatever a coordinator answers, operators see it or are told that they cannot."""
+"""Operators' commands show any answer of a coordinator, or refuse it with a message."""
 
 from __future__ import annotations
 
@@ -45,10 +45,10 @@ def test_any_line_is_an_event_or_is_refused(line: bytes) -> None:
     ("generation", "committed", "line"),
     [(2, 30, "step 30"), (2, 0, _NO_STEP), (0, 0, "step 0, epoch 0")],
 )
-def test_a_leader_that_has_heard_no_progress_tells_what_it_knows(
+def test_status_of_a_leader_without_progress_shows_only_the_step_it_knows(
     generation: int, committed: int, line: str
 ) -> None:
-    """As while workers wait for others after a change of leader."""
+    """A new leader is in this state while its workers wait for others."""
     reply = pb.JobStatus(
         generation=job_pb2.Generation(number=generation),
         progress=job_pb2.Progress(committed=committed),
@@ -99,12 +99,12 @@ def test_any_incident_is_shown_or_is_refused(found: bytes) -> None:
 
 
 @pytest.mark.parametrize("time_of_it", ["NaN", "1e300", "-1", "true", "null"])
-def test_an_event_of_no_time_is_refused(time_of_it: str) -> None:
+def test_an_event_without_a_valid_time_is_refused(time_of_it: str) -> None:
     with pytest.raises(ConfigurationError, match="no event"):
         event_from(f'{{"time": {time_of_it}, "event": "x"}}' if time_of_it != "true" else "true")
 
 
-def test_counts_are_numbers_also_where_there_are_several() -> None:
+def test_64_bit_counts_are_json_numbers_also_in_lists() -> None:
     progress = job_pb2.Progress(committed=2**40, step_counts=[3, 2**40])
     document = to_document(pb.JobStatus(progress=progress))
     assert document["progress"]["committed"] == 2**40

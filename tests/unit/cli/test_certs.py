@@ -1,4 +1,4 @@
-"""`elastic certs`: what it makes is accepted on real connections, and nothing is overwritten."""
+"""`elastic certs` makes certificates that real connections accept, and overwrites nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ DAY_S = 86400.0
 
 
 def certs(*arguments: str | Path, code: int = 0) -> str:
-    """What the command says, which ends as it is to."""
+    """The output of the command, which must exit with `code`."""
     result = CliRunner().invoke(app, ["certs", *map(str, arguments)])
     assert result.exit_code == code, result.output
     return result.output
@@ -46,14 +46,14 @@ def tls(made: Path, name: str = "digits") -> Tls:
 
 
 def issued(made: Path, *roles: str) -> Tls:
-    """A certificate of digits that is limited to these roles."""
+    """A certificate of the job digits that is limited to these roles."""
     limits = [word for role in roles for word in ("--role", role)]
     certs("issue", made, "--job", "digits", *limits)
     return tls(made, "-".join(("digits", *roles)))
 
 
 @each_role
-async def test_a_certificate_that_it_issued_lets_its_holder_do_what_its_roles_allow(
+async def test_an_issued_certificate_permits_what_its_roles_allow(
     made: Path, roles: list[str], allowed: set[str]
 ) -> None:
     own = issued(made, *roles)
@@ -62,7 +62,7 @@ async def test_a_certificate_that_it_issued_lets_its_holder_do_what_its_roles_al
         assert await may(place, own) == allowed
 
 
-async def test_one_certificate_for_everybody_does_as_well(made: Path) -> None:
+async def test_one_certificate_without_roles_serves_all_peers(made: Path) -> None:
     async with place_at(ANY_PORT, issued(made)) as place:
         agent = await place.agent()
         await place.still_works(agent)
@@ -77,7 +77,7 @@ async def test_a_job_may_have_a_long_name(made: Path) -> None:
         await place.still_works(await place.agent())
 
 
-def test_what_is_made_is_for_its_user_alone_and_verifies_strictly(made: Path) -> None:
+def test_issued_files_are_private_and_verify_strictly(made: Path) -> None:
     certs("issue", made, "--job", "digits", "--host", "n1.example", "--host", "10.0.0.1")
     name = "digits-n1.example"
     assert {path.name for path in made.iterdir()} == {
@@ -99,7 +99,7 @@ def test_what_is_made_is_for_its_user_alone_and_verifies_strictly(made: Path) ->
         assert looked.returncode == 0, looked.stderr
 
 
-def test_each_command_says_the_next_one(tmp_path: Path) -> None:
+def test_each_command_prints_the_next_step(tmp_path: Path) -> None:
     said = certs("init", tmp_path / "a b")
     assert f"next: elastic certs issue '{tmp_path}/a b' --job JOB" in said
     said = certs("issue", tmp_path / "a b", "--job", "digits", "--role", "agent", "--days", "7")
@@ -135,12 +135,12 @@ def test_nothing_is_overwritten(made: Path) -> None:
         (["--job", "digits", "--name", "ca"], "is no name for the files"),
     ],
 )
-def test_what_may_not_be_signed_is_refused(made: Path, options: list[str], told: str) -> None:
+def test_an_invalid_job_host_or_name_is_refused(made: Path, options: list[str], told: str) -> None:
     assert told in " ".join(certs("issue", made, *options, code=78).split())
     assert len(list(made.iterdir())) == 2
 
 
-def test_an_authority_that_cannot_sign_says_why(made: Path, tmp_path: Path) -> None:
+def test_an_authority_that_cannot_sign_gives_the_reason(made: Path, tmp_path: Path) -> None:
     certs("init", tmp_path / "other")
     issue = ("--job", "digits")
     said = certs("issue", tmp_path, *issue, code=78)
@@ -157,7 +157,7 @@ def test_an_authority_that_cannot_sign_says_why(made: Path, tmp_path: Path) -> N
     assert "is not that of an authority" in certs("issue", made, "--job", "letters", code=78)
 
 
-def test_one_that_was_made_by_openssl_can_sign(tmp_path: Path) -> None:
+def test_an_authority_made_by_openssl_can_sign(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "openssl").directory
     certs("issue", made, "--job", "digits")
     assert verification_problem(files(made), Role.CLIENT) == ""
@@ -176,10 +176,10 @@ def test_no_certificate_outlives_its_authority(
     assert "the authority expired at " in certs("issue", made, "--job", "letters", code=78)
 
 
-def test_what_cannot_be_written_leaves_nothing(made: Path, tmp_path: Path) -> None:
+def test_a_failed_write_leaves_no_files(made: Path, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     assert "choose another" in certs("init", tmp_path / "file", code=78)
-    long = "a" * 252  # with its suffix longer than a name can be
+    long = "a" * 252  # too long for a file name with its suffix
     said = certs("issue", made, "--job", "digits", "--name", long, code=78)
     assert "File name too long" in said
     assert len(list(made.iterdir())) == 2

@@ -1,4 +1,4 @@
-"""Traces that Perfetto can show: slices that nest, arrows between them."""
+"""Traces are as Perfetto needs them: slices nest, and arrows begin and end in slices."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def of(trace: ChromeTrace, phase: str) -> list[dict[str, Any]]:
     return [e for e in document["traceEvents"] if e["ph"] == phase]
 
 
-def test_parts_lie_inside_of_their_slice_one_after_the_other() -> None:
+def test_parts_lie_inside_their_slice_one_after_the_other() -> None:
     trace, _ = made(part(0.0, 1.0, part(0.0, 0.4), part(0.3, 0.6), part(0.6, 2.0)))
     spans = [(round(e["ts"]), round(e["dur"])) for e in of(trace, "X")]
     assert spans == [(0, 1000000), (0, 400000), (400000, 200000), (600000, 400000)]
@@ -53,7 +53,7 @@ def test_an_arrow_begins_and_ends_in_slices() -> None:
     assert (end["ts"], end["bp"]) == (2.5e6, "e")
 
 
-def test_an_arrow_from_nowhere_is_none() -> None:
+def test_an_arrow_that_begins_outside_any_slice_is_omitted() -> None:
     trace, track = made(part(1.0, 2.0))
     trace.flow("why", [(track, AT), (track, AT + 1.5)])
     assert of(trace, "s") == []
@@ -63,7 +63,7 @@ spans = st.tuples(st.floats(0, 100), st.floats(0, 50)).map(lambda p: (p[0], p[0]
 
 
 @given(st.lists(st.tuples(spans, st.lists(spans, max_size=4)), max_size=12), st.data())
-def test_whatever_is_laid_nests(found: list[Any], data: st.DataObject) -> None:
+def test_any_slices_on_a_track_nest(found: list[Any], data: st.DataObject) -> None:
     trace, track = made(*(part(*span, *(part(*p) for p in parts)) for span, parts in found))
     for _ in range(3):
         stations = [(track, AT + data.draw(st.floats(0, 150))) for _ in range(3)]
@@ -71,7 +71,7 @@ def test_whatever_is_laid_nests(found: list[Any], data: st.DataObject) -> None:
     check_trace(trace.to_document())
 
 
-def test_the_check_finds_what_sticks_out() -> None:
+def test_check_trace_finds_a_slice_that_sticks_out() -> None:
     trace, track = made(part(0.0, 1.0))
     trace._slice(track, part(0.5, 1.5), AT + 0.5, AT + 1.5)
     with pytest.raises(AssertionError, match="sticks out"):

@@ -1,4 +1,4 @@
-"""What is shown of a run: which lines, which events, how often."""
+"""The displays of a run: which lines and events they show, and how often."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from elastic.runtime import journal
 from elastic.runtime.journal import Entry
 from elastic.settings.run import Console
 
-# Recorded for programs: too many, or of no use to somebody who watches.
+# Recorded for programs: too frequent, or of no use to a person who watches.
 FOR_PROGRAMS = {"progress", "node_connected", "worker_started"}
-# Names that are put together where they are recorded.
+# Names that the code composes where it records them.
 COMPOSED = {
     "f'node_{state}'": ("node_drained", "node_quarantined"),
     "f'registration_{state.name.lower()}'": (
@@ -33,7 +33,7 @@ COMPOSED = {
     "f'{self._name}_failed'": ("ledger_failed", "curve_failed"),
     "f'{self._name}_continued'": ("ledger_continued", "curve_continued"),
 }
-# Every field that some form mentions.
+# Every field that an event's text form uses.
 FIELDS = {
     "value": "nan",
     "number": 3,
@@ -107,7 +107,7 @@ def recorded_names() -> Iterator[str]:
 
 
 def calls(tree: ast.AST) -> Iterator[tuple[str, ast.expr]]:
-    """The name of each function or method that is called, and its first argument."""
+    """The name and the first argument of each call of a function or method."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Call) and (arguments := [*node.args, *by_name(node)]):
             if isinstance(node.func, ast.Attribute):
@@ -133,12 +133,12 @@ def names_in(name: ast.expr) -> Iterator[str]:
 NAMES = sorted(set(recorded_names()))
 
 
-def test_the_names_are_found() -> None:
+def test_recorded_names_include_known_events() -> None:
     assert {"job_finished", "job_ended", "checkpoint_damaged", "generation_formed"} <= set(NAMES)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_there_is_a_form_for_every_event_that_people_see(name: str) -> None:
+def test_every_event_has_a_text_form_unless_it_is_for_programs(name: str) -> None:
     text = describe(entry(name, **FIELDS))
     assert (text is None) == (name in FOR_PROGRAMS)
 
@@ -149,13 +149,13 @@ def test_every_event_is_documented(name: str) -> None:
     assert f"`{name}`" in document.read_text()
 
 
-def test_no_form_is_left_over() -> None:
+def test_no_text_form_exists_for_an_unrecorded_event() -> None:
     assert set(console._FORMS) <= set(NAMES)
     assert set(NAMES) >= FOR_PROGRAMS
 
 
 class Screen:
-    """A display on text streams, with a clock that goes when it is told to."""
+    """A display on text streams, with the clock `now` that the test sets."""
 
     def __init__(self, choice: Console = Console.RANK0) -> None:
         self.now = 0.0
@@ -169,7 +169,7 @@ class Screen:
         return [json.loads(line) for line in self.err.getvalue().splitlines()]
 
 
-def test_progress_is_shown_now_and_then_and_the_rest_always() -> None:
+def test_progress_is_shown_at_intervals_and_other_events_always() -> None:
     screen = Screen()
     for step in range(3):
         screen.progress(step)
@@ -195,8 +195,8 @@ def test_progress_is_shown_now_and_then_and_the_rest_always() -> None:
         (Console.NONE, []),
     ],
 )
-def test_whose_lines_are_shown(choice: Console, shown: list[str]) -> None:
-    """Before there are ranks, the first worker stands for rank 0."""
+def test_console_choice_decides_whose_lines_are_shown(choice: Console, shown: list[str]) -> None:
+    """Before workers have ranks, the first worker stands for rank 0."""
     screen = Screen(choice)
     for rank, worker, line in (
         (0, "local-2", "a"),
@@ -209,7 +209,7 @@ def test_whose_lines_are_shown(choice: Console, shown: list[str]) -> None:
     assert screen.out.getvalue().splitlines() == shown
 
 
-def test_workers_lines_keep_their_colours_and_command_no_terminal(
+def test_worker_lines_keep_colours_but_cannot_control_the_terminal(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     line = "\x1b[31mloss\x1b[0m \x1b]0;title\x07"
@@ -225,7 +225,7 @@ def test_workers_lines_keep_their_colours_and_command_no_terminal(
     assert "worker local-1 \\x1b[2J" in shown
 
 
-def test_the_newest_lines_are_shown_when_there_are_more_than_anybody_could_read(
+def test_a_flood_of_lines_shows_the_newest_and_counts_those_left_out(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     display = LiveDisplay(Console.RANK0)
@@ -239,7 +239,7 @@ def test_the_newest_lines_are_shown_when_there_are_more_than_anybody_could_read(
     assert passed_over + shown.count("[rank 0]") == 100_000
 
 
-def test_the_live_display_folds_progress_into_its_line(
+def test_the_live_display_shows_progress_in_its_status_line(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     with contextlib.closing(LiveDisplay(Console.RANK0)) as display:
@@ -260,7 +260,7 @@ def test_the_live_display_folds_progress_into_its_line(
     assert "not shown" not in shown
 
 
-def test_at_the_end_people_see_where_the_time_went(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_live_display_ends_with_where_the_time_went(capsys: pytest.CaptureFixture[str]) -> None:
     display = LiveDisplay(Console.RANK0)
     spent = {"productive": 30.0, "start_up": 600.0}
     display.entry(entry("job_finished", committed=7, goodput=0.047619, slot_seconds=spent))
@@ -275,7 +275,7 @@ def test_at_the_end_people_see_where_the_time_went(capsys: pytest.CaptureFixture
     ]
 
 
-def test_workers_lines_as_json_say_whose_they_are() -> None:
+def test_worker_lines_as_json_name_job_run_node_worker_and_rank() -> None:
     out, err = io.StringIO(), io.StringIO()
     origin = {"job": "digits", "run": "default", "node": "n1"}
     display = JsonDisplay(Console.JSON, origin=origin, out=out, err=err)
@@ -296,5 +296,5 @@ def test_workers_lines_as_json_say_whose_they_are() -> None:
     assert not err.getvalue()
 
 
-def test_every_event_that_is_graver_than_others_exists() -> None:
+def test_every_event_with_a_raised_severity_exists() -> None:
     assert console._FORMS.keys() | {"events_lost"} >= journal._ERRORS | journal._WARNINGS

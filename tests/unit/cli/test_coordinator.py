@@ -1,4 +1,4 @@
-"""What `elastic coordinator` does when a run has ended."""
+"""`elastic coordinator` when a run ends, a signal comes, or nobody can reach it."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.unit.coordinator.agents import Diary
 
 
 class Ends:
-    """A candidate whose runs end with these codes, one after the other, and then no more."""
+    """A candidate whose runs end with these codes, in this order; a further run never ends."""
 
     def __init__(self, *codes: int) -> None:
         self.codes = list(codes)
@@ -31,7 +31,7 @@ class Ends:
 
 
 class Server:
-    """One that can be reached until it is deaf."""
+    """A server that can be reached until `deaf` is set."""
 
     def __init__(self) -> None:
         self.deaf = asyncio.Event()
@@ -69,13 +69,13 @@ def coordinate(
 
 
 @pytest.mark.parametrize("code", [0, 1, 82, 143])
-def test_it_exits_with_the_code_of_the_run(code: int) -> None:
+def test_the_coordinator_exits_with_the_code_of_the_run(code: int) -> None:
     exit_code, diary = coordinate(Ends(code), AfterEnd.EXIT, signalled=False)
     assert (exit_code, diary.names()) == (code, [])
 
 
 @pytest.mark.parametrize("code", [0, 1, 78, 82, 84])
-def test_with_serve_a_signal_ends_it_with_the_code_of_the_run(code: int) -> None:
+def test_with_serve_a_signal_ends_the_coordinator_with_the_code_of_the_run(code: int) -> None:
     exit_code, diary = coordinate(Ends(code), AfterEnd.SERVE, signalled=True)
     assert exit_code == code
     assert diary.of("serving_after_end") == [{"exit_code": code}]
@@ -94,7 +94,7 @@ def test_with_serve_a_run_that_was_left_is_coordinated_again(
     assert (exit_code, diary.names()) == (143, ["leaving"])
 
 
-async def test_a_coordinator_that_nobody_can_reach_makes_way_before_it_ends() -> None:
+async def test_an_unreachable_coordinator_steps_down_before_it_raises() -> None:
     made_way = False
 
     async def work() -> int:
@@ -115,7 +115,7 @@ async def test_a_coordinator_that_nobody_can_reach_makes_way_before_it_ends() ->
     assert made_way
 
 
-def test_a_closed_terminal_makes_way_for_another_coordinator() -> None:
+def test_sighup_ends_the_coordinator_with_143_and_is_recorded() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
     try:
         exit_code, diary = coordinate(Ends(), AfterEnd.EXIT, signalled=True, number=signal.SIGHUP)

@@ -1,4 +1,4 @@
-"""The way to etcd, and this machine's address for others, from what users give."""
+"""TLS towards etcd and this machine's address for others follow from the settings."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ETCD_CA = Path("etcd-ca")
         ("h:1", None, OF_THE_JOB, None),
     ],
 )
-def test_the_certificates_of_the_job_serve_where_no_others_are_given(
+def test_https_etcd_gets_the_jobs_certificates_unless_it_has_its_own_ca(
     etcd: str, etcd_ca: Path | None, security: SecuritySettings, tls: TlsFiles | None
 ) -> None:
     found = options_of_store(StoreSettings(etcd=(etcd,), etcd_ca=etcd_ca), security)
@@ -41,15 +41,15 @@ def test_the_certificates_of_the_job_serve_where_no_others_are_given(
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "127.0.1.1", "[::1]", "localhost"])
-def test_who_gives_a_loopback_address_means_it(host: str) -> None:
+def test_a_loopback_etcd_gives_a_loopback_address(host: str) -> None:
     assert address_towards(StoreSettings(etcd=(f"{host}:29400",))) in ("127.0.0.1", "::1")
 
 
 @pytest.mark.parametrize("led_to", ["127.0.1.1", "127.0.0.1"])
-def test_a_machine_whose_own_name_leads_to_itself_alone_is_reached_elsewhere(
+def test_a_name_that_resolves_to_loopback_gives_the_address_for_others(
     monkeypatch: pytest.MonkeyPatch, led_to: str
 ) -> None:
-    """Debian writes 127.0.1.1 into /etc/hosts."""
+    """Debian's /etc/hosts maps a machine's own name to 127.0.1.1."""
     resolve = socket.getaddrinfo
 
     def own_name(host: str, *rest: object, **named: object) -> object:

@@ -1,4 +1,4 @@
-"""`elastic files`, run from the repository; tests/deploy/test_packages.py has the installed one."""
+"""`elastic files` in the repository; tests/deploy/test_packages.py tests the installed command."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def listed(capsys: pytest.CaptureFixture[str], pattern: str | None = None) -> li
     return [row["file"] for row in json.loads(capsys.readouterr().out)]
 
 
-def test_all_that_documents_name_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_documents_name_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     found = set(listed(capsys))
     assert "deploy/systemd/elastic-agent@.service" in found
     assert "deploy/prometheus/elastic.rules.yml" in found
@@ -30,12 +30,12 @@ def test_all_that_documents_name_is_listed(capsys: pytest.CaptureFixture[str]) -
 
 
 @pytest.mark.parametrize("pattern", ["deploy/systemd", "deploy/systemd/", "*/systemd/*"])
-def test_a_folder_or_a_pattern(capsys: pytest.CaptureFixture[str], pattern: str) -> None:
+def test_folder_or_pattern_selects_files(capsys: pytest.CaptureFixture[str], pattern: str) -> None:
     found = listed(capsys, pattern)
     assert found == sorted(f"deploy/systemd/{n}" for n in os.listdir(ROOT / "deploy" / "systemd"))
 
 
-def test_copies_are_what_was_listed_and_scripts_can_be_run(tmp_path: Path) -> None:
+def test_copies_are_identical_and_scripts_stay_executable(tmp_path: Path) -> None:
     carried_files("deploy/systemd", to=tmp_path / "out", output="table")
     for source in (ROOT / "deploy" / "systemd").iterdir():
         copy = tmp_path / "out" / "deploy" / "systemd" / source.name

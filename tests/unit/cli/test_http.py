@@ -1,4 +1,4 @@
-"""Where metrics and health are served, and where not."""
+"""HTTP addresses of a daemon: what each serves, how it is protected, and when it is refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def sites_of(
 
 @pytest.fixture
 def taken() -> Iterator[str]:
-    """An address that somebody else has."""
+    """An address at which another socket listens."""
     with socket.create_server(("127.0.0.1", 0)) as other:
         yield f"127.0.0.1:{other.getsockname()[1]}"
 
@@ -71,7 +71,7 @@ def taken() -> Iterator[str]:
 def serve(
     address: str | None, default: str | None = None, security: Security = PLAINTEXT
 ) -> tuple[Diary, list[bytes]]:
-    """What was recorded, and what is answered where it says that it serves."""
+    """The recorded events, and the answers at the addresses that they announce."""
     diary, answers = Diary(), list[bytes]()
 
     def ask(url: str) -> bytes:
@@ -90,7 +90,7 @@ def serve(
 
 
 @pytest.mark.parametrize(("address", "default"), [(None, None), ("off", None), ("off", "x:1")])
-def test_nothing_is_served_where_nothing_is_wanted(address: str, default: str) -> None:
+def test_nothing_is_served_without_an_address_or_with_off(address: str, default: str) -> None:
     diary, _ = serve(address, default)
     assert diary.names() == []
 
@@ -98,13 +98,13 @@ def test_nothing_is_served_where_nothing_is_wanted(address: str, default: str) -
 @pytest.mark.parametrize(
     ("address", "default"), [("127.0.0.1:0", None), ("[::1]:0", None), (None, "127.0.0.1:0")]
 )
-def test_what_is_served_is_told(address: str | None, default: str | None) -> None:
+def test_a_served_address_is_recorded_and_answers(address: str | None, default: str | None) -> None:
     diary, answers = serve(address, default)
     assert diary.names() == ["http_started"]
     assert answers == [b"ok\n"]
 
 
-def test_a_default_that_another_has_is_gone_without(taken: str) -> None:
+def test_an_occupied_default_address_is_not_served_and_gives_a_warning(taken: str) -> None:
     diary, _ = serve(None, taken)
     (warning,) = diary.of("warning")
     assert f"{taken}: port {taken.rpartition(':')[2]} is in use" in warning["message"]
@@ -193,7 +193,7 @@ async def test_a_page_without_metrics_does_not_link_to_them() -> None:
     assert bodies == [b'<html lang="en" data-metrics="elsewhere">']
 
 
-def test_an_address_for_metrics_that_cannot_be_had_is_named(taken: str) -> None:
+def test_an_occupied_or_unprotected_metrics_address_is_an_error_with_its_option(taken: str) -> None:
     async def main() -> None:
         diary = Diary()
         sites = sites_of("127.0.0.1:0", taken)
@@ -206,8 +206,8 @@ def test_an_address_for_metrics_that_cannot_be_had_is_named(taken: str) -> None:
         require_http_protection("0.0.0.0:1", PLAINTEXT, METRICS_OPTION)
 
 
-def test_a_page_goes_without_its_default_where_the_metrics_have_it(taken: str) -> None:
-    """Their address is taken first."""
+def test_metrics_are_served_without_the_page_if_its_default_address_is_occupied(taken: str) -> None:
+    """The metrics come first: their address may be the one that occupies the page's default."""
 
     async def main() -> None:
         diary = Diary()
@@ -221,7 +221,7 @@ def test_a_page_goes_without_its_default_where_the_metrics_have_it(taken: str) -
     asyncio.run(main())
 
 
-def test_an_address_that_is_wanted_and_cannot_be_had_is_an_error(taken: str) -> None:
+def test_a_requested_address_that_cannot_be_bound_is_an_error(taken: str) -> None:
     for address in (taken, "192.0.2.1:9400"):
         with pytest.raises(ConfigurationError, match=f"HTTP at {address}") as raised:
             serve(address, "127.0.0.1:0", Plaintext(insecure=True))
@@ -229,7 +229,7 @@ def test_an_address_that_is_wanted_and_cannot_be_had_is_an_error(taken: str) -> 
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:9400", "10.0.0.1:9400", "somewhere:9400", "[::]:1"])
-def test_other_machines_are_served_with_certificates_or_if_that_is_wanted(address: str) -> None:
+def test_an_address_for_other_machines_needs_certificates_or_insecure(address: str) -> None:
     with pytest.raises(ConfigurationError, match=r"--tls-ca.*--insecure"):
         require_http_protection(address, PLAINTEXT)
     require_http_protection(address, Plaintext(insecure=True))
@@ -248,12 +248,12 @@ def acting(
     security: Security = PLAINTEXT,
     default: str | None = None,
 ) -> str | None:
-    """What somebody who acts at the page must show."""
+    """The token that actions at the page need: None without actions, "" if certificates suffice."""
     settings = RunSettings(http_address=address, page_actions=True, page_token_file=file)
     return http_sites(settings, security, default)[-1].token
 
 
-def test_who_acts_at_a_page_shows_a_certificate_or_a_token(tmp_path: Path) -> None:
+def test_page_actions_need_a_token_or_a_certificate(tmp_path: Path) -> None:
     file = write(tmp_path / "token", "correct-horse-battery\n")
     assert acting(file=file) == "correct-horse-battery"
     assert acting("10.0.0.1:1", file, FILES) == "correct-horse-battery", "besides a certificate"
@@ -264,7 +264,7 @@ def test_who_acts_at_a_page_shows_a_certificate_or_a_token(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("address", [None, "off"])
-def test_actions_need_a_page(tmp_path: Path, address: str | None) -> None:
+def test_page_actions_without_a_page_are_refused(tmp_path: Path, address: str | None) -> None:
     file = write(tmp_path / "token", "correct-horse-battery")
     with pytest.raises(ConfigurationError, match=r"--page-actions.*give --http-address"):
         acting(address, file)
@@ -278,7 +278,7 @@ def test_actions_need_a_page(tmp_path: Path, address: str | None) -> None:
         ("10.0.0.1:1", Plaintext(insecure=True)),
     ],
 )
-def test_actions_that_nothing_protects_are_an_error(address: str, security: Security) -> None:
+def test_page_actions_that_nothing_protects_are_an_error(address: str, security: Security) -> None:
     with pytest.raises(ConfigurationError, match=r"--page-token-file FILE.*--tls-ca") as raised:
         acting(address, security=security)
     assert raised.value.exit_code == 78
@@ -297,7 +297,7 @@ def test_actions_that_nothing_protects_are_an_error(address: str, security: Secu
         (None, 0o600, "No such file"),
     ],
 )
-def test_a_token_that_is_no_secret_is_an_error(
+def test_a_token_file_that_is_readable_weak_or_missing_is_an_error(
     tmp_path: Path, content: str | None, mode: int, said: str
 ) -> None:
     file = tmp_path / "token"
@@ -321,10 +321,10 @@ def test_a_token_that_is_no_secret_is_an_error(
         ((), False),
     ],
 )
-def test_a_certificate_lets_its_holder_act_as_over_grpc(
+def test_a_certificate_permits_the_same_actions_over_http_as_over_grpc(
     peer: tuple[str, ...] | None, may: bool
 ) -> None:
-    """None: a loopback address, where the page asks for no certificate but for a token."""
+    """`peer` is None on a loopback address, where the page asks for a token, not a certificate."""
     allowed = _admission(FILES)
     for method in ("Drain", "Clear", "Stop"):
         assert (allowed(Request(peer=peer), method) == "") == may
@@ -334,7 +334,7 @@ def test_a_certificate_lets_its_holder_act_as_over_grpc(
 
 
 @pytest.mark.parametrize("address", [None, "off", "127.0.0.1:1", "localhost:1", "[::1]:1"])
-def test_this_machine_is_served_in_plain_text(address: str | None) -> None:
+def test_plain_text_is_allowed_on_loopback_or_without_an_address(address: str | None) -> None:
     require_http_protection(address, PLAINTEXT)
 
 
@@ -345,7 +345,7 @@ def test_this_machine_is_served_in_plain_text(address: str | None) -> None:
         *(("rebound.example", False), ("127.0.0.1.example", False), ("localhost.example", False)),
     ],
 )
-def test_a_page_for_this_machine_is_not_asked_for_under_a_name(host: str, may: bool) -> None:
+def test_a_loopback_page_refuses_requests_for_another_host_name(host: str, may: bool) -> None:
     local = Guard(may_scrape=lambda _: "", is_local=True)
     assert (local.may_see(Request(host=host)) == "") == may
     elsewhere = Guard(may_scrape=lambda _: "", is_local=False)
@@ -364,27 +364,27 @@ def test_a_page_for_this_machine_is_not_asked_for_under_a_name(host: str, may: b
         ("", ""),
     ],
 )
-def test_a_page_on_every_address_is_told_with_the_host_of_its_coordinator(
+def test_the_url_of_a_page_on_all_addresses_names_the_coordinators_host(
     served: str, reached: str
 ) -> None:
     assert reached_at(served, "host-1:9300") == reached
     assert reached_at("http://[::]:9400", "[fd00::1]:9300") == "http://[fd00::1]:9400"
 
 
-def test_plain_text_for_others_is_warned_of() -> None:
+def test_insecure_plain_text_for_other_machines_gives_a_security_warning() -> None:
     diary, answers = serve("0.0.0.0:0", security=Plaintext(insecure=True))
     assert diary.names() == ["security_warning", "http_started"]
     assert answers == [b"ok\n"]
 
 
-def test_certificates_that_cannot_be_used_are_an_error_where_they_are_needed() -> None:
+def test_unusable_certificates_are_an_error_only_beyond_loopback() -> None:
     with pytest.raises(ConfigurationError, match="TLS authority a cannot be used"):
         serve("0.0.0.0:0", security=FILES)
     diary, _ = serve("127.0.0.1:0", security=FILES)
     assert diary.names() == ["http_started"], "in plain text, for this machine"
 
 
-async def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_daemon_goes_on_without_an_http_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -399,7 +399,7 @@ async def test_without_a_thread_the_daemon_goes_on_without(monkeypatch: pytest.M
         socket.create_connection((host, int(port)), timeout=20.0)
 
 
-async def test_a_server_that_is_closed_before_it_is_there_leaves_nothing(
+async def test_a_server_that_is_closed_before_it_is_made_closes_its_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     made, make = list[HttpServer](), _Serving._make

@@ -1,4 +1,4 @@
-"""Which scripts are started as torchrun starts them."""
+"""A script that does not import elastic is classic: it starts as torchrun starts it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def written(directory: Path, **files: str) -> Path:
         ("\0", False),
     ],
 )
-def test_what_the_script_imports_decides(tmp_path: Path, text: str, classic: bool) -> None:
+def test_only_a_script_without_elastic_is_classic(tmp_path: Path, text: str, classic: bool) -> None:
     assert is_classic(written(tmp_path, train=text), Launch.AUTO) is classic
 
 
@@ -52,7 +52,7 @@ def test_what_the_script_imports_decides(tmp_path: Path, text: str, classic: boo
         {"train": "import pkg", "pkg/__init__": "from .toy import x", "pkg/toy": "import elastic"},
     ],
 )
-def test_so_do_the_modules_beside_it(tmp_path: Path, files: dict[str, str]) -> None:
+def test_imports_of_modules_beside_the_script_count(tmp_path: Path, files: dict[str, str]) -> None:
     for name, text in files.items():
         path = tmp_path / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
@@ -62,7 +62,7 @@ def test_so_do_the_modules_beside_it(tmp_path: Path, files: dict[str, str]) -> N
     assert is_classic(tmp_path / "train.py", Launch.AUTO)
 
 
-def test_being_told_counts_more(tmp_path: Path) -> None:
+def test_the_launch_setting_overrides_the_imports(tmp_path: Path) -> None:
     script = written(tmp_path, train="import elastic")
     assert is_classic(script, Launch.TORCHRUN)
     assert not is_classic(written(tmp_path, train=""), Launch.ELASTIC)

@@ -1,4 +1,4 @@
-"""Which file `elastic run -m NAME` runs, found without importing anything; and what is refused."""
+"""`elastic run -m NAME` finds the file to run without importing anything, or refuses the name."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _CAP_DAC = 1 << 1 | 1 << 2  # CAP_DAC_OVERRIDE, CAP_DAC_READ_SEARCH
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The working directory, which is not on the path of this process."""
+    """The working directory, which is not on `sys.path` of this process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     return tmp_path
@@ -51,12 +51,12 @@ LAYOUTS = [
     ("spaces.a.b.train", {"spaces/a/b/train.py": ""}, "spaces/a/b/train.py"),
     ("spaces.a", {"spaces/a/__main__.py": ""}, "spaces/a/__main__.py"),
     ("train.py", {"train/__init__.py": "", "train/py.py": ""}, "train/py.py"),
-    ("trace", {"trace.py": ""}, "trace.py"),  # the standard library has one, too
+    ("trace", {"trace.py": ""}, "trace.py"),  # the standard library has a module of this name, too
 ]
 
 
 @pytest.mark.parametrize(("name", "files", "expected"), LAYOUTS)
-def test_the_file_is_that_of_python(
+def test_module_file_is_the_file_that_python_runs(
     here: Path, name: str, files: dict[str, str], expected: str
 ) -> None:
     write(here, files)
@@ -71,7 +71,7 @@ def test_the_file_is_that_of_python(
     assert ran.stdout.strip() == str(here / expected)
 
 
-def test_a_module_on_the_path(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_on_the_path_is_examined(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(here, {"lib/pkg/__init__.py": "", "lib/pkg/train.py": "import elastic", "x.py": ""})
     monkeypatch.syspath_prepend(here / "lib")
     assert module_file("pkg.train").path == here / "lib/pkg/train.py"
@@ -79,7 +79,7 @@ def test_a_module_on_the_path(here: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="no PYTHONSAFEPATH")
-def test_a_safe_path_is_without_the_working_directory(
+def test_with_a_safe_path_a_module_of_the_working_directory_is_refused(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(here, {"train.py": ""})
@@ -87,7 +87,7 @@ def test_a_safe_path_is_without_the_working_directory(
     assert "PYTHONSAFEPATH" in refused("train")
 
 
-def test_a_module_in_an_archive(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_module_in_a_zip_archive_is_accepted(here: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with zipfile.ZipFile(here / "all.zip", "w") as archive:
         archive.writestr("zipped/__init__.py", "")
         archive.writestr("zipped/train.py", "")
@@ -95,7 +95,7 @@ def test_a_module_in_an_archive(here: Path, monkeypatch: pytest.MonkeyPatch) -> 
     require_command(["zipped.train"], module=True)
 
 
-def test_what_does_not_exist(here: Path) -> None:
+def test_a_missing_module_is_refused_with_the_part_that_is_missing(here: Path) -> None:
     write(here, {"pkg/__init__.py": "", "single.py": ""})
     told = refused("nowhere.train")
     assert "the module 'nowhere.train' does not exist" in told
@@ -106,7 +106,7 @@ def test_what_does_not_exist(here: Path) -> None:
     assert f"'single' ({here / 'single.py'}) is no package" in refused("single.train")
 
 
-def test_a_package_without_main(here: Path) -> None:
+def test_a_package_without_main_is_refused(here: Path) -> None:
     write(here, {"pkg/__init__.py": "", "pkg/train.py": "", "spaces/a.py": ""})
     told = refused("pkg")
     assert "the package 'pkg'" in told
@@ -125,7 +125,7 @@ def test_a_package_without_main(here: Path) -> None:
         ("missing.py", "'missing'"),
     ],
 )
-def test_a_file_in_the_place_of_a_name(here: Path, name: str, module: str) -> None:
+def test_a_path_instead_of_a_name_gives_the_name(here: Path, name: str, module: str) -> None:
     write(here, {"train.py": "", "pkg/train.py": ""})
     told = refused(name)
     assert repr(name) in told
@@ -136,26 +136,26 @@ def test_a_file_in_the_place_of_a_name(here: Path, name: str, module: str) -> No
 @pytest.mark.parametrize(
     "name", ["", ".train", "pkg..train", "pkg.", "__main__", "/", "a\tb", ".."]
 )
-def test_what_is_no_name(here: Path, name: str) -> None:
+def test_an_invalid_module_name_is_refused(here: Path, name: str) -> None:
     write(here, {"pkg/__init__.py": "", "train.py": "", "__main__.py": ""})
     assert repr(name) in refused(name)
 
 
 @pytest.mark.usefixtures("here")
-def test_what_is_no_python_module() -> None:
+def test_builtin_and_extension_modules_are_refused() -> None:
     assert "'sys'" in refused("sys")
     assert "'_ctypes'" in refused("_ctypes")
 
 
 @contextlib.contextmanager
 def modes_heeded() -> Iterator[None]:
-    """Root may read everything: this thread gives the capabilities for it up meanwhile."""
+    """Drop the capabilities by which root ignores file modes, for this thread and this block."""
     libc = ctypes.CDLL(None, use_errno=True)
     header = (ctypes.c_uint32 * 2)(_CAPABILITY_VERSION_3, 0)
     before, without = (ctypes.c_uint32 * 6)(), (ctypes.c_uint32 * 6)()
     assert libc.capget(header, before) == 0
     without[:] = before[:]
-    without[0] &= ~_CAP_DAC  # effective ones; those permitted stay, to have them back
+    without[0] &= ~_CAP_DAC  # only effective ones: those permitted stay, to restore them
     assert libc.capset(header, without) == 0
     try:
         yield
@@ -164,7 +164,7 @@ def modes_heeded() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("which", ["train.py", "__init__.py"])
-def test_a_file_that_cannot_be_read(here: Path, which: str) -> None:
+def test_a_file_without_read_permission_is_named(here: Path, which: str) -> None:
     write(here, {"pkg/__init__.py": "", "pkg/train.py": ""})
     (here / "pkg" / which).chmod(0)
     with modes_heeded():
@@ -174,7 +174,7 @@ def test_a_file_that_cannot_be_read(here: Path, which: str) -> None:
 
 
 @pytest.mark.parametrize("which", ["pkg/train.py", "pkg/__init__.py"])
-def test_a_disk_that_cannot_be_read(
+def test_a_file_with_a_read_error_is_named(
     here: Path, which: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(here, {"pkg/__init__.py": "", "pkg/train.py": ""})
@@ -190,7 +190,7 @@ def test_a_disk_that_cannot_be_read(
     assert f"{here / which}: Input/output error" in told
 
 
-def test_a_directory_that_cannot_be_looked_into(
+def test_a_directory_that_cannot_be_listed_is_named(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (here / "pkg").mkdir()
@@ -202,12 +202,12 @@ def test_a_directory_that_cannot_be_looked_into(
     assert f"{here / 'pkg'}: Permission denied" in refused("pkg.train")
 
 
-def test_a_file_elsewhere_is_given_no_name(here: Path) -> None:
+def test_no_module_name_is_suggested_for_an_absolute_or_parent_path(here: Path) -> None:
     assert "give the module's name" not in refused("../train.py")
     assert "give the module's name" not in refused(f"{here}/train.py")
 
 
-# Of which kind it is
+# Whether a module is a script for torchrun (classic) or for elastic
 
 
 @pytest.mark.parametrize(
@@ -225,26 +225,26 @@ def test_a_file_elsewhere_is_given_no_name(here: Path) -> None:
         ({"pkg/train.py": "this is no Python"}, False),
     ],
 )
-def test_imports_are_those_of_the_package(here: Path, files: dict[str, str], classic: bool) -> None:
+def test_package_imports_are_examined(here: Path, files: dict[str, str], classic: bool) -> None:
     write(here, files)
     assert is_classic("pkg.train", Launch.AUTO, module=True) is classic
 
 
-def test_a_relative_import_from_above(here: Path) -> None:
+def test_a_relative_import_from_a_parent_package_is_followed(here: Path) -> None:
     write(here, {"pkg/deep/train.py": "from ..toy import Toy", "pkg/toy.py": "import elastic"})
     assert not is_classic("pkg.deep.train", Launch.AUTO, module=True)
 
 
-def test_of_what_is_installed_only_the_package_is_examined(
+def test_imports_outside_an_installed_modules_package_are_not_examined(
     here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Else all of torch would be, for an installed module that imports it."""
+    """Otherwise all of torch would be examined for an installed module that imports it."""
     write(here, {"lib/pkg/train.py": "import other", "lib/other.py": "import elastic"})
     monkeypatch.syspath_prepend(here / "lib")
     assert is_classic("pkg.train", Launch.AUTO, module=True)
 
 
-def test_a_package_is_its_main(here: Path) -> None:
+def test_imports_of_a_packages_main_decide_unless_launch_says_otherwise(here: Path) -> None:
     write(here, {"pkg/__main__.py": "from .toy import x", "pkg/toy.py": "import elastic"})
     assert not is_classic("pkg", Launch.AUTO, module=True)
     assert is_classic("pkg", Launch.TORCHRUN, module=True)

@@ -1,4 +1,4 @@
-"""By what agents are known to run the same command."""
+"""The digest of a node's command, which shows whether agents run the same command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SETTINGS = NodeSettings(launch=Launch.ELASTIC, store=StoreSettings(etcd=("127.0.
 ARGV = ["train", "--lr", "0.1"]
 
 
-def test_a_module_is_another_command_than_a_script_of_the_same_name() -> None:
+def test_a_module_and_a_script_of_the_same_name_have_different_digests() -> None:
     script = NodeCommand(settings=SETTINGS, argv=ARGV)
     module = NodeCommand(settings=dataclasses.replace(SETTINGS, module=True), argv=ARGV)
     assert script.digest != module.digest
@@ -27,12 +27,12 @@ def test_a_module_is_another_command_than_a_script_of_the_same_name() -> None:
 
 
 def test_the_digest_of_a_script_is_that_of_older_versions() -> None:
-    """They meet while a job is upgraded."""
+    """Agents of both versions meet while a job is upgraded."""
     assert NodeCommand(settings=SETTINGS, argv=ARGV).digest == "830c111061191ab9f57217d5ee8d2954"
 
 
-def test_the_script_is_looked_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of a package takes seconds, and what is told of it must agree."""
+def test_the_script_is_examined_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Examining a whole package takes seconds, and all statements about a command must agree."""
     looks: list[str] = []
     monkeypatch.setattr(agent, "is_classic", lambda program, *_, **__: not looks.append(program))
     program = str(tmp_path / "train.py")

@@ -1,4 +1,4 @@
-"""What operators see of a job, in tables and as JSON, and what they are told when nobody leads."""
+"""Operators' commands: output as text and as JSON, and messages when nobody leads the job."""
 
 from __future__ import annotations
 
@@ -253,7 +253,7 @@ class Leader(Recorder):
 
 
 class Place:
-    """A leader in a thread of its own, since commands run an event loop."""
+    """A leader in a thread of its own, because commands run an event loop themselves."""
 
     def __init__(self, address: str, security: Security = PLAINTEXT) -> None:
         self.leader = Leader()
@@ -292,13 +292,13 @@ def place() -> Iterator[Place]:
 
 @pytest.fixture(scope="module")
 def certificates(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """Of the job digits."""
+    """Certificates of the job digits."""
     return sign_for_job(make_certificates(tmp_path_factory.mktemp("tls") / "made"), "digits")
 
 
 @pytest.fixture
 def protected(certificates: TlsFiles) -> Iterator[Place]:
-    """A leader that speaks to those of its job alone."""
+    """A leader that accepts only certificates of its job."""
     made = Place("127.0.0.1:0", Tls(job="digits", files=certificates))
     made.start()
     yield made
@@ -317,7 +317,7 @@ def document(capsys: Printed) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-def test_status_for_people(place: Place, capsys: Printed) -> None:
+def test_status_is_shown_as_text(place: Place, capsys: Printed) -> None:
     operator.status(place.target, output="table")
     shown = capsys.readouterr().out
     for part in (
@@ -335,7 +335,7 @@ def test_status_for_people(place: Place, capsys: Printed) -> None:
         assert part in shown
 
 
-def test_status_for_programs(place: Place, capsys: Printed) -> None:
+def test_status_is_printed_as_json(place: Place, capsys: Printed) -> None:
     operator.status(place.target, output="json")
     shown = document(capsys)
     assert shown["job"] == "digits"
@@ -346,7 +346,7 @@ def test_status_for_programs(place: Place, capsys: Printed) -> None:
     assert shown["accounts"] == ACCOUNTS
 
 
-def test_a_report_for_people(place: Place, capsys: Printed) -> None:
+def test_report_is_shown_as_tables(place: Place, capsys: Printed) -> None:
     operator.report(place.target, output="table")
     shown = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     incident = "member lost, generation 4 n2 n2-1, n2-2, n2-3 and 1 more 20.0 s start_up 10.5 s"
@@ -365,12 +365,12 @@ def test_a_report_for_people(place: Place, capsys: Printed) -> None:
     ]
 
 
-def test_a_report_for_programs(place: Place, capsys: Printed) -> None:
+def test_report_is_printed_as_json(place: Place, capsys: Printed) -> None:
     operator.report(place.target, output="json")
     assert document(capsys) == {"job": "digits", **ACCOUNTS}
 
 
-def test_nodes_for_people(place: Place, capsys: Printed) -> None:
+def test_nodes_are_shown_as_a_table(place: Place, capsys: Printed) -> None:
     operator.nodes(place.target, output="table")
     header, first, second = capsys.readouterr().out.splitlines()
     assert header.split() == [
@@ -389,7 +389,7 @@ def test_nodes_for_people(place: Place, capsys: Printed) -> None:
     assert second.rstrip().endswith("a new disk")
 
 
-def test_nodes_for_programs(place: Place, capsys: Printed) -> None:
+def test_nodes_are_printed_as_json(place: Place, capsys: Printed) -> None:
     operator.nodes(place.target, output="json")
     assert [(n["node"], n["state"], n["reason"]) for n in document(capsys)] == [
         ("n1", "ready", ""),
@@ -398,12 +398,12 @@ def test_nodes_for_programs(place: Place, capsys: Printed) -> None:
 
 
 @pytest.mark.parametrize("command", [operator.status, operator.nodes, operator.report])
-def test_another_format_is_refused(place: Place, command: Any) -> None:
+def test_an_unknown_output_format_is_refused(place: Place, command: Any) -> None:
     with pytest.raises(ConfigurationError, match="--output 'yaml' is not allowed; expected table"):
         command(place.target, output="yaml")
 
 
-def test_what_is_asked_for_is_done_and_said(place: Place, capsys: Printed) -> None:
+def test_drain_clear_and_stop_are_done_and_confirmed(place: Place, capsys: Printed) -> None:
     operator.drain(place.target, "n1", reason="a new disk")
     operator.nodes(place.target, clear="n1", output="table")
     operator.stop(place.target, reason="the budget is spent")
@@ -419,13 +419,13 @@ def test_what_is_asked_for_is_done_and_said(place: Place, capsys: Printed) -> No
     ]
 
 
-def test_that_a_stopped_job_saves_nothing_is_said(place: Place, capsys: Printed) -> None:
+def test_stop_without_a_checkpoint_directory_says_so(place: Place, capsys: Printed) -> None:
     place.leader.job = pb.JobStatus(job="digits")
     operator.stop(place.target, reason="")
     assert "nothing is saved, for it has no checkpoint directory" in capsys.readouterr().out
 
 
-def test_stacks_for_people(place: Place, capsys: Printed) -> None:
+def test_stacks_are_shown_as_text(place: Place, capsys: Printed) -> None:
     operator.stacks(place.target, "", output="table")
     assert capsys.readouterr().out.splitlines() == [
         "rank 1 (node n2, worker n2-1), step 7: is loading data, in `__getitem__`, data.py:41, "
@@ -443,7 +443,7 @@ def test_stacks_for_people(place: Place, capsys: Printed) -> None:
     assert place.leader.asked == [("stacks", "", "")]
 
 
-def test_stacks_where_no_worker_is_in_a_group(
+def test_stacks_without_a_group_give_a_hint_on_stderr(
     place: Place, capsys: Printed, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{__name__}.STACKS", stacks_pb2.JobStacks())
@@ -453,7 +453,7 @@ def test_stacks_where_no_worker_is_in_a_group(
     assert "no worker is in a group; `elastic status`" in err
 
 
-def test_stacks_for_programs(place: Place, capsys: Printed) -> None:
+def test_stacks_are_printed_as_json(place: Place, capsys: Printed) -> None:
     operator.stacks(place.target, "1", output="json")
     found = document(capsys)
     assert found["verdict"] == "rank 1 hangs"
@@ -473,7 +473,7 @@ def test_stacks_for_programs(place: Place, capsys: Printed) -> None:
     assert place.leader.asked == [("stacks", "1", "")]
 
 
-def test_incidents_for_people(place: Place, capsys: Printed) -> None:
+def test_incidents_are_shown_as_a_table(place: Place, capsys: Printed) -> None:
     operator.incidents(place.target, output="table")
     head, line = capsys.readouterr().out.splitlines()
     assert head.split() == ["incident", "at", "step", "took", "lost", "what"]
@@ -481,7 +481,7 @@ def test_incidents_for_people(place: Place, capsys: Printed) -> None:
     assert line.split()[3:] == f"7 22.2 s 66.0 s {INCIDENT['summary']}".split()
 
 
-def test_an_incident_on_one_page(place: Place, capsys: Printed) -> None:
+def test_explain_shows_an_incident_on_one_page(place: Place, capsys: Printed) -> None:
     operator.explain(place.target, 3, output="table")
     assert capsys.readouterr().out.splitlines()[1:] == [
         "what struck:  the group stood still at step 7 for 20.0 s: rank 1 hangs",
@@ -509,14 +509,14 @@ def test_an_incident_on_one_page(place: Place, capsys: Printed) -> None:
     ]
 
 
-def test_an_incident_for_programs(place: Place, capsys: Printed) -> None:
+def test_incidents_are_printed_as_json(place: Place, capsys: Printed) -> None:
     operator.explain(place.target, None, output="json")
     assert document(capsys) == INCIDENT
     operator.incidents(place.target, output="json")
     assert json.loads(capsys.readouterr().out) == [INCIDENT]
 
 
-def test_an_incident_that_there_is_not(place: Place, capsys: Printed) -> None:
+def test_a_missing_incident_is_named(place: Place, capsys: Printed) -> None:
     with pytest.raises(ConfigurationError, match="no incident 7"):
         operator.explain(place.target, 7, output="table")
     place.leader.known = None
@@ -525,7 +525,7 @@ def test_an_incident_that_there_is_not(place: Place, capsys: Printed) -> None:
     assert capsys.readouterr().out.splitlines() == 2 * ["no incident has been recorded"]
 
 
-def test_a_trace_is_written(place: Place, tmp_path: Path, capsys: Printed) -> None:
+def test_trace_writes_to_a_file_or_stdout(place: Place, tmp_path: Path, capsys: Printed) -> None:
     operator.trace(place.target, tmp_path / "trace.json", steps=10)
     told = capsys.readouterr().out.splitlines()
     assert told[0] == f"{tmp_path}/trace.json: 0 steps of 0 workers; 10 workers did not tell"
@@ -541,7 +541,7 @@ def test_a_trace_that_cannot_be_written_is_refused(place: Place, tmp_path: Path)
         operator.trace(place.target, tmp_path, steps=10)
 
 
-def test_a_status_says_who_was_waited_for(
+def test_status_shows_the_verdict_on_a_holdup(
     monkeypatch: pytest.MonkeyPatch, place: Place, capsys: Printed
 ) -> None:
     held_up = pb.JobStatus(verdict="rank 1 hangs", verdict_unix_s=1.0)
@@ -551,13 +551,13 @@ def test_a_status_says_who_was_waited_for(
     assert re.search(r"^held up at \d\d:\d\d:\d\d: rank 1 hangs$", capsys.readouterr().out, re.M)
 
 
-def test_events_for_programs(place: Place, capsys: Printed) -> None:
+def test_events_are_printed_as_json_lines(place: Place, capsys: Printed) -> None:
     assert operator.events(place.target, follow=False, output="json") == 0
     lines = capsys.readouterr().out.splitlines()
     assert lines == [entry.to_json() for entry in EVENTS]
 
 
-def test_events_for_people_leave_out_what_is_empty(place: Place, capsys: Printed) -> None:
+def test_events_as_text_omit_empty_strings(place: Place, capsys: Printed) -> None:
     assert operator.events(place.target, follow=False, output="table") == 0
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
     assert lines == ["node_lost node=n1", "elected address=h:1 members=[]"]
@@ -569,7 +569,7 @@ def test_a_coordinator_that_does_not_lead_says_so(place: Place) -> None:
         operator.status(place.target, output="json")
 
 
-def test_nobody_is_there(tmp_path: Path) -> None:
+def test_an_address_where_nobody_answers_is_a_transient_error(tmp_path: Path) -> None:
     target = Target(address=f"unix:{tmp_path}/nobody.sock")
     for ask in (operator.status, operator.nodes):
         with pytest.raises(TransientError, match=r"nobody\.sock does not answer.*still running"):
@@ -586,14 +586,14 @@ def empty_machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("empty_machine")
-def test_no_job_runs_here() -> None:
+def test_status_without_a_job_on_this_machine_is_a_transient_error() -> None:
     with pytest.raises(TransientError, match="no job named 'digits' runs on this machine"):
         operator.status(Target(job="digits"), output="json")
 
 
 @pytest.mark.usefixtures("empty_machine")
 @pytest.mark.parametrize("source", ["option", "variable", "file", "none"])
-def test_a_job_of_this_machine_is_named_as_any_other_setting_is(
+def test_the_job_of_this_machine_is_named_by_option_variable_or_file(
     source: str, tmp_path: Path
 ) -> None:
     file = tmp_path / "job.toml"
@@ -608,13 +608,13 @@ def test_a_job_of_this_machine_is_named_as_any_other_setting_is(
 
 
 @pytest.mark.usefixtures("empty_machine")
-def test_a_job_of_this_machine_may_take_as_long_to_answer_as_is_said() -> None:
+def test_timeout_s_applies_to_a_job_of_this_machine() -> None:
     refused = CliRunner().invoke(main.app, ["status", "--timeout-s", "soon"])
     assert refused.exit_code == ExitCode.CONFIGURATION
     assert Target(local=LocalSettings(timeout_s=2.0)).timeout_s == 2.0
 
 
-def test_an_address_elsewhere_is_not_asked_in_plain_text() -> None:
+def test_a_remote_address_is_refused_without_certificates() -> None:
     with pytest.raises(
         ConfigurationError, match=r"10\.0\.0\.1:29400 is reached.*no certificate.*--tls-ca"
     ):
@@ -643,7 +643,7 @@ def test_an_address_is_asked_with_the_certificates_of_the_job(
 
 
 @pytest.mark.parametrize("address", ["host", "host:x", "host:99999", "http://host:1"])
-def test_what_is_no_address_is_refused(address: str) -> None:
+def test_an_invalid_address_is_refused(address: str) -> None:
     with pytest.raises(ConfigurationError, match=f"--address: '{address}' is not allowed"):
         operator.status(Target(address=address), output="json")
 
@@ -669,7 +669,7 @@ FAR = Target(
 
 
 @pytest.mark.parametrize("hangs", [False, True])
-def test_nobody_leads_or_the_store_does_not_answer(
+def test_a_missing_leader_or_a_silent_store_is_a_transient_error(
     monkeypatch: pytest.MonkeyPatch, hangs: bool
 ) -> None:
     def open_store(_settings: StoreSettings, *, total_timeout_s: float, **_: object) -> Opened:
@@ -724,7 +724,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> Target:
     return Target(settings=settings)
 
 
-def test_the_status_of_a_run_that_has_ended_is_its_end(ended: Target, capsys: Printed) -> None:
+def test_status_of_an_ended_run_shows_how_it_ended(ended: Target, capsys: Printed) -> None:
     operator.status(ended, output="table")
     shown = capsys.readouterr().out
     for part in (
@@ -747,7 +747,7 @@ def test_the_status_of_a_run_that_has_ended_is_its_end(ended: Target, capsys: Pr
     }
 
 
-def test_a_run_that_was_left_is_told_to_go_on(ended: Target, capsys: Printed) -> None:
+def test_status_of_a_run_that_was_left_says_how_it_goes_on(ended: Target, capsys: Printed) -> None:
     left = dataclasses.replace(STOPPED_RUN, exit_code=143, left=True)
     store = operator.open_store(ended.settings)  # type: ignore[arg-type, call-arg]
     value = json.dumps(dataclasses.asdict(left)).encode()
@@ -758,13 +758,13 @@ def test_a_run_that_was_left_is_told_to_go_on(ended: Target, capsys: Printed) ->
     assert "started again, it goes on from its newest checkpoint" in capsys.readouterr().out
 
 
-def test_there_is_no_trace_of_a_run_that_has_ended(ended: Target, tmp_path: Path) -> None:
+def test_trace_of_an_ended_run_is_refused(ended: Target, tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="no trace of what does not run: run 'second'"):
         operator.trace(ended, tmp_path / "trace.json", steps=10)
     assert not [*tmp_path.iterdir()]
 
 
-def test_no_node_takes_part_in_a_run_that_has_ended(ended: Target, capsys: Printed) -> None:
+def test_nodes_of_an_ended_run_are_an_empty_list(ended: Target, capsys: Printed) -> None:
     operator.nodes(ended, output="json")
     printed = capsys.readouterr()
     assert json.loads(printed.out) == []
@@ -772,9 +772,7 @@ def test_no_node_takes_part_in_a_run_that_has_ended(ended: Target, capsys: Print
 
 
 @pytest.mark.parametrize("follow", [False, True])
-def test_the_events_of_a_run_that_has_ended_are_gone(
-    ended: Target, capsys: Printed, follow: bool
-) -> None:
+def test_events_of_an_ended_run_are_empty(ended: Target, capsys: Printed, follow: bool) -> None:
     assert operator.events(ended, follow=follow, output="json") == 0
     printed = capsys.readouterr()
     assert printed.out == ""
@@ -790,7 +788,7 @@ def test_the_events_of_a_run_that_has_ended_are_gone(
     ],
     ids=["stop", "drain", "clear"],
 )
-def test_a_run_that_has_ended_cannot_be_changed(
+def test_commands_that_would_change_an_ended_run_are_refused(
     ended: Target, change: Callable[[Target], None]
 ) -> None:
     told = r"nothing is changed.*stopped by an operator.*run 'second'.*exit code 82: maintenance"
@@ -798,7 +796,7 @@ def test_a_run_that_has_ended_cannot_be_changed(
         change(ended)
 
 
-def test_a_run_that_nobody_leads_has_not_ended(
+def test_a_newer_run_without_a_leader_is_not_reported_as_ended(
     ended: Target, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = operator.open_store(ended.settings)  # type: ignore[arg-type, call-arg]
@@ -809,7 +807,7 @@ def test_a_run_that_nobody_leads_has_not_ended(
 
 
 class Handover(Opened):
-    """At first nobody leads, then somebody who does not answer, then `address`."""
+    """A store where nobody leads at first, then `silent`, which never answers, then `address`."""
 
     def __init__(self, address: str, silent: str) -> None:
         super().__init__(Clock())
@@ -824,7 +822,7 @@ class Handover(Opened):
 
 
 @pytest.mark.parametrize("hangs", [False, True], ids=["has ended", "is stopped"])
-def test_while_nobody_leads_the_next_leader_is_asked(
+def test_a_command_waits_for_the_next_leader_and_asks_it(
     monkeypatch: pytest.MonkeyPatch, place: Place, capsys: Printed, hangs: bool
 ) -> None:
     monkeypatch.setattr(operator, "_LEAST_S", 0.1)

@@ -1,4 +1,4 @@
-"""Every setting of a command is an option of it, with its default in the help."""
+"""Every setting of a command is one of its options, with its default in the help."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ received: dict[str, Any] = {}
 
 
 def application() -> typer.Typer:
-    """Commands that only note what they were given."""
+    """Commands that only store their options in `received`."""
     made = typer.Typer(rich_markup_mode=None)
     for name, settings in CLASSES.items():
 
@@ -55,12 +55,12 @@ def invoke(*arguments: str, app: typer.Typer = APPLICATION) -> Any:
 
 
 def words(output: str) -> str:
-    """In one line; a line may have been broken at a hyphen."""
+    """The output as one line, with words rejoined that were broken at a hyphen."""
     return " ".join(re.sub(r"(?<=\w-)\n\s+", "", output).split())
 
 
 def texts(output: str) -> dict[str, str]:
-    """What the help says of each option, by its first long name."""
+    """The help's text for each option, by the option's first long name."""
     found: dict[str, str] = {}
     for entry in re.split(r"\n(?=  -|\S|$)", output):
         named = re.match(r"  (?:-\w, )?(--[\w-]+)( / --[\w-]+)?( [A-Z_]+)?\s\s+", entry)
@@ -70,7 +70,7 @@ def texts(output: str) -> dict[str, str]:
 
 
 def told(option: Option) -> str:
-    """The text and the default; of what is unset by default the text tells."""
+    """The expected help: text and default. Without a default, the text says what applies."""
     if option.required:
         return f"{option.help} [required]"
     return option.help + (
@@ -80,7 +80,6 @@ def told(option: Option) -> str:
 
 @pytest.fixture(scope="module")
 def parameters() -> dict[str, Any]:
-    """The parameters of `elastic run`, by name."""
     command: Any = typer.main.get_command(app)
     return {p.name: p for p in command.commands["run"].params}
 
@@ -101,15 +100,15 @@ def test_every_setting_of_a_run_has_an_option(parameters: dict[str, Any], option
 
 
 @pytest.mark.parametrize("option", RUN, ids=lambda o: o.name)
-def test_the_help_shows_the_default(help_of_run: dict[str, str], option: Option) -> None:
+def test_the_help_of_run_shows_each_default(help_of_run: dict[str, str], option: Option) -> None:
     assert help_of_run[option.flag] == told(option)
 
 
-def test_there_are_no_other_options(parameters: dict[str, Any]) -> None:
+def test_run_has_no_options_other_than_its_settings(parameters: dict[str, Any]) -> None:
     assert set(parameters) == {"script", "arguments", "config", *(o.name for o in RUN)}
 
 
-def test_what_is_decorated_receives_them_by_name() -> None:
+def test_a_decorated_command_receives_the_options_by_name() -> None:
     @with_options(RunSettings)
     def command(script: str, *, config: str = "", **options: str | None) -> dict[str, str | None]:
         del script, config
@@ -120,12 +119,12 @@ def test_what_is_decorated_receives_them_by_name() -> None:
     assert command("s", job="digits") == {"job": "digits"}
 
 
-# Any settings class
+# The other commands
 
 
 @every_option
-def test_every_setting_has_an_option(name: str, option: Option) -> None:
-    """It is read from the command line alone, not also from the environment by typer."""
+def test_every_setting_of_the_other_commands_has_an_option(name: str, option: Option) -> None:
+    """typer reads an option from the command line alone, not from the environment."""
     value = [] if option.is_switch else ["value"]
     assert invoke(name, option.flag, *value).exit_code == 0
     given = {key: value for key, value in received.items() if value is not None}
@@ -133,20 +132,20 @@ def test_every_setting_has_an_option(name: str, option: Option) -> None:
 
 
 @every_option
-def test_the_help_has_its_line(name: str, option: Option) -> None:
+def test_the_help_of_the_other_commands_shows_each_option(name: str, option: Option) -> None:
     assert texts(invoke(name, "--help").output)[option.flag] == told(option)
 
 
 @pytest.mark.parametrize("group", [(), ("checkpoint",), ("certs",)])
-def test_the_list_of_commands_says_of_each_what_it_does(group: tuple[str, ...]) -> None:
-    """On an ordinary terminal; what is too long for it would be cut off."""
+def test_the_summary_of_every_command_fits_into_80_columns(group: tuple[str, ...]) -> None:
+    """An ordinary terminal would cut off a longer summary."""
     shown = CliRunner().invoke(app, [*group, "--help"], env={"COLUMNS": "80"}).output
     commands = re.findall(r"^  ([a-z]+) {2,}(.+)$", shown.partition("Commands:")[2], re.MULTILINE)
     assert commands
     assert all(text.endswith(".") and not text.endswith("...") for _, text in commands)
 
 
-def test_groups_have_a_section_of_their_own() -> None:
+def test_each_group_of_settings_has_its_own_section_in_the_help() -> None:
     output = invoke("agent", "--help").output
     sections = re.findall(r"^(\S.*):$", output, re.MULTILINE)
     assert sections == [
@@ -158,14 +157,14 @@ def test_groups_have_a_section_of_their_own() -> None:
 
 
 @pytest.mark.parametrize(("flag", "value"), [("--insecure", True), ("--no-insecure", False)])
-def test_a_yes_or_no(flag: str, value: bool) -> None:
+def test_a_switch_is_true_false_or_unset(flag: str, value: bool) -> None:
     assert invoke("agent", flag).exit_code == 0
     assert received["insecure"] is value
     assert invoke("agent").exit_code == 0
     assert received["insecure"] is None
 
 
-def test_a_setting_of_another_command() -> None:
+def test_a_setting_of_another_command_is_refused_with_the_right_commands() -> None:
     result = invoke("agent", "--ledger", "/l")
     assert result.exit_code == 2
     assert words(result.output).endswith(
@@ -175,7 +174,7 @@ def test_a_setting_of_another_command() -> None:
     assert "--no-record-samples is a setting of `elastic agent`, not of" in words(result.output)
 
 
-def test_a_password_on_the_command_line() -> None:
+def test_a_password_on_the_command_line_is_refused_and_not_printed() -> None:
     result = invoke("agent", "--etcd-password=hunter2")
     assert result.exit_code == 2
     assert "--etcd-password-file, or ELASTIC_ETCD_PASSWORD" in words(result.output)
@@ -183,19 +182,19 @@ def test_a_password_on_the_command_line() -> None:
     assert "etcd_password" not in received
 
 
-def test_an_option_of_nobody_is_told_as_ever() -> None:
+def test_an_unknown_option_gives_the_usual_error() -> None:
     result = invoke("agent", "--xyzzy", "1")
     assert result.exit_code == 2
     assert "No such option: --xyzzy" in words(result.output)
 
 
-def test_the_version_is_told() -> None:
+def test_the_version_is_printed() -> None:
     result = invoke("--version", app=app)
     assert (result.exit_code, result.output) == (0, f"elastic {__version__}\n")
 
 
 @pytest.mark.parametrize("command", ["run", "agent", "coordinator", "doctor", "status"])
-def test_an_option_of_the_command_without_its_value_is_no_other_commands(command: str) -> None:
+def test_an_option_without_its_value_gives_the_error_about_the_value(command: str) -> None:
     flag = "--etcd" if command != "run" else "--nproc-per-node"
     result = CliRunner().invoke(app, [command, flag])
     assert result.exit_code == 2
@@ -206,7 +205,7 @@ def test_an_option_of_the_command_without_its_value_is_no_other_commands(command
     ("name", "tables"),
     [("status", "[operator] and [job]"), ("jobs", "[operator] and [job]"), ("agent", "[job]")],
 )
-def test_the_tables_that_a_command_reads_are_in_its_help(name: str, tables: str) -> None:
+def test_the_help_of_config_names_the_tables_that_a_command_reads(name: str, tables: str) -> None:
     shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "300"}, color=False).output
     text = texts(shown.replace("<path>", "PATH"))["--config"]
     assert tables in text

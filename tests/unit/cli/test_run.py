@@ -1,4 +1,4 @@
-"""What `elastic run` gives to its workers."""
+"""`elastic run`: what it gives to its workers, what signals do, and how it ends."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_workers_inherit_no_secret_of_their_agent(monkeypatch: pytest.MonkeyPatc
     assert environment["WANDB_API_KEY"] == "the script's own"
 
 
-def test_a_silent_process_and_a_long_step_have_patience_of_their_own(tmp_path: Path) -> None:
+def test_silence_and_hang_timeouts_are_independent(tmp_path: Path) -> None:
     settings = RunSettings(hang_timeout_s=3.0, silence_timeout_s=7.0, launch=Launch.ELASTIC)
     command = Command(settings=settings, argv=["train.py"])
     assert _job_options(settings, None).stall.floor_s == 3.0
@@ -45,7 +45,7 @@ def test_a_silent_process_and_a_long_step_have_patience_of_their_own(tmp_path: P
 @pytest.mark.parametrize(
     ("number", "kind"), [(errno.ENOSPC, TransientError), (errno.EACCES, ConfigurationError)]
 )
-def test_a_full_disk_is_no_error_of_configuration(
+def test_a_full_disk_is_transient_and_a_forbidden_log_dir_a_configuration_error(
     number: int, kind: type[Exception], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object) -> Path:
@@ -57,7 +57,7 @@ def test_a_full_disk_is_no_error_of_configuration(
 
 
 class LeavingAgent:
-    """Notes what it is asked for."""
+    """An agent that records how it is asked to leave or stop."""
 
     def __init__(self) -> None:
         self.asked: list[tuple[str, int, str]] = []
@@ -91,28 +91,28 @@ def signalled(*numbers: int) -> list[tuple[str, int, str]]:
 
 
 @pytest.mark.usefixtures("hangup")
-def test_a_closed_terminal_saves_and_leaves_however_often_it_says_so() -> None:
+def test_repeated_sighup_saves_and_leaves_once() -> None:
     assert signalled(signal.SIGHUP, signal.SIGHUP) == [("leave", 143, "SIGHUP")]
 
 
-def test_a_signal_that_comes_twice_saves_and_leaves() -> None:
-    """timeout(1) sends it to its command, and to its command's process group."""
+def test_the_same_signal_twice_at_once_saves_and_leaves() -> None:
+    """timeout(1) signals its command and then the command's process group."""
     assert signalled(signal.SIGTERM, signal.SIGTERM) == [("leave", 143, "SIGTERM")]
 
 
 @pytest.mark.parametrize("number", [signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGXCPU])
-def test_a_signal_that_would_end_it_saves_and_leaves(number: signal.Signals) -> None:
+def test_a_signal_that_would_end_the_process_saves_and_leaves(number: signal.Signals) -> None:
     assert signalled(number) == [("leave", 143, number.name)]
 
 
-def test_another_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leave_signals, "ONE_SIGNAL_S", 0.0)
     asked = signalled(signal.SIGINT, signal.SIGINT)
     assert asked == [("leave", 130, "Ctrl-C"), ("stop", 130, "")]
 
 
 @pytest.mark.usefixtures("hangup")
-def test_after_a_closed_terminal_another_signal_stops_at_once(
+def test_another_signal_after_sighup_stops_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(leave_signals, "ONE_SIGNAL_S", 0.0)
@@ -121,13 +121,13 @@ def test_after_a_closed_terminal_another_signal_stops_at_once(
 
 
 @pytest.mark.usefixtures("hangup")
-def test_under_nohup_a_closed_terminal_is_nothing() -> None:
+def test_sighup_is_ignored_under_nohup() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     assert signalled(signal.SIGHUP) == []
 
 
 @pytest.mark.parametrize("says_so", [True, False])
-async def test_the_coordinator_has_the_last_word_on_how_the_job_ended(
+async def test_run_waits_a_limited_time_for_the_coordinators_exit_code(
     says_so: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(run, "_LAST_WORD_S", 5.0 if says_so else 0.01)

@@ -1,4 +1,4 @@
-"""What the system refuses is said in words; what is a fault of ours comes with its traceback."""
+"""Commands name what the system refuses; only an internal error comes with its traceback."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from elastic.errors import ExitCode
     ],
     ids=["descriptors", "storage", "another pipe", "memory", "threads"],
 )
-def test_what_the_system_refuses_is_named(
+def test_a_refusal_of_the_system_is_named_without_a_traceback(
     monkeypatch: pytest.MonkeyPatch, error: Exception, named: str
 ) -> None:
     result = _failing_with(monkeypatch, error)
@@ -36,7 +36,7 @@ def test_what_the_system_refuses_is_named(
 
 
 @pytest.mark.parametrize("error", [ValueError("x"), RuntimeError("y"), OSError("no number")])
-def test_a_fault_of_ours_comes_with_its_traceback(
+def test_an_internal_error_shows_its_traceback(
     monkeypatch: pytest.MonkeyPatch, error: Exception
 ) -> None:
     result = _failing_with(monkeypatch, error)
@@ -56,8 +56,8 @@ main.app(["checkpoint", "ls", "x"])
 """
 
 
-def test_a_reader_who_has_seen_enough_ends_the_command_without_a_word() -> None:
-    """`elastic events | head`"""
+def test_a_closed_standard_output_ends_the_command_silently() -> None:
+    """For example `elastic events | head`."""
     with subprocess.Popen(
         [sys.executable, "-c", SAYS_MUCH], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
@@ -88,8 +88,8 @@ main.app(["checkpoint", "ls", "x"])
 """
 
 
-def test_of_what_was_half_made_then_nothing_is_said() -> None:
-    """asyncio's loop complains as it is collected, and so does the coroutine that never ran."""
+def test_an_event_loop_that_cannot_be_made_leaves_one_line_on_stderr() -> None:
+    """A half-made asyncio loop and a coroutine that never ran usually complain when collected."""
     ended = subprocess.run(
         [sys.executable, "-c", HALF_A_LOOP], capture_output=True, text=True, check=False
     )

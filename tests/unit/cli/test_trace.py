@@ -1,4 +1,4 @@
-"""The timeline of a job as a trace: what is on which track, and what leads to what."""
+"""`elastic trace` lays out the timeline of a job as a trace with tracks and arrows."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def names(document: dict[str, Any], process: str, thread: str) -> list[str]:
     return [e["name"] for e in events if (e["pid"], e["tid"]) == (pid, tid) and e["ph"] in "Xi"]
 
 
-def test_a_track_for_each_slot_and_one_of_each_kind_for_the_control_plane() -> None:
+def test_a_trace_has_a_track_for_each_slot_and_each_kind_of_control_plane_entry() -> None:
     document = built(INCIDENT)
     assert names(document, "node a", "slot 0") == [
         *("start_up", "step 0", "saves", "data wait", "given up at step 1"),
@@ -113,7 +113,7 @@ def test_a_track_for_each_slot_and_one_of_each_kind_for_the_control_plane() -> N
     assert names(document, "control plane", "elections and events") == ["elected", "worker_failed"]
 
 
-def test_arrows_lead_from_the_slot_that_was_struck_to_those_that_had_to_change_group() -> None:
+def test_arrows_lead_from_the_failed_slot_to_the_slots_that_changed_group() -> None:
     document = built(INCIDENT)
     stations = [e for e in document["traceEvents"] if e["ph"] in "stf"]
     processes = {
@@ -127,7 +127,7 @@ def test_arrows_lead_from_the_slot_that_was_struck_to_those_that_had_to_change_g
     ]
 
 
-def test_an_incident_under_way_and_a_failed_save_are_shown() -> None:
+def test_incidents_under_way_are_shown_without_phases() -> None:
     under_way = INCIDENT | {"recovery": {}, "lasted_s": None, "followed_by": 0, "workers": []}
     document = built(under_way, under_way | {"number": 2, "unix_s": AT + 2.0})
     assert names(document, "control plane", "incidents") == [
@@ -136,20 +136,20 @@ def test_an_incident_under_way_and_a_failed_save_are_shown() -> None:
     ]
 
 
-def test_a_job_of_which_nothing_is_known_yet_is_an_empty_trace() -> None:
+def test_an_empty_timeline_gives_a_trace_with_metadata_only() -> None:
     document = build_trace(pb.JobTimeline(), [], [], AT).to_document()
     check_trace(document)
     assert all(e["ph"] == "M" for e in document["traceEvents"])
 
 
 @given(timeline=messages(pb.JobTimeline))
-def test_whatever_a_coordinator_tells_is_a_trace(timeline: pb.JobTimeline) -> None:
+def test_any_timeline_of_a_coordinator_gives_a_valid_trace(timeline: pb.JobTimeline) -> None:
     document = build_trace(timeline, [INCIDENT], EVENTS, AT + 2.5).to_document()
     check_trace(document)
     json.dumps(document, allow_nan=False)
 
 
 @pytest.mark.parametrize("missing", ["unix_s", "workers", "recovery"])
-def test_an_incident_of_another_version_is_refused(missing: str) -> None:
+def test_an_incident_without_an_expected_field_raises_lookup_error(missing: str) -> None:
     with pytest.raises(LookupError):
         build_trace(TIMELINE, [{k: v for k, v in INCIDENT.items() if k != missing}], [], AT)

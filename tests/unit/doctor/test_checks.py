@@ -1,4 +1,4 @@
-"""Each bar of `elastic doctor`, from what a probe may find to the fault's name."""
+"""The checks of `elastic doctor`: which finding of a probe is which fault, at which threshold."""
 
 from __future__ import annotations
 
@@ -33,7 +33,6 @@ DAY_S = 86_400.0
 
 
 def judged(found: Any) -> list[Verdict]:
-    """All that is said of a finding."""
     match found:
         case Package():
             return list(checks.packages([found]))
@@ -188,7 +187,7 @@ def test_a_bad_finding_has_a_fault_and_a_remedy(found: Any, fault: Fault, result
     assert len(verdict.remedy) > 5
 
 
-def test_an_address_that_leads_elsewhere_is_an_error_and_one_in_doubt_a_warning() -> None:
+def test_an_address_of_another_machine_is_an_error_and_an_unsure_one_a_warning() -> None:
     assert checks.own_address("a", "", unsure=False).fault is None
     wrong = checks.own_address("a", "another machine answers", unsure=False)
     doubt = checks.own_address("a", "no network yet", unsure=True)
@@ -196,7 +195,7 @@ def test_an_address_that_leads_elsewhere_is_an_error_and_one_in_doubt_a_warning(
     assert (wrong.result, doubt.result) == (E, W)
 
 
-def test_every_fault_is_tried_here() -> None:
+def test_every_fault_is_covered_by_these_tests() -> None:
     assert {fault for _, fault, _ in FAULTY} | ELSEWHERE == set(Fault)
     assert checks.hangs("disk", 15).fault is Fault.PROBE_HANGS
 
@@ -212,7 +211,7 @@ def test_every_fault_is_documented_once() -> None:
     assert sorted(documented) == sorted(fault.value for fault in Fault)
 
 
-# ---- the end of the command
+# ---- the command's exit code and document
 
 OK = Verdict(check="disk", subject="/x", found="9 GiB")
 WRONG = {"check": "c", "subject": "s", "found": "f", "remedy": "mend it"}
@@ -235,11 +234,11 @@ PASSES = Verdict(**WRONG, result=E, fault=Fault.ETCD_UNREACHABLE, may_pass=True)
         ([PASSES, FAILS, WARNS], FailOn.NEVER, 0),
     ],
 )
-def test_the_exit_code(verdicts: list[Verdict], fail_on: FailOn, code: int) -> None:
+def test_verdicts_decide_the_exit_code(verdicts: list[Verdict], fail_on: FailOn, code: int) -> None:
     assert exit_code(verdicts, fail_on) == code
 
 
-def test_the_document_names_the_worst() -> None:
+def test_the_document_has_the_worst_result_and_every_check() -> None:
     assert [worst(v) for v in ([], [OK], [OK, WARNS], [WARNS, FAILS])] == [
         Result.OK,
         Result.OK,
@@ -259,6 +258,6 @@ def test_the_document_names_the_worst() -> None:
     }
 
 
-def test_a_fault_without_a_remedy_is_a_defect() -> None:
+def test_a_fault_without_a_remedy_raises_an_assertion_error() -> None:
     with pytest.raises(AssertionError):
         Verdict(check="c", subject="s", found="f", result=E, fault=Fault.DISK_FULL)

@@ -1,4 +1,4 @@
-"""The probes of this machine, on files and limits as users have them."""
+"""The doctor's probes of this machine run on real packages, files and limits."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from elastic.doctor.findings import Package
 from tests.certificates import make_certificates, sign, sign_for_job
 
 
-def test_what_elastic_requires_is_installed() -> None:
+def test_the_requirements_of_elastic_are_installed() -> None:
     found = {package.name: package for package in examination.packages()}
     assert {"torch", "grpcio", "protobuf"} <= found.keys()
     assert "pytest" not in found, "an extra"
@@ -37,21 +37,21 @@ def test_an_older_package_is_found_by_its_metadata(
     assert found == Package(name="grpcio", found="1.50.0", at_least="1.76")
 
 
-def test_names() -> None:
+def test_a_name_resolves_or_is_reported_as_unknown() -> None:
     here = examination.resolve("localhost", "peer")
     assert "127.0.0.1" in here.addresses
     assert here.took_s < 5
     assert checks.resolution(examination.resolve("n" * 64, "peer")).fault is Fault.NAME_UNKNOWN
 
 
-def test_a_directory_that_is_yet_to_be_made(tmp_path: Path) -> None:
+def test_a_missing_directory_is_examined_without_being_made(tmp_path: Path) -> None:
     found = examination.directory(tmp_path / "a" / "b", "logs")
     assert found.free_bytes > 0
     assert not found.error
     assert os.listdir(tmp_path) == []
 
 
-def test_a_directory_below_a_file(tmp_path: Path) -> None:
+def test_a_directory_below_a_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = examination.directory(tmp_path / "file" / "logs", "logs")
     assert checks.directory(found).fault is Fault.NOT_WRITABLE
@@ -65,7 +65,7 @@ def test_a_checkpoint_directory_is_measured_and_left_as_it_was(tmp_path: Path) -
     assert os.listdir(tmp_path) == []
 
 
-def test_a_checkpoint_directory_that_cannot_be(tmp_path: Path) -> None:
+def test_a_checkpoint_directory_below_a_file_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     verdict = checks.checkpoint_speed(examination.checkpoint_speed(str(tmp_path / "file" / "c")))
     assert verdict.fault is Fault.CHECKPOINT_UNUSABLE
@@ -85,7 +85,7 @@ class _Slow(MemoryFileSystem):
         return super().open(path, mode, *args, **kwargs)
 
 
-def test_a_slow_checkpoint_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_checkpoint_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
     fsspec.register_implementation("slowmemory", _Slow, clobber=True)
     monkeypatch.setattr(examination, "_TRIED_BYTES", 2**20)
     found = examination.checkpoint_speed("slowmemory://c")
@@ -97,7 +97,7 @@ def faults_of(files: Any, job: str = "j") -> list[Fault | None]:
     return [verdict.fault for verdict in checks.certificate(examination.certificate(files, job))]
 
 
-def test_certificates(tmp_path: Path) -> None:
+def test_expiring_expired_and_foreign_certificates_are_faults(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "tls")
     assert faults_of(sign_for_job(made, "j", days=90)) == [None]
     assert faults_of(sign_for_job(made, "j", days=2)) == [Fault.CERTIFICATE_EXPIRES]
@@ -109,7 +109,7 @@ def test_certificates(tmp_path: Path) -> None:
     assert faults_of(sign_for_job(made, "k"), "j") == [Fault.CERTIFICATE_UNUSABLE]
 
 
-def test_a_key_of_another_certificate_and_one_that_others_read(tmp_path: Path) -> None:
+def test_an_exposed_key_and_a_key_of_another_certificate_are_faults(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "tls")
     files = sign_for_job(made, "j", days=90)
     assert files.key is not None
@@ -120,7 +120,7 @@ def test_a_key_of_another_certificate_and_one_that_others_read(tmp_path: Path) -
     assert faults_of(files)[0] is Fault.CERTIFICATE_UNUSABLE
 
 
-def test_an_authority_that_has_not_signed(tmp_path: Path) -> None:
+def test_a_certificate_not_signed_by_the_authority_is_unusable(tmp_path: Path) -> None:
     made, other = make_certificates(tmp_path / "a"), make_certificates(tmp_path / "b")
     files = sign_for_job(made, "j", days=90)
     files.ca.write_bytes(other.ca.read_bytes())  # type: ignore[union-attr]
@@ -129,6 +129,6 @@ def test_an_authority_that_has_not_signed(tmp_path: Path) -> None:
     assert "vouch" in verdict.found
 
 
-def test_the_limits_of_this_process() -> None:
+def test_the_limits_of_this_process_are_read() -> None:
     assert 0 < examination.open_files().soft <= examination.open_files().hard
     assert examination.shared_memory(3).workers == 3

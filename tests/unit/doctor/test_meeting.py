@@ -1,4 +1,4 @@
-"""Doctors of several nodes on loopback: they find each other, compare, and leave."""
+"""Doctors of several nodes, here on loopback, find each other, compare, and leave."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def word(**fields: Any) -> Word:
     return Word(**(good | {"worker_port": 1, "store_port": 2, "stage": 0} | fields))
 
 
-def test_a_word_is_read_as_it_was_said() -> None:
+def test_a_word_survives_encoding_and_decoding() -> None:
     said = word(marker="m", met=("a", "b"), unix_s=1.5)
     assert decode(encode(said)) == said
 
@@ -49,12 +49,12 @@ def test_a_word_is_read_as_it_was_said() -> None:
         json.dumps({"format": 1, **json.loads(encode(word())), "node": "\ud800"}).encode(),
     ],
 )
-def test_what_is_no_word_is_refused(line: bytes) -> None:
+def test_a_line_that_is_no_word_is_refused(line: bytes) -> None:
     with pytest.raises(NotADoctor):
         decode(line)
 
 
-def test_a_later_version_may_say_more() -> None:
+def test_additional_fields_of_a_later_version_are_ignored() -> None:
     said = json.loads(encode(word())) | {"more": [1]}
     assert decode(json.dumps(said).encode()) == word()
 
@@ -118,26 +118,26 @@ async def test_three_nodes_find_each_other_and_agree_on_a_group() -> None:
 
 
 async def alone(timeout_s: float = 0.5, **options: Any) -> Peer:
-    """What the first of the doctors finds at the last of the peers."""
+    """What a single doctor finds at the last of its peers."""
     async with doctors("a", ports=free_ports(1), timeout_s=timeout_s, **options) as (one,):
         await one.meet()
         assert isinstance(one.group(), str)
         return one.peers[-1]
 
 
-async def test_a_port_at_which_nothing_listens() -> None:
+async def test_a_port_at_which_nothing_listens_is_reported_as_refused() -> None:
     (port,) = free_ports(1)
     found = await alone(peers=[f"127.0.0.1:{port}"])
     assert (found.refused, found.error) == (True, f"nothing listens at 127.0.0.1:{port}")
 
 
-async def test_a_name_that_does_not_exist() -> None:
+async def test_an_unknown_host_name_is_an_error_but_not_a_refusal() -> None:
     found = await alone(peers=[f"{'n' * 64}.example"])
     assert found.error
     assert not found.refused
 
 
-async def test_something_else_that_answers() -> None:
+async def test_another_service_at_a_peers_address_is_reported() -> None:
     async def http(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         writer.close()
@@ -158,7 +158,7 @@ async def test_a_doctor_of_another_job_is_not_a_peer() -> None:
     assert "job 'k'" in other.error
 
 
-async def test_certificates_of_one_job_meet_and_others_do_not(tmp_path: Path) -> None:
+async def test_doctors_meet_only_with_certificates_of_the_same_job(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "a")
     ours = Protection.of(sign_for_job(made, "j"), "j")
     theirs = Protection.of(sign_for_job(made, "k"), "k")
@@ -203,7 +203,7 @@ async def test_a_range_without_two_free_ports_is_named() -> None:
         await one.close()
 
 
-async def test_one_that_has_gone_is_not_waited_for() -> None:
+async def test_a_doctor_that_has_left_is_not_waited_for() -> None:
     async with doctors("a", "b", ports=free_ports(2)) as (a, b):
         await asyncio.gather(a.meet(), b.meet())
         await b.close()

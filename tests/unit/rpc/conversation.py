@@ -1,4 +1,4 @@
-"""Both sides of the gRPC hop for tests: a handler that writes down what it hears, and an agent."""
+"""Both sides of the gRPC connection for tests: a handler that records messages, and an agent."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ HELLO = pb.AgentMessage(hello=pb.AgentHello(node="n1", host="10.0.0.1", slots=2)
 
 
 class Recorder:
-    """A handler; `heard` is what it was told, `streams` the agents that are connected. It leads, or
-    it does not."""
+    """A handler that leads if `leads`. `heard` holds what it was told, and `streams` the connected
+    agents."""
 
     def __init__(self) -> None:
         self.heard: asyncio.Queue[tuple[str, object]] = asyncio.Queue()
@@ -75,7 +75,7 @@ class Recorder:
 
 
 class Conversation:
-    """An agent's side: what it sends, and what it has received."""
+    """An agent's side of a stream: sends messages, and holds those that it has received."""
 
     def __init__(self, client: ControlClient, *first: pb.AgentMessage) -> None:
         self._sent: asyncio.Queue[pb.AgentMessage | None] = asyncio.Queue()
@@ -97,7 +97,7 @@ class Conversation:
 
 
 class Reports:
-    """What a journal would have recorded."""
+    """Collects what a journal would record."""
 
     def __init__(self) -> None:
         self.all: list[tuple[str, dict[str, object]]] = []
@@ -134,7 +134,7 @@ class Place:
         return client
 
     async def agent(self, security: Security | None = None, node: str = "n1") -> Conversation:
-        """One that has been let in."""
+        """An agent that the server has accepted; raises the refusal otherwise."""
         hello = pb.AgentMessage(hello=pb.AgentHello(node=node, host="10.0.0.1", slots=2))
         conversation = Conversation(self.client(security), hello)
         heard = asyncio.ensure_future(self.recorder.heard.get())
@@ -146,7 +146,7 @@ class Place:
         return conversation
 
     async def still_works(self, agent: Conversation) -> None:
-        """Messages pass in both directions."""
+        """Check that messages pass in both directions."""
         agent.send(pb.AgentMessage(view=pb.NodeView()))
         while await self.recorder.heard.get() != ("said", "view"):
             pass

@@ -1,4 +1,4 @@
-"""Every kind of method works behind the checks as it would without them."""
+"""Every kind of gRPC method works behind the admission checks as it would without them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.unit.rpc.conversation import Reports
 
 
 class Methods:
-    """One of each kind; `ended` tells when one that never ends by itself has been left."""
+    """One method of each kind; `ended` is set when the client has left `forever`."""
 
     def __init__(self) -> None:
         self.ended = asyncio.Event()
@@ -76,7 +76,7 @@ async def channel(methods: Methods, reports: Reports) -> AsyncIterator[grpc.aio.
     await server.stop(0)
 
 
-async def test_each_kind(channel: grpc.aio.Channel, reports: Reports) -> None:
+async def test_each_kind_of_method_works(channel: grpc.aio.Channel, reports: Reports) -> None:
     assert await channel.unary_unary("/t/ask")(b"a") == b"aa"
     for name in ("yields", "writes"):
         assert [r async for r in channel.unary_stream(f"/t/{name}")(b"a")] == [b"a"] * 3

@@ -1,4 +1,4 @@
-"""A certificate is looked at before anything is built on it: what is wrong is said by name."""
+"""A certificate is checked before it is used, and an error names what is wrong."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def refused(tls: TlsFiles, job: str, role: Role, why: str) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_a_good_one(digits: TlsFiles, role: Role) -> None:
+def test_a_good_certificate_is_loaded(digits: TlsFiles, role: Role) -> None:
     found = load_certificate(digits, "digits", role)
     assert found.dns_names == ("digits.job.elastic",)
     assert found.not_before_s <= time.time() < found.not_after_s
@@ -53,7 +53,7 @@ def test_a_good_one(digits: TlsFiles, role: Role) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_of_several_jobs(made: Certificates, role: Role) -> None:
+def test_a_certificate_of_several_jobs_is_accepted_for_each(made: Certificates, role: Role) -> None:
     sign(made, "several", names="DNS:a.job.elastic,DNS:b.job.elastic")
     for job in ("a", "b"):
         load_certificate(files(made, "several"), job, role)
@@ -70,7 +70,7 @@ def test_of_several_jobs(made: Certificates, role: Role) -> None:
         ("DNS:digits.job.elastic.example", r"digits\.job\.elastic\.example"),
     ],
 )
-def test_of_no_such_job(made: Certificates, names: str, found: str) -> None:
+def test_certificate_of_another_job_is_refused(made: Certificates, names: str, found: str) -> None:
     sign(made, "wrong", names=names)
     why = rf"wrong\.pem is not one of job 'digits': it names {found}; expected digits\.job\.elastic"
     for role in Role:
@@ -78,12 +78,12 @@ def test_of_no_such_job(made: Certificates, names: str, found: str) -> None:
 
 
 @pytest.mark.parametrize("role", Role)
-def test_expired(made: Certificates, role: Role) -> None:
+def test_an_expired_certificate_is_refused(made: Certificates, role: Role) -> None:
     tls = sign_for_job(made, "old", days=-1)
     refused(tls, "old", role, r"old\.pem expired at \d{4}-\d\d-\d\d .* UTC; it is now .*replace it")
 
 
-def test_not_yet_valid(digits: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_future_certificate_is_refused(digits: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(certificates.time, "time", lambda: DAY_S)
     refused(
         digits, "digits", Role.CLIENT, "not valid before .*it is now 1970-01-02 .*set the clock"
@@ -93,7 +93,7 @@ def test_not_yet_valid(digits: TlsFiles, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize(
     ("role", "purpose"), [(Role.SERVER, "clientAuth"), (Role.CLIENT, "serverAuth")]
 )
-def test_for_the_other_end_only(made: Certificates, role: Role, purpose: str) -> None:
+def test_the_wrong_key_purpose_is_refused(made: Certificates, role: Role, purpose: str) -> None:
     sign(made, "half", names="DNS:digits.job.elastic", purpose=purpose)
     refused(files(made, "half"), "digits", role, f"half.pem cannot be used as a {role.value}'s")
     sign(made, "both", names="DNS:digits.job.elastic", purpose="clientAuth,serverAuth")
@@ -115,7 +115,7 @@ def test_files_that_cannot_be_used_are_named(
     refused(tls, "digits", Role.SERVER, r"digits\.pem, .*letters\.key cannot be used: .*mismatch")
 
 
-def test_a_key_with_a_passphrase_does_not_ask_the_terminal(
+def test_a_key_with_a_passphrase_is_refused_without_a_prompt(
     digits: TlsFiles, tmp_path: Path
 ) -> None:
     locked = tmp_path / "locked.key"
@@ -125,7 +125,7 @@ def test_a_key_with_a_passphrase_does_not_ask_the_terminal(
     refused(tls, "digits", Role.CLIENT, r"locked\.key cannot be used: .*without a passphrase")
 
 
-def test_what_the_authority_says_of_it(
+def test_verification_finds_a_wrong_issuer_and_an_expired_certificate(
     digits: TlsFiles, others: Certificates, made: Certificates
 ) -> None:
     for role in Role:
@@ -136,7 +136,7 @@ def test_what_the_authority_says_of_it(
         assert "expired" in verification_problem(old, role)
 
 
-def test_a_key_that_others_can_read(digits: TlsFiles) -> None:
+def test_a_key_that_others_can_read_is_detected(digits: TlsFiles) -> None:
     assert digits.key is not None
     digits.key.chmod(0o600)
     assert not certificates.readable_by_others(digits.key)
@@ -147,7 +147,7 @@ def test_a_key_that_others_can_read(digits: TlsFiles) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="makes a file of root's")
-def test_key_of_root_is_read_by_the_group_of_another_user(
+def test_a_key_of_root_may_be_group_readable_for_another_user(
     digits: TlsFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert digits.key is not None

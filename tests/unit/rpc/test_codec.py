@@ -1,4 +1,4 @@
-"""Nothing of the core's nouns is lost on the wire."""
+"""The core's data classes survive the wire unchanged."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
 
 
 def nouns(kind: type[Any], **fields: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
-    """Instances with every field filled in, those added later too."""
+    """Instances with every field filled in, including fields that are added later."""
     derived = {field.name for field in dataclasses.fields(kind) if not field.init}
     for name, hint in get_type_hints(kind).items():
         if name not in fields and name not in derived:
@@ -48,22 +48,22 @@ GENERATIONS = nouns(core.Generation, members=st.lists(MEMBERS, max_size=3).map(t
 
 
 @given(generation=GENERATIONS)
-def test_generations(generation: core.Generation) -> None:
+def test_generations_survive_the_wire(generation: core.Generation) -> None:
     assert codec.generation_from_pb(wire(codec.generation_to_pb(generation))) == generation
 
 
 @given(status=nouns(core.WorkerStatus))
-def test_statuses(status: core.WorkerStatus) -> None:
+def test_statuses_survive_the_wire(status: core.WorkerStatus) -> None:
     assert codec.status_from_pb(wire(codec.status_to_pb(status))) == status
     assert codec.statuses_from_pb([codec.status_to_pb(status)] * 2) == (status, status)
 
 
 @given(failure=nouns(core.Failure))
-def test_failures(failure: core.Failure) -> None:
+def test_failures_survive_the_wire(failure: core.Failure) -> None:
     assert codec.failure_from_pb(wire(codec.failure_to_pb(failure))) == failure
 
 
-def test_what_a_script_says_may_be_no_text() -> None:
+def test_undecodable_text_of_a_script_is_replaced() -> None:
     """Python reads undecodable bytes as lone surrogates, which protobuf refuses."""
     failure = core.Failure(
         worker="w", kind=core.FailureKind.EXCEPTION, message="no file '\udcff'", traceback="\udcff"
@@ -72,8 +72,8 @@ def test_what_a_script_says_may_be_no_text() -> None:
     assert (received.message, received.traceback) == ("no file '?'", "?")
 
 
-def test_a_failure_fits_into_a_message_whatever_a_script_says() -> None:
-    """An exception may hold the tensor that it is about."""
+def test_a_failure_with_long_texts_is_shortened_to_fit_into_a_message() -> None:
+    """An exception's message may contain a whole tensor."""
     long = "ValueError: " + "7" * 60_000_000 + " is the end"
     failure = core.Failure(
         worker="w",
@@ -105,7 +105,7 @@ def test_a_reason_of_a_newer_version_is_refused() -> None:
         (core.FailureKind, pb.FailureKind),
     ],
 )
-def test_enums_carry_equal_names_and_numbers(
+def test_enums_have_the_names_and_numbers_of_the_wire(
     ours: type[enum.Enum], theirs: EnumTypeWrapper
 ) -> None:
     prefix = {
@@ -119,7 +119,6 @@ def test_enums_carry_equal_names_and_numbers(
 
 
 def wire(message: Any) -> Any:
-    """Over the wire and back."""
     return type(message).FromString(message.SerializeToString())
 
 
@@ -131,7 +130,7 @@ def test_places_and_answers_have_the_numbers_of_the_wire() -> None:
     assert answers | {"ANSWER_UNSPECIFIED": 0} == dict(stacks_pb2.Answer.items())
 
 
-def test_what_a_newer_version_tells_of_a_worker_is_unknown_here() -> None:
+def test_a_place_or_an_answer_of_a_newer_version_is_read_as_unknown() -> None:
     newer = stacks_pb2.WorkerStacks.FromString(b"\x18\x63\x20\x63")  # answer and place: 99
     found = whereabouts_from_pb(newer, rank=1, node="b")
     assert found.place is whereabouts.Place.UNKNOWN

@@ -1,4 +1,4 @@
-"""The gRPC hop over a real Unix socket, with a handler that only writes down what it hears."""
+"""Agent and coordinator speak gRPC over a real Unix socket; the handler only records messages."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def client(server: ControlServer) -> AsyncIterator[ControlClient]:
     await server.stop(0)
 
 
-async def test_a_stream_from_hello_to_its_end(recorder: Recorder, client: ControlClient) -> None:
+async def test_a_stream_carries_both_directions(recorder: Recorder, client: ControlClient) -> None:
     agent = Conversation(client, HELLO, pb.AgentMessage(view=pb.NodeView()))
     assert await recorder.heard.get() == ("connected", ("n1", "10.0.0.1", 2))
     assert await recorder.heard.get() == ("said", "view")
@@ -51,7 +51,7 @@ async def test_a_stream_from_hello_to_its_end(recorder: Recorder, client: Contro
 
 
 class RefusesLate(pb_grpc.ControlServicer):
-    """Its refusal comes to be known after the begin of its answer."""
+    """A server that refuses a stream only after it has begun its answer."""
 
     async def Attend(  # noqa: N802 - named by the protocol
         self, request_iterator: object, context: grpc.aio.ServicerContext[object, object]
@@ -62,7 +62,7 @@ class RefusesLate(pb_grpc.ControlServicer):
         await context.abort(grpc.StatusCode.PERMISSION_DENIED, "not for you")
 
 
-async def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
+async def test_a_late_refusal_is_a_configuration_error() -> None:
     server = grpc.aio.server()
     pb_grpc.add_ControlServicer_to_server(RefusesLate(), server)  # type: ignore[no-untyped-call]
     address = f"127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
@@ -76,7 +76,7 @@ async def test_a_refusal_that_is_known_late_is_a_refusal() -> None:
         await server.stop(0)
 
 
-async def test_an_agent_that_comes_to_one_that_does_not_lead_looks_on(
+async def test_an_agent_is_turned_away_by_a_coordinator_that_does_not_lead(
     recorder: Recorder, client: ControlClient
 ) -> None:
     recorder.leads = False
@@ -94,7 +94,7 @@ async def test_a_broken_stream_is_a_lost_agent(recorder: Recorder, client: Contr
 
 
 @pytest.mark.parametrize("first", [[pb.AgentMessage(view=pb.NodeView())], [pb.AgentMessage()], []])
-async def test_whoever_does_not_say_hello_is_turned_away(
+async def test_a_stream_that_does_not_begin_with_hello_is_refused(
     recorder: Recorder, client: ControlClient, first: list[pb.AgentMessage]
 ) -> None:
     agent = Conversation(client, *first)
@@ -104,7 +104,7 @@ async def test_whoever_does_not_say_hello_is_turned_away(
     assert recorder.heard.empty()
 
 
-async def test_the_coordinator_ends_a_stream_after_what_it_has_sent(
+async def test_a_closed_stream_delivers_what_was_sent_before(
     recorder: Recorder, client: ControlClient
 ) -> None:
     agent = Conversation(client, HELLO)
@@ -130,13 +130,13 @@ async def test_an_agent_notices_that_the_coordinator_is_gone(
         await agent.ended
 
 
-async def test_status(recorder: Recorder, client: ControlClient) -> None:
+async def test_a_client_gets_the_status(recorder: Recorder, client: ControlClient) -> None:
     del recorder
     assert await client.status(5.0) == pb.JobStatus(job="digits", restarts=3)
 
 
-async def test_a_proxy_for_the_world_outside_is_not_asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As where packages and data come through one."""
+async def test_proxy_variables_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Machines set these variables to get packages and data through a proxy."""
     for variable in ("grpc_proxy", "https_proxy", "http_proxy"):
         monkeypatch.setenv(variable, "http://127.0.0.1:9")  # where nobody listens
     monkeypatch.delenv("no_proxy", raising=False)
@@ -149,14 +149,14 @@ async def test_a_proxy_for_the_world_outside_is_not_asked(monkeypatch: pytest.Mo
         await server.stop(0)
 
 
-async def test_status_of_a_job_that_is_gone(tmp_path: Path) -> None:
+async def test_status_of_a_coordinator_that_is_gone_is_a_transient_error(tmp_path: Path) -> None:
     client = ControlClient(f"unix:{tmp_path}/nobody.sock")
     with pytest.raises(TransientError, match=r"nobody\.sock"):
         await client.status(5.0)
     await client.close()
 
 
-async def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_its_answer() -> None:
+async def test_finding_out_why_a_coordinator_is_silent_takes_at_most_another_timeout() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
         client = ControlClient(f"127.0.0.1:{listening.getsockname()[1]}")
         began_at = time.monotonic()
@@ -168,14 +168,14 @@ async def test_to_look_why_a_frozen_coordinator_is_silent_takes_no_longer_than_i
 
 
 @pytest.mark.usefixtures("client")
-async def test_stop(recorder: Recorder, tmp_path: Path) -> None:
+async def test_stop_reaches_the_handler(recorder: Recorder, tmp_path: Path) -> None:
     async with grpc.aio.insecure_channel(f"unix:{tmp_path}/c.sock") as channel:
         stub = pb_grpc.ControlStub(channel)
         await stub.Stop(pb.StopRequest(reason="drain", exit_code=143))
     assert await recorder.heard.get() == ("stop", ("drain", 143))
 
 
-async def test_one_that_does_not_lead_says_so_to_operators(
+async def test_operators_are_refused_by_a_coordinator_that_does_not_lead(
     recorder: Recorder, client: ControlClient
 ) -> None:
     recorder.leads = False
@@ -191,7 +191,7 @@ async def test_one_that_does_not_lead_says_so_to_operators(
     assert recorder.heard.empty()
 
 
-async def test_the_port_that_was_chosen_is_told() -> None:
+async def test_start_returns_the_port_that_was_chosen() -> None:
     server = ControlServer(Recorder(), "127.0.0.1:0")
     host, _, port = (await server.start()).rpartition(":")
     assert host == "127.0.0.1"
@@ -200,7 +200,7 @@ async def test_the_port_that_was_chosen_is_told() -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "192.0.2.1"], ids=["in use", "not ours"])
-async def test_an_address_that_cannot_be_had(host: str) -> None:
+async def test_an_address_that_cannot_be_bound_is_a_configuration_error(host: str) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"{host}:{taken.getsockname()[1]}"
         server = ControlServer(
@@ -210,7 +210,7 @@ async def test_an_address_that_cannot_be_had(host: str) -> None:
             await server.start()
 
 
-async def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends() -> None:
+async def test_the_stream_of_an_agent_that_does_not_read_is_bounded_and_ends() -> None:
     stream = AgentStream(HELLO.hello)
     message = pb.CoordinatorMessage(probe=pb.Probe()).SerializeToString()
     for _ in range(30_000):
@@ -220,7 +220,7 @@ async def test_an_agent_that_does_not_read_costs_no_memory_and_its_stream_ends()
     assert [m async for m in stream.outgoing()] == []
 
 
-async def test_a_path_that_cannot_be_had_is_nobodys_choice_and_may_be_had_later(
+async def test_a_socket_path_that_cannot_be_bound_is_a_transient_error(
     tmp_path: Path,
 ) -> None:
     server = ControlServer(Recorder(), f"unix:{tmp_path}/gone/c.sock")

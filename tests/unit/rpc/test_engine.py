@@ -1,4 +1,4 @@
-"""gRPC starts, or says why it does not."""
+"""`start_engine` starts gRPC, or raises an error that says why it cannot."""
 
 from __future__ import annotations
 
@@ -48,9 +48,9 @@ def outcome(fails: int) -> str:
     return done.stdout.strip()
 
 
-def test_grpc_that_gets_no_pair_of_sockets_says_so() -> None:
+def test_grpc_that_gets_no_socket_pair_raises_a_transient_error() -> None:
     assert outcome(1).startswith("gRPC cannot start, the system refuses it a pair of sockets: Too")
 
 
-def test_grpc_asks_for_no_pair_of_its_own() -> None:
+def test_grpc_makes_no_socket_pair_besides_those_of_start_engine() -> None:
     assert outcome(3) == "served 2"  # one for each call of start_engine

@@ -1,4 +1,4 @@
-"""Messages come out of a stream whole, in order, and only if they are messages."""
+"""The readers of a stream return whole messages in order, and refuse everything else."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def numbered(count: int) -> list[pb.WorkerMessage]:
 
 
 @given(cuts=st.lists(st.integers(min_value=0, max_value=200), max_size=8))
-def test_any_cuts_give_the_same_messages(cuts: list[int]) -> None:
+def test_a_stream_cut_anywhere_gives_the_same_messages(cuts: list[int]) -> None:
     messages = numbered(6)
     stream = b"".join(map(encode, messages))
     edges = sorted({0, *(min(c, len(stream)) for c in cuts), len(stream)})
@@ -40,7 +40,7 @@ def test_any_cuts_give_the_same_messages(cuts: list[int]) -> None:
     assert found == messages
 
 
-def test_one_byte_at_a_time() -> None:
+def test_a_frame_fed_byte_by_byte_gives_its_message_at_the_end() -> None:
     decoder = FrameDecoder(pb.WorkerMessage)
     frame = encode(HELLO)
     found = [list(decoder.feed(bytes([byte]))) for byte in frame]
@@ -70,7 +70,7 @@ def test_the_longest_frame_passes_and_a_longer_one_is_not_sent(
 def read_all(
     stream: bytes, kind: type[pb.WorkerMessage] = pb.WorkerMessage
 ) -> list[pb.WorkerMessage]:
-    """What an asyncio reader finds in the stream."""
+    """The messages that an asyncio reader finds in the stream."""
 
     async def read() -> list[pb.WorkerMessage]:
         reader = asyncio.StreamReader()
@@ -98,7 +98,7 @@ def test_a_reader_refuses_bad_frames(bad: bytes) -> None:
         read_all(encode(HELLO) + bad)
 
 
-async def test_a_reset_connection_is_an_end() -> None:
+async def test_a_reset_connection_counts_as_the_end_of_the_stream() -> None:
     reader = asyncio.StreamReader()
     reader.set_exception(ConnectionResetError())
     assert await read_message(reader, pb.WorkerMessage) is None
@@ -109,7 +109,7 @@ _KINDS = st.sampled_from([pb.WorkerMessage, pb.WorkerCommand, pb.ZygoteRequest, 
 
 @given(kind=_KINDS, data=st.data())
 def test_any_bytes_are_messages_or_a_bad_frame(kind: type[pb.WorkerMessage], data: Any) -> None:
-    """Both readers agree on them: neither raises anything else, and neither waits for more."""
+    """Both readers agree: neither raises another error, and neither waits for more bytes."""
     frame = encode(data.draw(messages(kind)))
     content = data.draw(st.binary(max_size=40) | spliced(frame) | spliced(frame * 2))
     by_decoder, refused = [], False

@@ -1,4 +1,4 @@
-"""grpc.health.v1 on a real server, beside the coordinator's own service."""
+"""grpc.health.v1 works on a real server, beside the coordinator's own service."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NO
 
 
 class Daemon:
-    """Ready, or not."""
+    """A daemon that is ready unless `reason` is set; it answers while `answers` is set."""
 
     def __init__(self) -> None:
         self.reason = ""
@@ -60,7 +60,7 @@ async def status(stub: pb_grpc.HealthStub, service: str = "") -> int:
 
 
 @pytest.mark.parametrize("service", ["", "elastic.v1.Control"])
-async def test_it_serves_while_the_daemon_is_ready(
+async def test_health_is_serving_while_the_daemon_is_ready(
     daemon: Daemon, stub: pb_grpc.HealthStub, service: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FRESH_S", 0.0)
@@ -71,7 +71,7 @@ async def test_it_serves_while_the_daemon_is_ready(
     assert await status(stub, service) == SERVING
 
 
-async def test_a_client_that_asks_often_asks_the_daemon_no_oftener(
+async def test_frequent_checks_ask_the_daemon_once(
     daemon: Daemon, stub: pb_grpc.HealthStub
 ) -> None:
     daemon.answers.clear()
@@ -94,7 +94,7 @@ async def test_other_services_are_unknown(daemon: Daemon, stub: pb_grpc.HealthSt
     watch.cancel()
 
 
-async def test_each_of_several_watchers_is_told_of_every_change(
+async def test_each_of_several_watchers_gets_every_change(
     daemon: Daemon, stub: pb_grpc.HealthStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(health, "FRESH_S", 0.0)
@@ -114,7 +114,7 @@ async def test_each_of_several_watchers_is_told_of_every_change(
         watch.cancel()
 
 
-async def test_a_daemon_that_fails_to_say_is_not_serving(
+async def test_a_daemon_whose_readiness_check_fails_is_not_serving(
     daemon: Daemon, stub: pb_grpc.HealthStub, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails() -> None:
@@ -124,5 +124,5 @@ async def test_a_daemon_that_fails_to_say_is_not_serving(
     assert await status(stub) == NOT_SERVING
 
 
-def test_every_certificate_of_the_job_may_ask() -> None:
+def test_every_role_may_check_health() -> None:
     assert roles_allowed("Check") == roles_allowed("Watch") == frozenset(JobRole)

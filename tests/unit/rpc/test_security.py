@@ -1,4 +1,4 @@
-"""Where plain text may be, and what the settings ask for."""
+"""Where plain text is allowed, and which security the settings choose."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FILES = TlsFiles(ca=Path("ca.pem"), certificate=Path("me.pem"), key=Path("me.key
 
 
 @pytest.mark.parametrize("address", HERE)
-def test_plain_text_within_this_machine_is_nothing_to_talk_about(address: str) -> None:
+def test_plain_text_within_this_machine_gives_no_warning(address: str) -> None:
     assert stays_here(address)
     reports = Reports()
     require_protection(address, PLAINTEXT, reports)
@@ -35,7 +35,7 @@ def test_plain_text_within_this_machine_is_nothing_to_talk_about(address: str) -
 
 
 @pytest.mark.parametrize("address", BEYOND)
-def test_plain_text_beyond_it_is_refused_or_warned_of(address: str) -> None:
+def test_plain_text_beyond_this_machine_is_refused_or_warned_of_if_insecure(address: str) -> None:
     assert not stays_here(address)
     with pytest.raises(ConfigurationError) as refused:
         require_protection(address, PLAINTEXT, Reports())
@@ -48,7 +48,7 @@ def test_plain_text_beyond_it_is_refused_or_warned_of(address: str) -> None:
     assert address in str(fields["message"])
 
 
-def test_both_ends_keep_the_rule() -> None:
+def test_server_and_client_refuse_plain_text_beyond_this_machine() -> None:
     with pytest.raises(ConfigurationError, match="--insecure"):
         ControlServer(Recorder(), "0.0.0.0:0")
     with pytest.raises(ConfigurationError, match="--insecure"):
@@ -71,7 +71,7 @@ def test_a_key_that_others_can_read_is_warned_of(tmp_path: Path, mode: int, warn
     assert all(f"chmod 600 {key}" in message for message in messages)
 
 
-def test_what_the_settings_ask_for() -> None:
+def test_settings_choose_plain_text_insecure_or_tls() -> None:
     assert choose_security("digits", SecuritySettings()) == Plaintext()
     insecure = choose_security("digits", SecuritySettings(insecure=True))
     assert insecure == Plaintext(insecure=True)
@@ -79,7 +79,7 @@ def test_what_the_settings_ask_for() -> None:
     assert choose_security("digits", all_three) == Tls(job="digits", files=FILES)
 
 
-def test_settings_that_do_not_fit_together() -> None:
+def test_contradicting_tls_settings_are_refused_with_every_reason() -> None:
     half = SecuritySettings(tls_ca=FILES.ca, insecure=True)
     with pytest.raises(ConfigurationError) as refused:
         choose_security("digits", half)

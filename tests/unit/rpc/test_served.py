@@ -1,4 +1,4 @@
-"""A server sees whether connections to it are still taken."""
+"""A server notices when connections to it are no longer accepted."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.unit.rpc.test_tls import tls
 
 @pytest.fixture
 def nobody_accepts() -> Iterator[str]:
-    """The address of a socket whose connections only the kernel takes."""
+    """The address of a socket whose connections only the kernel accepts."""
     with socket.create_server(("127.0.0.1", 0)) as listening:
         yield f"127.0.0.1:{listening.getsockname()[1]}"
 
@@ -35,7 +35,7 @@ def security(request: pytest.FixtureRequest, tmp_path: Path) -> Security:
 
 
 @pytest.mark.parametrize("where", ["unix", "127.0.0.1:0", "0.0.0.0:0"])
-async def test_a_server_is_served_at_its_own_address_and_hears_nothing_of_it(
+async def test_a_working_server_is_found_served_and_its_checks_leave_no_reports(
     where: str, security: Security, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_LOOK_EVERY_S", 0.01)
@@ -66,7 +66,7 @@ async def test_a_server_is_served_at_its_own_address_and_hears_nothing_of_it(
         await server.stop(0)
 
 
-async def test_a_server_whose_connections_nobody_takes_is_deaf(
+async def test_a_server_whose_connections_nobody_accepts_is_deaf(
     nobody_accepts: str, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_LOOK_EVERY_S", 0.01)
@@ -75,7 +75,7 @@ async def test_a_server_whose_connections_nobody_takes_is_deaf(
     await ControlServer(Recorder(), nobody_accepts, security=security).until_deaf()
 
 
-async def test_who_has_no_descriptor_to_try_it_with_does_not_know(
+async def test_a_check_without_a_free_descriptor_assumes_a_working_server(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     async def refuse(*_: object, **__: object) -> None:

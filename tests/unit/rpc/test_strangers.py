@@ -1,4 +1,4 @@
-"""Whatever is sent to the gRPC port, agents notice nothing; what can be told is told."""
+"""Nothing that strangers send to the gRPC port disturbs agents; bad messages are reported."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ async def connection(place: Place):
 
 @pytest.mark.parametrize("noise", NOISE)
 @each_security
-async def test_noise(place: Place, noise: str) -> None:
+async def test_noise_does_not_disturb_agents(place: Place, noise: str) -> None:
     agent = await place.agent()
     async with connection(place) as (_, writer):
         writer.write(NOISE[noise])
@@ -72,7 +72,7 @@ async def test_noise(place: Place, noise: str) -> None:
 
 
 @each_security
-async def test_many_that_say_nothing(place: Place) -> None:
+async def test_many_silent_connections_do_not_disturb_agents(place: Place) -> None:
     agent = await place.agent()
     async with AsyncExitStack() as stack:
         for _ in range(200):
@@ -82,7 +82,7 @@ async def test_many_that_say_nothing(place: Place) -> None:
 
 
 @each_security
-async def test_whoever_says_nothing_is_left_after_a_while(
+async def test_a_silent_connection_is_closed_after_the_handshake_timeout(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = "grpc.server_handshake_timeout_ms"
@@ -114,7 +114,7 @@ async def test_a_message_too_large_costs_its_sender_the_stream(
     await place.agent()
 
 
-async def test_a_question_too_large_is_refused(
+async def test_a_request_too_large_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(admission, "MOST_BYTES", 1000)
@@ -127,10 +127,10 @@ async def test_a_question_too_large_is_refused(
 
 
 @each_security
-async def test_a_message_that_grpc_itself_does_not_take(
+async def test_a_message_above_grpcs_own_limit_ends_the_stream(
     security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is not read into memory; the coordinator sees no more than the end of the stream."""
+    """gRPC does not read the message into memory; the coordinator sees only the stream's end."""
     name = "grpc.max_receive_message_length"
     others = [option for option in control_client.OPTIONS if option[0] != name]
     monkeypatch.setattr(control, "OPTIONS", [*others, (name, 1000)])
@@ -144,12 +144,12 @@ async def test_a_message_that_grpc_itself_does_not_take(
         await place.still_works(other)
 
 
-def test_grpc_takes_what_the_coordinator_takes() -> None:
+def test_grpcs_limit_is_above_the_coordinators() -> None:
     limits = dict(control_client.OPTIONS)
     assert limits["grpc.max_receive_message_length"] > admission.MOST_BYTES
 
 
-async def test_an_agent_does_not_lose_its_stream_by_one_message_too_large(
+async def test_an_agent_drops_its_own_too_large_message_and_keeps_the_stream(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control_client, "MOST_BYTES", 1000)
@@ -160,7 +160,7 @@ async def test_an_agent_does_not_lose_its_stream_by_one_message_too_large(
     assert str(report["reason"]).startswith("stop of 20")
 
 
-async def test_bytes_that_are_no_message(place: Place) -> None:
+async def test_bytes_that_are_no_message_are_refused_and_reported(place: Place) -> None:
     other = await place.agent(node="other")
     for first in ([], [HELLO.SerializeToString()]):
         async with grpc.aio.insecure_channel(place.address) as channel:
@@ -173,7 +173,7 @@ async def test_bytes_that_are_no_message(place: Place) -> None:
     await place.still_works(other)
 
 
-async def test_a_stream_on_which_nothing_is_said(
+async def test_a_stream_without_a_hello_is_ended_after_the_timeout(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_HELLO_TIMEOUT_S", 0.05)
@@ -184,7 +184,7 @@ async def test_a_stream_on_which_nothing_is_said(
     await place.still_works(other)
 
 
-async def test_a_method_that_does_not_exist(place: Place) -> None:
+async def test_a_method_that_does_not_exist_is_unimplemented(place: Place) -> None:
     async with grpc.aio.insecure_channel(place.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError) as error:
             await channel.unary_unary("/elastic.v1.Control/Shutdown")(b"")
@@ -195,7 +195,7 @@ async def test_a_method_that_does_not_exist(place: Place) -> None:
 
 
 @pytest.mark.parametrize("method", ["agent_connected", "agent_said", "agent_lost"])
-async def test_what_the_handler_raises_on_a_stream_is_not_lost(
+async def test_an_exception_of_the_handler_on_a_stream_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     bug = KeyError("a bug")
@@ -206,7 +206,7 @@ async def test_what_the_handler_raises_on_a_stream_is_not_lost(
 
     with monkeypatch.context() as patch:
         patch.setattr(place.recorder, method, fail)
-        # gRPC has no words for the end of a stream on which it could not send any more.
+        # gRPC gives no reason for the end of a stream on which it could no longer send.
         said = [HELLO] if method == "agent_connected" else [HELLO, VIEW]
         agent = Conversation(place.client(), *said)
         if method == "agent_lost":
@@ -220,7 +220,7 @@ async def test_what_the_handler_raises_on_a_stream_is_not_lost(
     await place.still_works(other)
 
 
-async def test_what_the_handler_raises_on_a_question_is_not_lost(
+async def test_an_exception_of_the_handler_on_a_request_is_reported(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bug = KeyError("a bug")

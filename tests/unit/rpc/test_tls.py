@@ -1,4 +1,4 @@
-"""Mutual TLS on real connections: who is let in, who is told why not, and files that change."""
+"""Mutual TLS on real connections: accepted peers, refusals with their reasons, changing files."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ METHODS = pb.DESCRIPTOR.services_by_name["Control"].methods
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
-    """With certificates of the jobs digits and letters, and an expired one of digits."""
+    """An authority with certificates of jobs digits and letters, and an expired one of digits."""
     made = make_certificates(tmp_path_factory.mktemp("tls") / "made")
     sign_for_job(made, "letters")
     sign_for_job(made, "digits")
@@ -58,7 +58,7 @@ def with_ca(security: Tls, made: Certificates) -> Tls:
 
 
 @pytest.mark.parametrize("address", [ANY_PORT, "unix"])
-async def test_both_ends_show_a_certificate_of_the_job(
+async def test_both_ends_accept_certificates_of_the_job(
     made: Certificates, tmp_path: Path, address: str
 ) -> None:
     address = f"unix:{tmp_path}/c.sock" if address == "unix" else address
@@ -69,8 +69,8 @@ async def test_both_ends_show_a_certificate_of_the_job(
         assert place.reports.all == []
 
 
-async def test_a_job_with_a_long_name(made: Certificates) -> None:
-    """No label of a DNS name has more than 63 characters."""
+async def test_a_certificate_of_a_job_with_a_long_name_is_accepted(made: Certificates) -> None:
+    """A label of a DNS name has at most 63 characters, so the name is split."""
     job = "0123456789" * 20
     identity = f"{job[:63]}.{job[63:126]}.{job[126:189]}.{job[189:]}.job.elastic"
     sign(made, "long", names=f"DNS:{identity},DNS:agent.{identity},DNS:coordinator.{identity}")
@@ -81,7 +81,7 @@ async def test_a_job_with_a_long_name(made: Certificates) -> None:
 
 
 @pytest.mark.parametrize("protected", [True, False])
-async def test_nothing_is_explained_where_nothing_is_wrong(
+async def test_explain_is_empty_for_a_working_or_an_absent_coordinator(
     made: Certificates, protected: bool
 ) -> None:
     security = tls(made) if protected else PLAINTEXT
@@ -102,7 +102,7 @@ def limited(made: Certificates, *roles: str) -> Tls:
 
 @contextlib.contextmanager
 def explained(role: str) -> Iterator[None]:
-    """A refusal names the role that it takes."""
+    """Check that a refusal in this block names the role that the call needs."""
     try:
         yield
     except ConfigurationError as error:
@@ -112,8 +112,8 @@ def explained(role: str) -> Iterator[None]:
 
 
 async def attends(place: Place, security: Security) -> None:
-    """As an agent does, again where gRPC could not send its hello any more, and hides the refusal
-    that came before it."""
+    """Attend as an agent does. Try again if gRPC could no longer send the hello: that error hides
+    the refusal that came before it."""
     while True:
         try:
             await place.agent(security, node="n2")
@@ -128,7 +128,7 @@ async def attends(place: Place, security: Security) -> None:
 
 
 async def may(place: Place, security: Security) -> set[str]:
-    """What the holder of a certificate is let do; each refusal names the role that it takes."""
+    """The actions that a certificate permits; each refusal must name the role that it needs."""
     client, allowed = place.client(security), set()
     asked: dict[str, Callable[[], Awaitable[Any]]] = {
         "attend": lambda: attends(place, security),
@@ -174,25 +174,25 @@ async def test_a_certificate_is_limited_to_its_roles(
         assert await may(place, limited(made, *roles)) == allowed
 
 
-async def test_whose_certificate_has_a_role_trusts_no_coordinator_without(
+async def test_a_peer_with_a_role_refuses_a_coordinator_without_the_coordinator_role(
     made: Certificates,
 ) -> None:
-    """Else a stolen certificate of a node would do for posing as one."""
+    """Otherwise a stolen certificate of a node would suffice to pose as a coordinator."""
     why = r"certificate is refused: .*expected one of coordinator\.digits\.job\.elastic, .*--role"
     await refused(tls(made), limited(made, "agent"), why)
 
 
-async def test_a_coordinator_has_the_role_of_one(made: Certificates) -> None:
+async def test_a_coordinator_of_other_roles_does_not_start(made: Certificates) -> None:
     with pytest.raises(ConfigurationError, match=r"limited to other roles.*coordinator\.digits\."):
         async with place_at(ANY_PORT, limited(made, "agent", "operator")):
             pass
 
 
-# ---- who is not let in, and what they are told
+# ---- refusals and their reasons
 
 
 async def refused(coordinator: Security, security: Security, why: str) -> None:
-    """By both methods; another agent is not disturbed."""
+    """Status and attend are refused with the reason `why`; another agent is not disturbed."""
     async with place_at(ANY_PORT, coordinator) as place:
         other = await place.agent(node="other")
         with pytest.raises(ConfigurationError, match=why):
@@ -208,35 +208,39 @@ async def test_an_agent_of_another_job_does_not_trust_this_coordinator(made: Cer
     await refused(tls(made), tls(made, "letters", job="letters"), why)
 
 
-async def test_a_certificate_of_another_job_is_not_even_shown(made: Certificates) -> None:
+async def test_a_client_does_not_show_a_certificate_of_another_job(made: Certificates) -> None:
     why = r"letters\.pem is not one of job 'digits': it names letters\.job\.elastic"
     await refused(tls(made), tls(made, "letters"), why)
 
 
-async def test_an_expired_certificate_is_not_even_shown(made: Certificates) -> None:
+async def test_a_client_does_not_show_an_expired_certificate(made: Certificates) -> None:
     await refused(tls(made), tls(made, "expired"), r"expired\.pem expired")
 
 
-async def test_a_certificate_of_another_authority(made: Certificates, others: Certificates) -> None:
+async def test_a_certificate_of_another_authority_is_refused(
+    made: Certificates, others: Certificates
+) -> None:
     why = r"does not accept the certificate .*digits\.pem \(.*issuer.*--tls-ca"
     await refused(tls(made), with_ca(tls(others), made), why)
 
 
-async def test_a_coordinator_of_another_authority(made: Certificates, others: Certificates) -> None:
+async def test_a_coordinator_of_another_authority_is_refused(
+    made: Certificates, others: Certificates
+) -> None:
     why = "certificate is refused: .*issuer.*signed by an authority in .*others/ca.pem"
     await refused(tls(made), with_ca(tls(made), others), why)
 
 
-async def test_plain_text_where_tls_is_expected(made: Certificates) -> None:
+async def test_plain_text_is_refused_where_tls_is_expected(made: Certificates) -> None:
     await refused(tls(made), PLAINTEXT, "expects TLS: give --tls-ca")
 
 
-async def test_tls_where_plain_text_is_spoken(made: Certificates) -> None:
+async def test_tls_is_refused_where_plain_text_is_spoken(made: Certificates) -> None:
     await refused(PLAINTEXT, tls(made), "speaks no matching TLS")
 
 
-async def test_a_coordinator_whose_certificate_has_expired(made: Certificates) -> None:
-    """One that did not look at its own."""
+async def test_a_coordinator_whose_certificate_has_expired_is_refused(made: Certificates) -> None:
+    """This server does not check its own certificate."""
     pair = made.key("expired").read_bytes(), made.certificate("expired").read_bytes()
     credentials = grpc.ssl_server_credentials([pair])
     server = grpc.aio.server()
@@ -260,11 +264,11 @@ async def test_a_coordinator_does_not_start_with_a_certificate_that_nobody_can_a
             pass
 
 
-# ---- peers that do not look at their own certificate
+# ---- peers that do not check their own certificate
 
 
 class Stranger:
-    """A client that shows what it likes."""
+    """A client that shows `shown`, or no certificate, without checking it."""
 
     def __init__(self, place: Place, made: Certificates, shown: tuple[Certificates, str] | None):
         pair = {}
@@ -281,12 +285,12 @@ class Stranger:
         )
 
     async def fails(self, code: grpc.StatusCode, why: str = "") -> None:
-        """With every method there is."""
+        """Every method fails with `code` and the reason `why`."""
         for method in METHODS:
             with pytest.raises(grpc.aio.AioRpcError) as error:
                 await self._call(method)
             while "Internal error from Core" in str(error.value.details()):
-                # What it sends may come after the refusal: gRPC then says nothing else.
+                # The client's data may come after the refusal: gRPC then reports nothing else.
                 with pytest.raises(grpc.aio.AioRpcError) as error:
                     await self._call(method)
             assert error.value.code() is code, method.name
@@ -310,7 +314,7 @@ class Stranger:
     "names",
     ["DNS:letters.job.elastic", "DNS:*.job.elastic", "URI:digits.job.elastic", "DNS:digits"],
 )
-async def test_every_method_asks_for_the_job_in_the_certificate(
+async def test_every_method_refuses_a_certificate_that_does_not_name_the_job(
     made: Certificates, names: str
 ) -> None:
     sign(made, "stranger", names=names)
@@ -331,7 +335,7 @@ async def test_every_method_asks_for_the_job_in_the_certificate(
 
 
 @pytest.mark.parametrize("shown", ["nothing", "expired", "others"])
-async def test_no_connection_without_a_certificate_that_holds(
+async def test_a_connection_without_a_valid_certificate_fails(
     made: Certificates, others: Certificates, shown: str
 ) -> None:
     which = {"nothing": None, "expired": (made, "expired"), "others": (others, "digits")}[shown]
@@ -347,7 +351,7 @@ async def test_no_connection_without_a_certificate_that_holds(
 
 @pytest.fixture
 def used(made: Certificates, tmp_path: Path) -> Tls:
-    """A copy of the files of digits, to be replaced."""
+    """A copy of the files of digits that tests replace."""
     put(made, "digits", tmp_path)
     files = TlsFiles(ca=tmp_path / "ca", certificate=tmp_path / "cert", key=tmp_path / "key")
     return Tls(job="digits", files=files)
@@ -359,10 +363,10 @@ def put(made: Certificates, name: str, directory: Path, *, which: str = "ca cert
         shutil.copy(sources[kind], directory / kind)
 
 
-async def test_another_authority_without_a_restart_of_either_side(
+async def test_a_new_authority_takes_effect_without_a_restart_of_either_side(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path
 ) -> None:
-    """The stream that is up stays; from then on only certificates of the new authority hold."""
+    """The open stream stays; from then on only certificates of the new authority are accepted."""
     async with place_at(ANY_PORT, used) as place:
         agent = await place.agent()
         lasting = place.client()
@@ -383,7 +387,7 @@ async def test_another_authority_without_a_restart_of_either_side(
 async def test_a_stream_outlives_the_replacement_of_its_own_certificate(
     others: Certificates, used: Tls, tmp_path: Path
 ) -> None:
-    """One client, both for the stream and for a question that needs a new connection."""
+    """One client serves the stream and a request that needs a new connection."""
     async with place_at(ANY_PORT, used) as place:
         client = place.client()
         agent = Conversation(client, HELLO)
@@ -400,7 +404,7 @@ async def test_a_stream_outlives_the_replacement_of_its_own_certificate(
         await place.still_works(agent)
 
 
-async def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
+async def test_two_authorities_in_one_file_are_both_trusted(
     made: Certificates, others: Certificates, tmp_path: Path
 ) -> None:
     both = tmp_path / "both.pem"
@@ -419,7 +423,8 @@ async def test_two_authorities_at_once_while_one_takes_the_place_of_the_other(
 async def test_an_agent_comes_back_with_the_newest_certificate(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path
 ) -> None:
-    """It is always the same client. It is lost, no more, while only the coordinator is ahead."""
+    """One client throughout. While only the coordinator has new files, the client gets no more than
+    `CoordinatorLost`, after which it tries again."""
     async with place_at(ANY_PORT, tls(made)) as place:
         client = ControlClient(place.address, security=used, report=place.reports)
         agent = Conversation(client, HELLO)
@@ -441,7 +446,7 @@ async def test_an_agent_comes_back_with_the_newest_certificate(
 
 
 @pytest.mark.parametrize("bad", ["cert only", "expired", "garbage", "gone", "another job"])
-async def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
+async def test_unusable_new_files_keep_the_old_certificate_and_are_reported_once(
     made: Certificates, others: Certificates, used: Tls, tmp_path: Path, bad: str
 ) -> None:
     why = {
@@ -480,10 +485,10 @@ async def test_files_that_cannot_be_used_change_nothing_and_are_told_of_once(
         await place.still_works(agent)
 
 
-async def test_a_client_of_the_next_leader_shows_the_certificate_that_is_kept(
+async def test_a_new_client_shows_the_kept_certificate_when_the_files_are_unusable(
     made: Certificates, used: Tls, tmp_path: Path
 ) -> None:
-    """It is another client, whose files were replaced before it was made."""
+    """The new client is made after the files were replaced."""
     async with place_at(ANY_PORT, used) as place:
         await place.agent()
         put(made, "expired", tmp_path)
@@ -494,7 +499,7 @@ async def test_a_client_of_the_next_leader_shows_the_certificate_that_is_kept(
             await place.client(replace(used, kept={})).status(STATUS_S)
 
 
-async def test_plain_text_that_is_allowed() -> None:
+async def test_insecure_plain_text_works_with_a_warning() -> None:
     async with place_at("0.0.0.0:0", Plaintext(insecure=True)) as place:
         place.address = place.address.replace("0.0.0.0", "127.0.0.1")
         assert (await place.client(PLAINTEXT).status(STATUS_S)).job == "digits"

@@ -1,4 +1,4 @@
-"""The loop around a machine: one event at a time, effects in order, one timer."""
+"""The driver handles one event at a time, executes effects in order, and has one timer."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def make(machine: Scripted, executed: list[str], errors: list[BaseException]) ->
     return driver
 
 
-def test_what_is_posted_meanwhile_waits_its_turn() -> None:
+def test_events_posted_during_execution_wait_their_turn() -> None:
     executed: list[str] = []
     machine = Scripted({"a": ["1", "post b", "post c", "2"], "b": ["3"], "c": ["4"]})
     make(machine, executed, []).post("a")
@@ -49,7 +49,7 @@ def test_what_is_posted_meanwhile_waits_its_turn() -> None:
     assert executed.index("after post b") < executed.index("3")
 
 
-def test_what_waited_comes_before_what_is_posted_and_all_is_observed() -> None:
+def test_waiting_events_are_handled_before_a_posted_one_and_all_are_observed() -> None:
     machine, waiting = Scripted({"a": ["1"]}), ["w"]
     happened: list[object] = []
 
@@ -82,7 +82,7 @@ def test_an_error_is_reported_and_does_not_wedge_the_driver() -> None:
     assert [event for event, _ in machine.handled] == ["a", "b"]
 
 
-def test_the_machine_is_given_the_clock() -> None:
+def test_the_machine_gets_the_time_of_the_clock() -> None:
     machine = Scripted({})
     driver: Driver[str, str] = Driver(
         machine, print, TIMER, on_error=print, clock=iter([5.0, 7.5]).__next__
@@ -92,7 +92,7 @@ def test_the_machine_is_given_the_clock() -> None:
     assert machine.handled == [("a", 5.0), ("b", 7.5)]
 
 
-async def test_timers_replace_each_other() -> None:
+async def test_a_new_timer_replaces_the_old_one() -> None:
     loop = asyncio.get_running_loop()
     machine = Scripted({})
     driver: Driver[str, str] = Driver(machine, print, TIMER, on_error=print, clock=loop.time)
@@ -107,7 +107,7 @@ async def test_timers_replace_each_other() -> None:
 
 
 @pytest.mark.parametrize("closed", [False, True])
-async def test_a_timer_that_was_taken_back_does_not_fire(closed: bool) -> None:
+async def test_a_cancelled_timer_does_not_fire(closed: bool) -> None:
     machine = Scripted({})
     driver = make(machine, [], [])
     driver.set_timer(0.0)

@@ -1,4 +1,4 @@
-"""Names that are too long for a file are shortened, each to a name of its own."""
+"""Names that are too long for a file are shortened, and stay distinct."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_long_name_keeps_its_begin_and_its_end() -> None:
     assert short == fitting("a" * 100 + "-end-of-this-one", 60)
 
 
-def test_no_two_names_become_one() -> None:
+def test_different_long_names_stay_different() -> None:
     alike = ["".join(p).ljust(90, "x") + "y" * 90 for p in itertools.product("ab", repeat=4)]
     alike += [f"{'x' * 90}{n:02}{'y' * 90}" for n in range(50)]
     for most in (LEAST, 100):

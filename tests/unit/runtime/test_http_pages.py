@@ -1,4 +1,4 @@
-"""What watchers are answered, whatever the daemon's event loop does."""
+"""Metrics and health checks are answered whatever the daemon's event loop does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCRAPE = Request()
 
 
 class Daemon:
-    """Its loop runs on a thread of its own."""
+    """A daemon whose event loop runs on a thread of its own."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -89,14 +89,14 @@ async def test_a_scrape_has_the_daemons_figures_and_those_of_its_process(daemon:
     assert text(opens).endswith("# EOF\n")
 
 
-async def test_scrapes_at_once_take_one_snapshot(daemon: Daemon) -> None:
+async def test_concurrent_scrapes_share_one_snapshot(daemon: Daemon) -> None:
     await asyncio.gather(*(daemon.pages.metrics(SCRAPE) for _ in range(50)))
     assert daemon.snapshots == 1
     await asyncio.sleep(0.25)
     assert "} 2.0" in text(await daemon.pages.metrics(SCRAPE))
 
 
-async def test_a_daemon_that_stands_still_lives_and_is_not_ready(
+async def test_a_blocked_daemon_is_healthy_but_not_ready(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_pages, "ASK_WITHIN_S", 0.3)
@@ -122,7 +122,7 @@ async def test_a_daemon_that_stands_still_lives_and_is_not_ready(
         goes_on.set()
 
 
-async def test_without_any_snapshot_there_is_nothing_to_serve(
+async def test_metrics_are_unavailable_until_the_first_snapshot(
     daemon: Daemon, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_pages, "ASK_WITHIN_S", 0.1)
@@ -133,14 +133,14 @@ async def test_without_any_snapshot_there_is_nothing_to_serve(
     await asyncio.sleep(0.1)
 
 
-async def test_not_ready_says_why(daemon: Daemon) -> None:
+async def test_readyz_says_why_a_daemon_is_not_ready(daemon: Daemon) -> None:
     daemon.reason = "no coordinator answers"
     response = await daemon.pages.readyz(SCRAPE)
     assert (response.status, text(response)) == (503, "no coordinator answers\n")
     assert (await daemon.pages.healthz(SCRAPE)).status == 200
 
 
-async def test_metrics_are_not_for_everybody(daemon: Daemon) -> None:
+async def test_metrics_are_refused_to_strangers_but_health_checks_are_not(daemon: Daemon) -> None:
     stranger = Request(peer=())
     assert (await daemon.pages.metrics(stranger)).status == 403
     assert (await daemon.pages.healthz(stranger)).status == 200
@@ -148,7 +148,7 @@ async def test_metrics_are_not_for_everybody(daemon: Daemon) -> None:
     assert daemon.snapshots == 0
 
 
-async def test_each_definition_is_found_but_those_of_tls_and_etcd(daemon: Daemon) -> None:
+async def test_a_scrape_has_every_metric_except_those_of_tls_and_etcd(daemon: Daemon) -> None:
     written = text(await daemon.pages.metrics(SCRAPE))
     assert {m.name for m in CATALOG.metrics if f"# TYPE {m.name} " not in written} == {
         "elastic_certificate_expiry_timestamp_seconds",

@@ -1,4 +1,4 @@
-"""What strangers send costs little and ends; who asks properly is answered all the while."""
+"""Bad and slow clients cost the HTTP server little and are cut; proper requests are answered."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ BODY = b"x" * 2_000_000
 
 
 class Site:
-    """A server on this machine's loopback, and what it has told of."""
+    """A server on loopback, with its requests in `asked` and its reports in `told`."""
 
     def __init__(self, tls: HttpTls | None = None) -> None:
         self.told: list[dict[str, Any]] = []
@@ -48,7 +48,7 @@ class Site:
         }
         self.chunk, self.pause_s, self.breaks = b"tick\n", 0.02, False
         self.stays_s = 0.0
-        """How long a stream takes to end."""
+        """Seconds that a stream takes to end."""
         self.streaming = 0
         self.server = HttpServer(listener, pages, report=self._report, tls=tls)
         self.thread = threading.Thread(target=self.server.run)
@@ -84,7 +84,7 @@ class Site:
             self.streaming -= 1
 
     def stream(self) -> socket.socket:
-        """A connection on which the first part of a stream has come."""
+        """A connection on which the first part of a stream, or its refusal, has come."""
         connection = self.connect()
         connection.sendall(b"GET /stream HTTP/1.1\r\nHost: x\r\n\r\n")
         received = b""
@@ -118,7 +118,6 @@ def site() -> Iterator[Site]:
 
 
 def rest_of(connection: socket.socket) -> bytes:
-    """What comes until the other end closes."""
     received = b""
     with contextlib.suppress(ConnectionResetError):
         while data := connection.recv(65536):
@@ -126,7 +125,7 @@ def rest_of(connection: socket.socket) -> bytes:
     return received
 
 
-def test_pages_are_answered_and_nothing_else(site: Site) -> None:
+def test_only_known_pages_and_methods_are_answered(site: Site) -> None:
     assert site.ask() == (200, b"small\n")
     assert site.ask(method="HEAD") == (200, b"")
     assert site.ask("/small?name[]=x") == (200, b"small\n")
@@ -137,7 +136,7 @@ def test_pages_are_answered_and_nothing_else(site: Site) -> None:
         assert site.ask(method=method)[0] == 405, method
 
 
-def test_a_page_that_fails_is_told_of(site: Site) -> None:
+def test_a_failing_page_answers_500_and_is_reported_once(site: Site) -> None:
     status, body = site.ask("/fails")
     assert status == 500
     assert b"Lookup" not in body
@@ -172,7 +171,7 @@ def test_garbage_is_refused_and_the_connection_ends(site: Site, sent: bytes) -> 
     assert site.told == []
 
 
-def test_what_takes_too_long_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_clients_that_take_too_long_are_cut(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "ANSWER_WITHIN_S", 0.3)
     with site.connect() as silent, site.connect() as slow, site.connect() as deaf:
         slow.sendall(b"GET /small HTTP/1.1\r\nHost: x\r\n")
@@ -184,7 +183,7 @@ def test_what_takes_too_long_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch)
         trickle.join(DEADLINE_S)
         assert not trickle.is_alive()
         assert time.monotonic() < stops_at, "cut while it was still sending"
-        while True:  # of what it has not read the end is lost with the connection
+        while True:  # a reset loses the rest that it has not read
             try:
                 if not deaf.recv(65536):
                     break
@@ -194,14 +193,14 @@ def test_what_takes_too_long_is_cut(site: Site, monkeypatch: pytest.MonkeyPatch)
 
 
 def drip(connection: socket.socket, stops_at: float) -> None:
-    """A header that never ends."""
+    """Send header lines that never end."""
     with contextlib.suppress(OSError):
         while time.monotonic() < stops_at:
             connection.sendall(b"X-A: b\r\n")
             time.sleep(0.02)
 
 
-def test_thousands_of_connections_keep_nobody_out(site: Site) -> None:
+def test_thousands_of_connections_do_not_keep_others_out(site: Site) -> None:
     with contextlib.ExitStack() as kept:
         for n in range(10 * http_server.MOST_CONNECTIONS):
             kept.enter_context(contextlib.closing(site.connect()))
@@ -211,7 +210,7 @@ def test_thousands_of_connections_keep_nobody_out(site: Site) -> None:
         assert site.ask()[0] == 200
 
 
-def test_closing_waits_for_nobody() -> None:
+def test_closing_does_not_wait_for_clients() -> None:
     site = Site()
     with site.connect() as silent, site.connect() as deaf:
         deaf.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
@@ -229,7 +228,7 @@ def test_closing_waits_for_nobody() -> None:
         ("nowhere.invalid:1", "the host does not resolve"),
     ],
 )
-def test_an_address_that_cannot_be_had_is_named(address: str, said: str) -> None:
+def test_an_address_that_cannot_be_bound_is_named(address: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=f"HTTP at {address}.*{said}.*--http-address"):
         asyncio.run(listen_for_http(address))
 
@@ -242,7 +241,7 @@ def test_a_port_in_use_is_named(site: Site) -> None:
 # ---- answers that do not end
 
 
-def test_a_stream_lasts_for_as_long_as_its_client(
+def test_a_stream_lasts_as_long_as_its_client_stays(
     site: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_server, "ANSWER_WITHIN_S", 0.3)
@@ -268,7 +267,7 @@ def test_a_client_that_does_not_read_its_stream_is_cut(
     assert site.ask()[0] == 200
 
 
-def test_streams_are_few_and_no_newer_connection_takes_the_place_of_one(site: Site) -> None:
+def test_streams_are_limited_and_not_cut_for_newer_connections(site: Site) -> None:
     with contextlib.ExitStack() as kept:
         for _ in range(http_server.MOST_STREAMS):
             kept.enter_context(contextlib.closing(site.stream()))
@@ -284,7 +283,7 @@ def test_streams_are_few_and_no_newer_connection_takes_the_place_of_one(site: Si
         eventually(lambda: site.streaming == 1, "there is room again")
 
 
-def test_a_stream_that_fails_ends_and_is_told_of(site: Site) -> None:
+def test_a_stream_that_fails_ends_and_is_reported(site: Site) -> None:
     with contextlib.closing(site.stream()) as connection:
         site.breaks = True
         received = b""
@@ -311,7 +310,7 @@ def test_closing_ends_streams(stays_s: float, capfd: pytest.CaptureFixture[str])
 
 
 class Secured(Site):
-    """With certificates of the job `digits`."""
+    """A site with TLS and certificates of the job `digits`."""
 
     def __init__(self, files: Any) -> None:
         tls = Tls(job="digits", files=files)
@@ -319,7 +318,7 @@ class Secured(Site):
         super().__init__(HttpTls(files=files, newest=newest))
 
     def peer(self, ca: Path, client: Any = None) -> tuple[tuple[str, ...] | None, bytes]:
-        """What the page has seen of a client, and the certificate that was shown to it."""
+        """The client's names as the page saw them, and the certificate that the server showed."""
         context = ssl.create_default_context(cafile=str(ca))
         context.check_hostname = False
         if client is not None:
@@ -330,7 +329,7 @@ class Secured(Site):
             return self.asked[-1].peer, secured.getpeercert(binary_form=True) or b""
 
 
-def test_a_client_may_show_a_certificate_and_the_newest_is_shown_to_it(tmp_path: Path) -> None:
+def test_a_client_certificate_is_optional_and_the_servers_newest_is_shown(tmp_path: Path) -> None:
     made, other = make_certificates(tmp_path / "ours"), make_certificates(tmp_path / "theirs")
     files, foreign = sign_for_job(made, "digits"), sign_for_job(other, "digits")
     ca, site = made.ca, Secured(files)
@@ -353,7 +352,7 @@ def test_a_client_may_show_a_certificate_and_the_newest_is_shown_to_it(tmp_path:
         site.close()
 
 
-def test_handshakes_that_are_never_finished_keep_nobody_out(tmp_path: Path) -> None:
+def test_unfinished_handshakes_do_not_keep_others_out(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "tls")
     with (
         contextlib.closing(Secured(sign_for_job(made, "digits"))) as site,
@@ -365,7 +364,7 @@ def test_handshakes_that_are_never_finished_keep_nobody_out(tmp_path: Path) -> N
         assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
 
 
-def test_a_server_whose_loop_gets_no_pipe_is_refused_without_a_word_on_the_console(
+def test_a_server_whose_loop_gets_no_socket_pair_raises_without_other_complaints(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def refuse(*_: object) -> None:

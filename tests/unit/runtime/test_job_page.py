@@ -1,4 +1,4 @@
-"""Who watches a job gets it whole, then what changes; however many watch, it is asked once."""
+"""The job's page: a stream of its state and changes, actions, and a strict content policy."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def site(monkeypatch: pytest.MonkeyPatch) -> Iterator[PageSite]:
 
 
 class Watcher:
-    """Reads a stream."""
+    """A client that reads the page's stream."""
 
     def __init__(self, site: PageSite) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=DEADLINE_S)
@@ -48,7 +48,7 @@ class Watcher:
         assert self._answer.getheader("content-type") == "text/event-stream"
 
     def next(self) -> tuple[str, dict[str, Any]]:
-        """The next event: its kind, and what it says."""
+        """The next event that has data: its kind and its content."""
         lines: list[str] = []
         while (line := self._answer.readline().decode()) != "\n":
             assert line, "the stream has ended"
@@ -84,7 +84,7 @@ def ask(site: PageSite, path: str, **headers: str) -> tuple[int, http.client.HTT
         return answer.status, answer.headers, answer.read()
 
 
-def test_a_stream_begins_with_the_whole_and_goes_on_with_changes(
+def test_a_stream_begins_with_the_whole_job_and_goes_on_with_changes(
     site: PageSite, watcher: Watcher
 ) -> None:
     kind, whole = watcher.next()
@@ -98,7 +98,7 @@ def test_a_stream_begins_with_the_whole_and_goes_on_with_changes(
     assert change["version"] == whole["version"] + 1
 
 
-def test_a_stream_without_news_says_that_it_lives(watcher: Watcher) -> None:
+def test_a_stream_without_news_sends_beats(watcher: Watcher) -> None:
     beat = watcher.until(lambda kind, _: kind == "beat")
     assert beat["silent"] is False
     assert abs(beat["at"] - time.time()) < 10.0
@@ -116,7 +116,7 @@ def test_many_watchers_cost_the_daemon_one_look(site: PageSite) -> None:
         assert all(whole == wholes[0] for whole in wholes)
 
 
-def test_nobody_is_asked_while_nobody_watches(site: PageSite, watcher: Watcher) -> None:
+def test_the_daemon_is_not_asked_while_nobody_watches(site: PageSite, watcher: Watcher) -> None:
     watcher.next()
     watcher.close()
     eventually(lambda: site.page._feed._renewing is None)
@@ -147,7 +147,7 @@ async def never() -> Any:
     await asyncio.Event().wait()
 
 
-def test_a_daemon_that_stands_still_is_told_of(
+def test_a_blocked_daemon_is_reported_as_silent_in_the_beats(
     site: PageSite, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(http_pages, "ASK_WITHIN_S", 0.2)
@@ -163,7 +163,7 @@ def test_a_daemon_that_stands_still_is_told_of(
     watcher.until(lambda kind, message: kind == "beat" and not message["silent"])
 
 
-def test_a_view_that_cannot_be_made_ends_the_stream_and_is_told_of(
+def test_a_view_that_cannot_be_made_ends_the_stream_and_is_reported(
     site: PageSite, watcher: Watcher
 ) -> None:
     watcher.next()
@@ -175,7 +175,7 @@ def test_a_view_that_cannot_be_made_ends_the_stream_and_is_told_of(
         again.until(lambda kind, m: kind == "message" and "nodes" in m["sections"])
 
 
-def test_how_the_job_has_ended_is_told_before_the_server_ends(
+def test_the_end_of_the_job_is_sent_before_the_server_ends(
     site: PageSite, watcher: Watcher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(job_page, "EVERY_S", 60.0)
@@ -210,7 +210,7 @@ def test_state_and_curves_are_served_without_a_stream(site: PageSite) -> None:
         assert ask(site, path)[0] == 404, path
 
 
-def test_a_coordinator_that_stands_by_sends_browsers_to_a_leader_that_they_reach(
+def test_a_standby_redirects_browsers_only_to_a_leader_page_that_they_can_reach(
     site: PageSite,
 ) -> None:
     site.seen = None
@@ -231,7 +231,7 @@ def test_a_coordinator_that_stands_by_sends_browsers_to_a_leader_that_they_reach
         assert json.loads(ask(site, "/page/state")[2])["sections"]["head"]["leader"] == "one:1"
 
 
-def test_the_log_of_a_worker_is_asked_for_when_somebody_wants_it(site: PageSite) -> None:
+def test_the_log_of_a_worker_is_fetched_on_request(site: PageSite) -> None:
     status, headers, body = ask(site, "/page/log/node-1-2")
     assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert body.decode() == "step 1\nthe log of node-1-2\n<b>not markup</b>\n"
@@ -256,7 +256,7 @@ def acting() -> Iterator[PageSite]:
 def act(
     site: PageSite, path: str = "drain", body: Any = '{"node": "node-1"}', **changed: str | None
 ) -> tuple[int, str]:
-    """As the page does, but for what is changed."""
+    """Post an action as the page does, with the headers of `changed`; None leaves one out."""
     headers: dict[str, str | None] = {
         "host": f"localhost:{site.port}",
         "origin": f"http://localhost:{site.port}",
@@ -272,7 +272,7 @@ def act(
         return answer.status, answer.read().decode()
 
 
-def test_actions_do_what_operators_commands_do_and_say_from_where(acting: PageSite) -> None:
+def test_page_actions_do_what_operators_commands_do_and_name_their_origin(acting: PageSite) -> None:
     assert act(acting) == (200, "drain of node-1 is under way\n")
     status, said = act(acting, "stop", '{"node": ""}')
     assert (status, said) == (200, "the job ends at the next step boundary\n")
@@ -295,7 +295,7 @@ def test_actions_do_what_operators_commands_do_and_say_from_where(acting: PageSi
         ({"path": "restart"}, 405),
     ],
 )
-def test_what_is_not_allowed_or_makes_no_sense_does_nothing(
+def test_an_unauthorized_or_invalid_action_is_refused_and_does_nothing(
     acting: PageSite, changed: dict[str, Any], status: int
 ) -> None:
     found, said = act(acting, **changed)
@@ -321,14 +321,14 @@ def test_a_long_action_is_not_read_to_its_end(acting: PageSite) -> None:
         (TransientError("the coordinator at a:1 does not lead now"), 503),
     ],
 )
-def test_why_an_action_cannot_be_done_is_said(
+def test_an_action_that_fails_answers_with_the_reason(
     acting: PageSite, error: Exception, status: int
 ) -> None:
     acting.acted_on.error = error
     assert act(acting) == (status, f"{error}\n")
 
 
-def test_a_page_is_read_only_unless_it_is_wanted_otherwise(site: PageSite) -> None:
+def test_a_page_is_read_only_by_default(site: PageSite) -> None:
     for path in ("drain", "clear", "stop"):
         assert act(site, path)[0] == 405
         assert ask(site, f"/page/{path}")[0] == 404
@@ -336,19 +336,19 @@ def test_a_page_is_read_only_unless_it_is_wanted_otherwise(site: PageSite) -> No
     assert b"data-actions" not in ask(site, "/")[2].partition(b">")[0]
 
 
-def test_an_action_is_no_page(acting: PageSite) -> None:
+def test_a_get_request_for_an_action_is_refused(acting: PageSite) -> None:
     status, headers, _ = ask(acting, "/page/stop")
     assert (status, headers["allow"]) == (405, "POST")
     assert ask(acting, "/")[2].startswith(b'<!doctype html>\n<html lang="en" data-actions="token">')
 
 
-# ---- one file, from nowhere else
+# ---- the page is one self-contained file
 
 
 HTML = resources.files("elastic.coordinator").joinpath("page.html").read_text("utf-8")
 
 
-def test_the_policy_allows_the_files_own_script_and_style_and_nothing_else(site: PageSite) -> None:
+def test_the_policy_allows_only_the_pages_own_script_and_style(site: PageSite) -> None:
     status, headers, body = ask(site, "/")
     policy = headers["content-security-policy"]
     assert (status, body.decode()) == (200, HTML)
@@ -362,7 +362,7 @@ def test_the_policy_allows_the_files_own_script_and_style_and_nothing_else(site:
     assert headers["x-content-type-options"] == "nosniff"
 
 
-def test_nothing_is_fetched_from_elsewhere_and_nothing_becomes_markup() -> None:
+def test_the_page_fetches_nothing_from_elsewhere_and_inserts_no_markup() -> None:
     addresses = set(re.findall(r"https?://[\w./]+", HTML)) - {"http://www.w3.org/2000/svg"}
     assert addresses == set()
     for markup in (
@@ -377,7 +377,7 @@ def test_nothing_is_fetched_from_elsewhere_and_nothing_becomes_markup() -> None:
     assert len(HTML) < 100_000
 
 
-def test_changes_are_told_part_by_part() -> None:
+def test_changed_returns_only_the_parts_that_differ() -> None:
     same: dict[str, Any] = {"x": 1}
     before = {"head": {"a": 1, "b": [1]}, "gone": {"c": 1}, "same": same}
     after = {"head": {"a": 2, "b": [1], "d": 3}, "new": {"e": 1}, "same": same}

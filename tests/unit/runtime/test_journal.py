@@ -1,5 +1,5 @@
-"""What happened reaches every listener, as one line of JSON where it is written. Logged warnings do
-so too, and an outage does not flood it."""
+"""Journal entries and logged warnings reach every listener, as one line of JSON each where they are
+written. Repeated warnings are limited, so that an outage does not flood the journal."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_entries_reach_every_listener_in_order() -> None:
     assert before <= first[0].unix_s <= first[1].unix_s <= time.time()
 
 
-def test_json_lines() -> None:
+def test_json_lines_writes_one_line_per_entry_and_omits_quiet_ones() -> None:
     stream = io.StringIO()
     lines = JsonLines(stream, quiet=frozenset({"progress"}))
     lines(Entry(unix_s=1.23456789, name="progress", fields={}))
@@ -54,7 +54,7 @@ def test_json_lines() -> None:
     }
 
 
-def test_what_stands_in_a_field_is_never_in_the_way_of_the_line() -> None:
+def test_any_field_values_give_a_valid_json_line() -> None:
     reported = {"loss": math.nan, "step": 3, "best": {"accuracy": -math.inf, "of": [1.0, math.inf]}}
     fields = {"time": "noon", "event": "job_ended", "reported": reported, "odd": object}
     found = json.loads(Entry(unix_s=1.0, name="progress", fields=fields).to_json())
@@ -67,7 +67,7 @@ def test_what_stands_in_a_field_is_never_in_the_way_of_the_line() -> None:
     assert found["non_finite"] == ["reported.loss", "reported.best.accuracy", "reported.best.of.1"]
 
 
-def test_every_line_says_whose_it_is_and_how_grave() -> None:
+def test_every_line_has_its_origin_and_severity() -> None:
     stream = io.StringIO()
     origin = {"job": "digits", "run": "second", "node": "n1"}
     journal = Journal(JsonLines(stream), origin=origin)
@@ -83,7 +83,7 @@ def test_every_line_says_whose_it_is_and_how_grave() -> None:
 @pytest.mark.parametrize(
     ("exit_code", "severity"), [(82, "info"), (143, "info"), (1, "error"), (84, "error")]
 )
-def test_an_end_that_nobody_asked_for_is_an_error(exit_code: int, severity: str) -> None:
+def test_a_job_end_is_an_error_unless_it_was_requested(exit_code: int, severity: str) -> None:
     ended = Entry(unix_s=1.0, name="job_ended", fields={"exit_code": exit_code})
     assert ended.severity == severity
 
@@ -108,7 +108,7 @@ async def test_the_newest_entries_are_remembered_without_progress() -> None:
     assert [line async for line in recent.remembered()] == lines("b", "c")
 
 
-async def test_who_follows_hears_what_was_and_what_comes_progress_included() -> None:
+async def test_a_follower_gets_earlier_and_new_entries_including_progress() -> None:
     recent = RecentEntries()
     recent(entry("a"))
     one, two = recent.follow(), recent.follow()
@@ -116,7 +116,7 @@ async def test_who_follows_hears_what_was_and_what_comes_progress_included() -> 
     for name in ("progress", "b"):
         recent(entry(name))
     assert await taken(one, 2) == lines("progress", "b")
-    assert await taken(two, 2) == lines("a", "b")  # it looked later
+    assert await taken(two, 2) == lines("a", "b")  # its first read came later
     recent(entry("c"))
     for followed in (one, two):
         assert await taken(followed, 1) == lines("c")
@@ -124,7 +124,7 @@ async def test_who_follows_hears_what_was_and_what_comes_progress_included() -> 
     assert not recent._followers
 
 
-async def test_who_does_not_read_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_follower_that_does_not_read_loses_entries(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("elastic.runtime.journal._MOST_BEHIND", 2)
     recent = RecentEntries()
     recent(entry("first"))
@@ -163,10 +163,10 @@ def test_a_warning_is_an_entry_with_its_source(entries: list[Entry], log: loggin
     }
 
 
-def test_what_the_event_loop_says_is_an_entry_that_names_the_cause(
+def test_an_error_logged_by_asyncio_is_an_entry_that_names_the_cause(
     entries: list[Entry], log: logging.Logger
 ) -> None:
-    """As that of a socket that cannot be accepted, with a traceback that stays beside it."""
+    """For example when accept() fails. The traceback stays in a field of its own."""
     del log
     warnings_to(Journal(entries.append))
     error = OSError(errno.ENFILE, "Too many open files in system")
@@ -179,7 +179,7 @@ def test_what_the_event_loop_says_is_an_entry_that_names_the_cause(
     assert "OSError" in entry.fields["traceback"]
 
 
-def test_the_same_again_is_told_every_ten_seconds(entries: list[Entry]) -> None:
+def test_a_repeated_warning_is_recorded_every_ten_seconds(entries: list[Entry]) -> None:
     now = 0.0
     handler = JournalHandler(Journal(entries.append), clock=lambda: now)
 

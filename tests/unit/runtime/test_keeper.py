@@ -25,7 +25,7 @@ Keep = Callable[..., subprocess.Popen[str]]
 
 @pytest.fixture
 def keep(tmp_path: Path) -> Iterator[Keep]:
-    """Starts a keeper of a Python command."""
+    """Starts a keeper with a Python command."""
     started: list[subprocess.Popen[str]] = []
 
     def start(code: str, directory: Path = tmp_path / "none") -> subprocess.Popen[str]:
@@ -49,7 +49,6 @@ until = functools.partial(eventually, deadline_s=DEADLINE_S)
 
 
 def pid_of(process: subprocess.Popen[str]) -> int:
-    """What the command printed."""
     assert process.stdout is not None
     return int(process.stdout.readline())
 
@@ -59,18 +58,18 @@ def is_gone(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("code", [0, 3])
-def test_it_ends_with_the_commands_exit_code(keep: Keep, code: int) -> None:
+def test_the_keeper_ends_with_the_commands_exit_code(keep: Keep, code: int) -> None:
     assert keep(f"raise SystemExit({code})").wait(DEADLINE_S) == code
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_it_ends_by_the_commands_signal(keep: Keep, number: signal.Signals) -> None:
+def test_the_keeper_ends_by_the_commands_signal(keep: Keep, number: signal.Signals) -> None:
     process = keep(f"import os; os.kill(os.getpid(), {int(number)})")
     assert process.wait(DEADLINE_S) == -number
 
 
-def test_what_the_command_leaves_is_ended(keep: Keep) -> None:
-    """Detached, in a session of its own, and deaf to signals."""
+def test_processes_that_the_command_leaves_behind_are_ended(keep: Keep) -> None:
+    """This one is detached, in a session of its own, and ignores SIGTERM."""
     process = keep(
         "import os, signal, sys, time\n"
         "if os.fork() == 0:\n"
@@ -85,15 +84,15 @@ def test_what_the_command_leaves_is_ended(keep: Keep) -> None:
     assert is_gone(pid)
 
 
-def test_the_command_is_told_when_its_keeper_is_killed(keep: Keep) -> None:
+def test_the_command_ends_when_its_keeper_is_killed(keep: Keep) -> None:
     process = keep("import os, time; print(os.getpid(), flush=True); time.sleep(600)")
     pid = pid_of(process)
     os.kill(process.pid, signal.SIGKILL)
     until(lambda: is_gone(pid))
 
 
-def test_descriptors_are_the_commands_alone(tmp_path: Path) -> None:
-    """So that its sockets close when it ends."""
+def test_the_keeper_keeps_no_descriptors_of_the_command(tmp_path: Path) -> None:
+    """So the command's sockets close when the command ends."""
     read, write = os.pipe()
     code = f"import os, time; os.close({write}); print(os.getpid(), flush=True); time.sleep(600)"
     keeper = [sys.executable, "-m", "elastic.runtime.keeper", str(tmp_path / "none")]

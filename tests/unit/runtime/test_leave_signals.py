@@ -1,4 +1,4 @@
-"""Signals that every process of a node gets: the agent's word decides what a worker does."""
+"""A leave signal ends a worker only if the agent does not say in time that the node leaves."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ stray = leave_signals.StraySignals()
 
 
 def ran(script: str) -> subprocess.CompletedProcess[str]:
-    """A worker that does this."""
+    """Run this script as a worker."""
     command = [sys.executable, "-c", _BEGIN + textwrap.dedent(script)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=_DEADLINE_S, check=False, env=os.environ
@@ -54,7 +54,7 @@ def test_a_signal_that_the_agent_got_as_well_ends_no_worker() -> None:
     assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
 
 
-def test_a_hang_up_is_nothing_to_a_worker() -> None:
+def test_a_worker_ignores_sighup() -> None:
     done = ran("""
         stray.take_over()
         os.kill(os.getpid(), signal.SIGHUP)
@@ -74,8 +74,8 @@ def test_handlers_of_the_script_stay() -> None:
     assert done.returncode == 7, done.stderr
 
 
-def test_a_process_of_the_script_ends_at_once() -> None:
-    """As torch's DataLoader ends those that load."""
+def test_a_signal_ends_a_child_process_of_the_script_at_once() -> None:
+    """torch's DataLoader ends its workers this way."""
     done = ran("""
         leave_signals.PATIENCE_S = 60.0
         stray.take_over()
@@ -92,7 +92,7 @@ def test_a_process_of_the_script_ends_at_once() -> None:
     assert (done.returncode, done.stdout) == (0, f"{int(signal.SIGTERM)}\n"), done.stderr
 
 
-def test_off_the_main_thread_nothing_changes() -> None:
+def test_take_over_off_the_main_thread_changes_nothing() -> None:
     done = ran("""
         import threading
         thread = threading.Thread(target=stray.take_over)

@@ -1,4 +1,4 @@
-"""What keeps a process from listening at an address is said in words."""
+"""The error says in words why a process cannot listen at an address."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.etcd_cluster import free_ports
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "0.0.0.0", "[::]"])
-async def test_a_port_is_free_or_in_use(host: str) -> None:
+async def test_a_free_port_is_accepted_and_one_in_use_is_refused(host: str) -> None:
     (port,) = free_ports(1)
     await require_listenable(f"{host}:{port}")
     with (
@@ -35,7 +35,7 @@ async def test_a_port_is_free_or_in_use(host: str) -> None:
         (errno.ENOBUFS, "No buffer space"),
     ],
 )
-async def test_what_the_system_says(
+async def test_an_error_of_bind_is_explained(
     monkeypatch: pytest.MonkeyPatch, number: int, says: str
 ) -> None:
     def bind(*_: Any) -> None:
@@ -50,7 +50,7 @@ async def test_what_the_system_says(
     ("number", "kind"),
     [(socket.EAI_NONAME, ConfigurationError), (socket.EAI_AGAIN, TransientError)],
 )
-async def test_a_host_that_does_not_resolve(
+async def test_a_host_that_does_not_resolve_is_refused(
     monkeypatch: pytest.MonkeyPatch, number: int, kind: type[ElasticError]
 ) -> None:
     def resolve(*_: Any, **__: Any) -> None:

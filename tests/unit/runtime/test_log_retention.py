@@ -1,4 +1,4 @@
-"""Logs of earlier runs: the oldest go when there are too many, and none that is in use."""
+"""When there are too many logs of earlier runs, the oldest are removed, but none in use."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def root() -> Iterator[Path]:
 
 @pytest.fixture
 def runs(root: Path) -> list[Path]:
-    """Ten of the job, oldest first; the last one is the present run's."""
+    """Ten log directories of the job, oldest first; the last one is the current run's."""
     earlier = [made(root, f"digits-2026010{n}-000000-{GONE}") for n in range(1, 10)]
     return [*earlier, made(root, make_directory(root, "digits").name)]
 
 
-def test_two_that_begin_in_the_same_second_have_one_each(
+def test_runs_that_begin_in_the_same_second_get_different_directories(
     root: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: GONE)  # as in containers that share a volume
@@ -64,17 +64,17 @@ def test_the_newest_runs_are_kept(root: Path, runs: list[Path]) -> None:
     assert (removed.size_bytes, removed.problems) == (600, [])
 
 
-def test_as_many_are_kept_as_have_room(root: Path, runs: list[Path]) -> None:
+def test_the_oldest_runs_beyond_the_size_limit_are_removed(root: Path, runs: list[Path]) -> None:
     prune(runs[-1], "digits", runs=8, size_bytes=350)
     assert left(root) == {path.name for path in runs[-3:]}
 
 
-def test_the_present_run_stays_though_it_has_no_room(root: Path, runs: list[Path]) -> None:
+def test_the_current_run_is_kept_even_above_the_size_limit(root: Path, runs: list[Path]) -> None:
     prune(runs[-1], "digits", runs=None, size_bytes=1)
     assert left(root) == {runs[-1].name}
 
 
-def test_what_no_run_of_this_job_has_made_is_not_looked_at(root: Path, runs: list[Path]) -> None:
+def test_directories_not_made_by_a_run_of_this_job_are_kept(root: Path, runs: list[Path]) -> None:
     others = [
         made(root, f"digits-2-20260101-000000-{GONE}"),
         made(root, f"letters-20260101-000000-{GONE}"),
@@ -87,7 +87,7 @@ def test_what_no_run_of_this_job_has_made_is_not_looked_at(root: Path, runs: lis
     assert left(root) == expected
 
 
-def test_no_link_is_followed(root: Path, runs: list[Path], tmp_path: Path) -> None:
+def test_symbolic_links_are_not_followed(root: Path, runs: list[Path], tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.mkdir()
     (precious / "thesis").touch()
@@ -110,7 +110,7 @@ HOLDER = "import sys; print(1, flush=True); sys.stdin.read()"
 
 
 def test_a_run_whose_workers_outlive_their_agent_is_kept(root: Path, runs: list[Path]) -> None:
-    """Their zygote has inherited the lock with its log."""
+    """The zygote has inherited the lock with its log file."""
     with (runs[0] / ZYGOTE_LOG).open("ab") as log:
         hold(log.fileno())
         zygote = subprocess.Popen(
@@ -130,7 +130,7 @@ def test_a_run_whose_workers_outlive_their_agent_is_kept(root: Path, runs: list[
 
 
 def test_a_run_that_has_just_begun_is_kept(root: Path, runs: list[Path]) -> None:
-    """In another container, where its process id tells nothing."""
+    """The young run may be in another container, so its process id says nothing."""
     young = made(root, f"digits-20250101-000000-{GONE}", zygote=False)
     old = made(root, f"digits-20250102-000000-{GONE}", zygote=False)
     os.utime(old, (0, 0))
@@ -138,7 +138,7 @@ def test_a_run_that_has_just_begun_is_kept(root: Path, runs: list[Path]) -> None
     assert left(root) == {runs[-1].name, young.name}
 
 
-def test_what_cannot_be_removed_is_told(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failed_removal_is_reported(runs: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path / "w.log"))
 
@@ -148,7 +148,7 @@ def test_what_cannot_be_removed_is_told(runs: list[Path], monkeypatch: pytest.Mo
     assert removed.problems == [f"cannot remove {runs[0]}/w.log: Permission denied"]
 
 
-def test_a_file_system_that_says_nothing_costs_nothing(tmp_path: Path) -> None:
+def test_a_missing_directory_or_descriptor_raises_no_error(tmp_path: Path) -> None:
     present = tmp_path / "gone" / "digits-20260101-000000-1"
     assert prune(present, "digits", runs=1, size_bytes=1).directories == []
     hold(10**6)  # no such descriptor

@@ -1,4 +1,4 @@
-"""What holds up an event loop is noticed, and named."""
+"""The loop watch notices what holds up an event loop, and names the place."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ async def beats(watch: LoopWatch, count: int = 3) -> None:
             await asyncio.sleep(0.005)
 
 
-async def test_a_long_pause_is_told_with_its_place() -> None:
+async def test_a_long_pause_is_recorded_with_its_place() -> None:
     told = Told()
     with watched_loop(told.journal) as watch:
         await beats(watch)
@@ -52,7 +52,7 @@ async def test_a_long_pause_is_told_with_its_place() -> None:
     assert watch.pauses.longest_s >= event["pause_s"] - 0.001
 
 
-async def test_one_after_the_other_they_are_told_now_and_then(
+async def test_frequent_pauses_are_recorded_at_intervals_with_a_count_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(loop_watch, "_TOLD_EVERY_S", 1.0)
@@ -68,7 +68,7 @@ async def test_one_after_the_other_they_are_told_now_and_then(
     assert [e["others"] for e in told.events] == [0, 2]
 
 
-async def test_what_stops_the_whole_process_is_not_the_loops() -> None:
+async def test_a_stop_of_the_whole_process_is_no_pause_of_the_loop() -> None:
     told = Told()
     with watched_loop(told.journal) as watch:
         await beats(watch)
@@ -101,21 +101,21 @@ async def test_the_start_of_the_watch_is_no_pause(monkeypatch: pytest.MonkeyPatc
     assert told.events == []
 
 
-async def test_nobody_is_woken_while_no_round_lasts_long() -> None:
+async def test_the_watch_thread_sleeps_while_no_round_lasts_long() -> None:
     with watched_loop(Told().journal) as watch:
         before = switches(watch._thread)
         for _ in range(100):
             await asyncio.sleep(0.003)
-        assert switches(watch._thread) - before < 20  # on a busy machine some do last long
+        assert switches(watch._thread) - before < 20  # on a busy machine some rounds do last long
 
 
 def switches(thread: threading.Thread) -> int:
-    """How often it has waited for something."""
+    """How often the thread has waited for something (voluntary context switches)."""
     status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
     return int(status.split("\nvoluntary_ctxt_switches:")[1].split()[0])
 
 
-async def test_it_ends_in_the_middle_of_a_long_round() -> None:
+async def test_the_watch_can_be_closed_in_the_middle_of_a_long_round() -> None:
     watch = LoopWatch(Told().journal)
     while not watch._seen.where:
         hold_up(0.01)
@@ -124,7 +124,7 @@ async def test_it_ends_in_the_middle_of_a_long_round() -> None:
 
 
 class Cycle:
-    """Only the garbage collector ends it."""
+    """A reference cycle, which only the garbage collector frees."""
 
     def __init__(self, ended: list[str]) -> None:
         self.own = self
@@ -134,7 +134,7 @@ class Cycle:
         self._ended.append("ended")
 
 
-async def test_what_is_in_use_is_not_looked_at_again() -> None:
+async def test_objects_in_use_are_frozen_and_new_garbage_is_still_collected() -> None:
     with watched_loop(Told().journal):
         gc.collect()
         assert gc.get_freeze_count() > 10_000
@@ -147,7 +147,7 @@ async def test_what_is_in_use_is_not_looked_at_again() -> None:
     assert gc.get_freeze_count() == 0
 
 
-async def test_garbage_in_what_was_in_use_is_found_when_there_is_twice_as_much() -> None:
+async def test_garbage_among_frozen_objects_is_found_when_objects_have_doubled() -> None:
     with watched_loop(Told().journal):
         gc.collect()
         in_use = gc.get_freeze_count()
@@ -157,13 +157,13 @@ async def test_garbage_in_what_was_in_use_is_found_when_there_is_twice_as_much()
         gc.collect()
         assert ended == []
         grown = [[n] for n in range(2 * in_use)]
-        gc.collect()  # they are in use
+        gc.collect()  # the new ones are in use
         gc.collect()
         assert ended == ["ended"]
     del kept, grown
 
 
-async def test_many_new_objects_are_looked_at_some_at_a_time() -> None:
+async def test_many_new_objects_are_examined_in_portions() -> None:
     looked_at: list[int] = []
 
     def note(phase: str, info: dict[str, int]) -> None:

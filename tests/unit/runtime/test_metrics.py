@@ -1,4 +1,4 @@
-"""Definitions follow Prometheus' conventions, and what is found is written as its parsers read."""
+"""Metric definitions follow Prometheus' conventions, and its parsers read what is written."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def example() -> Found:
 
 
 @pytest.mark.parametrize("opens", [False, True])
-def test_what_is_written_is_what_was_found(opens: bool) -> None:
+def test_parsers_read_back_the_written_values(opens: bool) -> None:
     written = write(example(), opens=opens)
     assert written.content_type.startswith(
         "application/openmetrics-text" if opens else "text/plain"
@@ -75,13 +75,13 @@ LE = ("0.1", "1.0", "+Inf")
 
 
 @pytest.mark.parametrize("value", [None, math.nan, math.inf, -math.inf])
-def test_what_is_no_number_is_left_out(value: float | None) -> None:
+def test_a_value_that_is_no_finite_number_is_left_out(value: float | None) -> None:
     found = Found(job="digits")
     found.set(Catalog("A daemon").gauge("elastic_value", "A value."), value)
     assert found.samples == {}
 
 
-def test_a_label_is_legible_and_not_long() -> None:
+def test_a_label_value_is_escaped_and_shortened() -> None:
     found = Found(job="digits")
     metric = Catalog("A daemon").gauge("elastic_value", "A value.", "name")
     found.set(metric, 1.0, name="\udcff" + "x" * 10_000)

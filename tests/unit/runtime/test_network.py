@@ -1,5 +1,5 @@
-"""The interface that has an address, on this machine as it is; and an address is this machine's if
-what is said there is heard here."""
+"""The interface that has an address is found on this machine as it is, and an address belongs to
+this machine if a connection to it arrives here."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from elastic.runtime import network
 from elastic.runtime.network import interface_of, require_own
 
 
-def test_loopback() -> None:
+def test_loopback_addresses_belong_to_lo() -> None:
     for host in ("127.0.0.1", "localhost", "127.0.0.53"):
         assert interface_of(host) == "lo"
 
 
 @pytest.mark.skipif(not socket.has_ipv6, reason="no IPv6")
-def test_loopback_by_ipv6() -> None:
+def test_the_ipv6_loopback_address_belongs_to_lo() -> None:
     assert interface_of("::1") == "lo"
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "2001:db8::1", "no-such-host.invalid", "", "\0"])
-def test_addresses_of_nobody_here(host: str) -> None:
+def test_a_foreign_address_has_no_interface(host: str) -> None:
     if host:
         assert interface_of(host) is None
     else:
@@ -38,7 +38,7 @@ def test_addresses_of_nobody_here(host: str) -> None:
 
 
 def _own_ipv4() -> str | None:
-    """The address from which packets would go to elsewhere; none are sent."""
+    """The source address of packets to other networks, None without a route. Sends no packet."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         try:
             probe.connect(("192.0.2.1", 9))
@@ -47,7 +47,7 @@ def _own_ipv4() -> str | None:
         return str(probe.getsockname()[0])
 
 
-def test_the_address_towards_others() -> None:
+def test_the_address_towards_others_has_an_interface_other_than_lo() -> None:
     own = _own_ipv4()
     if own is None or own.startswith("127."):
         pytest.skip("this machine has no address but loopback")
@@ -56,8 +56,7 @@ def test_the_address_towards_others() -> None:
     assert name != "lo"
 
 
-def test_the_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """By the way to elsewhere, else one of an interface, else the name."""
+def test_address_for_others_tries_route_interface_and_name(monkeypatch: pytest.MonkeyPatch) -> None:
     own, ways = _own_ipv4(), []
 
     def no_way(host: str, port: int) -> str:
@@ -79,7 +78,7 @@ def test_the_address_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ipv6_addresses_are_those_that_the_kernel_lists(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As in proc(5): the address in hexadecimal first, the interface last."""
+    """The format is that of proc(5): the address in hexadecimal first, the interface last."""
     listing = tmp_path / "if_inet6"
     listing.write_text(
         "00000000000000000000000000000001 01 80 10 80       lo\n"
@@ -100,7 +99,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
-async def test_an_address_of_this_machine(host: str) -> None:
+async def test_an_address_of_this_machine_is_accepted(host: str) -> None:
     await require_own(host)
 
 
@@ -125,7 +124,7 @@ def resolving_to(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
         (UnicodeError("label too long"), ConfigurationError, "no name of a host"),
     ],
 )
-async def test_a_name_without_an_address(
+async def test_a_name_without_an_address_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch, answer: Exception, kind: type[ElasticError], says: str
 ) -> None:
     resolving_to(monkeypatch, answer)
@@ -133,7 +132,9 @@ async def test_a_name_without_an_address(
         await require_own("h")
 
 
-async def test_one_of_several_addresses_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_of_a_names_addresses_is_enough(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def is_here(_: Any, address: str) -> bool:
         if address == "192.0.2.1":
             raise OSError(errno.EHOSTUNREACH, "No route to host")
@@ -153,7 +154,7 @@ async def test_one_of_several_addresses_is_enough(monkeypatch: pytest.MonkeyPatc
         (False, ConfigurationError, "192.0.2.1: something else answers there"),
     ],
 )
-async def test_an_address_of_another_machine(
+async def test_an_address_of_another_machine_is_refused_with_the_reason(
     monkeypatch: pytest.MonkeyPatch,
     outcome: Exception | bool,
     kind: type[ElasticError],
@@ -170,7 +171,7 @@ async def test_an_address_of_another_machine(
         await require_own("h")
 
 
-async def test_name_servers_that_are_silent_do_not_hold_up_the_loop(
+async def test_silent_name_servers_do_not_block_the_event_loop(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     answered = threading.Event()

@@ -1,4 +1,4 @@
-"""What an agent leaves to the next one of its node, and to no second one beside it."""
+"""The directory of a node stays for its next agent, and only one agent at a time has it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def directory(runtime: Path) -> Iterator[NodeDirectory]:
     made.close()
 
 
-def test_it_is_private_and_stays(runtime: Path, directory: NodeDirectory) -> None:
+def test_a_node_directory_is_private_and_stays(runtime: Path, directory: NodeDirectory) -> None:
     assert directory.path.name == "job@n1"
     assert runtime in directory.path.parents
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
@@ -39,7 +39,7 @@ def test_it_is_private_and_stays(runtime: Path, directory: NodeDirectory) -> Non
     again.close()
 
 
-def test_one_agent_at_a_time_has_it(directory: NodeDirectory) -> None:
+def test_only_one_agent_at_a_time_holds_a_node_directory(directory: NodeDirectory) -> None:
     with pytest.raises(ConfigurationError, match=r"'n1' of the job 'job' runs.*--node-name"):
         NodeDirectory("job", "n1")
     for job, node in (("job", "n2"), ("other", "n1")):
@@ -48,7 +48,7 @@ def test_one_agent_at_a_time_has_it(directory: NodeDirectory) -> None:
     NodeDirectory("job", "n1").close()
 
 
-def test_it_is_not_swept_while_its_agent_lives(runtime: Path, directory: NodeDirectory) -> None:
+def test_sweeps_leave_a_living_agents_directory(runtime: Path, directory: NodeDirectory) -> None:
     del runtime
     other = RunDirectory("other")
     assert directory.path.exists()
@@ -57,8 +57,8 @@ def test_it_is_not_swept_while_its_agent_lives(runtime: Path, directory: NodeDir
     other.remove()
 
 
-def test_workers_that_outlive_the_agent_keep_it(directory: NodeDirectory) -> None:
-    """They have inherited `hold`."""
+def test_workers_that_outlive_the_agent_keep_the_directory(directory: NodeDirectory) -> None:
+    """The workers have inherited the descriptor `hold`."""
     worker = subprocess.Popen(
         [sys.executable, "-S", "-c", "import sys; sys.stdin.read()"],
         stdin=subprocess.PIPE,
@@ -80,7 +80,7 @@ def test_workers_that_outlive_the_agent_keep_it(directory: NodeDirectory) -> Non
     assert not directory.path.exists()
 
 
-def test_another_parent(tmp_path: Path) -> None:
+def test_a_given_parent_directory_is_used(tmp_path: Path) -> None:
     parent = tmp_path / "state" / "agents"
     made = NodeDirectory("job", "n1", parent)
     assert made.path == parent / "job@n1"
@@ -88,7 +88,7 @@ def test_another_parent(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("has_parent", [True, False])
-def test_long_names_of_job_and_node(runtime: Path, has_parent: bool) -> None:
+def test_long_names_give_distinct_paths_fit_for_sockets(runtime: Path, has_parent: bool) -> None:
     parent = runtime / "state" if has_parent else None
     job, node = "j" * 200, "n" * 253
     made = NodeDirectory(job, node, parent)
@@ -104,7 +104,7 @@ def test_long_names_of_job_and_node(runtime: Path, has_parent: bool) -> None:
     other.close()
 
 
-def test_a_parent_that_cannot_be_used(tmp_path: Path) -> None:
+def test_a_parent_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.touch()
     with pytest.raises(ConfigurationError, match=r"cannot use .*file/job@n1.*--state-dir"):
@@ -113,7 +113,7 @@ def test_a_parent_that_cannot_be_used(tmp_path: Path) -> None:
         NodeDirectory("job", "n1", tmp_path / ("x" * 100))
 
 
-def test_no_two_nodes_have_the_same_one(runtime: Path) -> None:
+def test_different_jobs_and_nodes_have_different_directories(runtime: Path) -> None:
     del runtime
     one, other = NodeDirectory("a-b", "c"), NodeDirectory("a", "b-c")
     run = RunDirectory("a")
@@ -125,14 +125,14 @@ def test_no_two_nodes_have_the_same_one(runtime: Path) -> None:
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_one_that_others_can_write_to_is_not_used(tmp_path: Path, mode: int) -> None:
+def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
     (tmp_path / "job@n1").mkdir()
     (tmp_path / "job@n1").chmod(mode)
     with pytest.raises(ConfigurationError, match=r"not this user's alone \(owner \d+, mode d"):
         NodeDirectory("job", "n1", tmp_path)
 
 
-def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
+def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
     (tmp_path / "job@n1").mkdir(mode=0o700)
     precious = tmp_path / "precious"
     precious.write_text("content")
@@ -142,9 +142,9 @@ def test_a_link_in_the_place_of_a_lock_is_not_followed(tmp_path: Path) -> None:
     assert precious.read_text() == "content"
 
 
-def test_a_process_whose_command_begins_anew_keeps_it_locked(directory: NodeDirectory) -> None:
+def test_a_process_that_restarts_in_place_keeps_the_lock(directory: NodeDirectory) -> None:
     kept = {name: os.dup(fd) for name, fd in directory.descriptors.items()}
-    directory.close()  # as the end of the program before does
+    directory.close()  # as the end of the previous program does
     with pytest.raises(ConfigurationError, match="runs on this machine"):
         NodeDirectory("job", "n1")
     again = NodeDirectory("job", "n1", kept=kept)
@@ -153,7 +153,7 @@ def test_a_process_whose_command_begins_anew_keeps_it_locked(directory: NodeDire
     NodeDirectory("job", "n1").close()
 
 
-def test_descriptors_of_another_directory_are_not_taken(directory: NodeDirectory) -> None:
+def test_kept_descriptors_of_another_directory_are_not_used(directory: NodeDirectory) -> None:
     kept = {name: os.open("/dev/null", os.O_RDWR) for name in directory.descriptors}
     other = NodeDirectory("job", "n2", kept=kept)
     with pytest.raises(ConfigurationError, match="runs on this machine"):
@@ -161,7 +161,7 @@ def test_descriptors_of_another_directory_are_not_taken(directory: NodeDirectory
     other.close()
 
 
-def test_what_is_removed_under_an_agent_is_locked_anew(directory: NodeDirectory) -> None:
+def test_a_directory_removed_under_its_agent_is_locked_again(directory: NodeDirectory) -> None:
     (directory.path / "agent.sock").touch()
     assert not directory.lacks("agent.sock")
     hold = directory.hold
@@ -174,7 +174,7 @@ def test_what_is_removed_under_an_agent_is_locked_anew(directory: NodeDirectory)
         NodeDirectory("job", "n1")
 
 
-def test_what_another_agent_has_taken_meanwhile_is_its_own(directory: NodeDirectory) -> None:
+def test_a_removed_directory_is_left_to_an_agent_that_took_it(directory: NodeDirectory) -> None:
     shutil.rmtree(directory.path)
     another = NodeDirectory("job", "n1")
     assert directory.lacks()

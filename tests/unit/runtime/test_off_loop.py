@@ -1,4 +1,4 @@
-"""What blocks runs beside the loop, and nobody has to wait for its end."""
+"""Blocking calls run in threads beside the event loop, and the process can end without them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ print("ended")
 """
 
 
-async def test_the_result_comes_back_and_the_loop_goes_on_meanwhile() -> None:
+async def test_off_loop_returns_the_result_while_the_loop_goes_on() -> None:
     asked = threading.Event()
 
     def work() -> str:
@@ -54,7 +54,7 @@ def test_work_that_never_ends_does_not_hold_up_the_end_of_the_process() -> None:
     assert done.stdout == "ended\n"
 
 
-async def test_threads_are_used_again_and_work_at_once_has_one_each() -> None:
+async def test_threads_are_reused_and_concurrent_work_gets_one_each() -> None:
     for _ in range(100):
         await off_loop(lambda: None)
     before = threading.active_count()

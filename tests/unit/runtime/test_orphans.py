@@ -1,4 +1,4 @@
-"""Children that nobody waits for."""
+"""The reaper collects children that nobody waits for, and no others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DEADLINE_S = 10.0
 
 
 def ended_child() -> int:
-    """One that has ended, and that nobody has waited for."""
+    """The pid of a child that has ended and that nobody has waited for."""
     pid = os.fork()
     if pid == 0:
         os._exit(3)
@@ -21,7 +21,7 @@ def ended_child() -> int:
     return pid
 
 
-def test_a_child_that_nobody_waits_for_is_collected_the_second_time() -> None:
+def test_a_child_that_nobody_waits_for_is_collected_at_the_second_reap() -> None:
     reaper, pid = OrphanReaper(), ended_child()
     reaper.reap()
     assert is_zombie(pid)
@@ -33,14 +33,14 @@ def test_a_child_that_nobody_waits_for_is_collected_the_second_time() -> None:
     eventually(collected, deadline_s=_DEADLINE_S)
 
 
-def test_one_that_somebody_waits_for_keeps_its_exit_code() -> None:
+def test_a_child_that_somebody_waits_for_keeps_its_exit_code() -> None:
     reaper, pid = OrphanReaper(), ended_child()
     reaper.reap()
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 3
     reaper.reap()
 
 
-def test_those_that_live_are_left_alone() -> None:
+def test_living_children_are_left_alone() -> None:
     reaper = OrphanReaper()
     living = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     orphan = ended_child()
@@ -55,5 +55,5 @@ def test_those_that_live_are_left_alone() -> None:
     assert living.returncode == 0
 
 
-def test_without_children_there_is_nothing_to_do() -> None:
+def test_reaping_without_children_does_nothing() -> None:
     OrphanReaper().reap()

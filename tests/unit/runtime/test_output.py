@@ -1,4 +1,4 @@
-"""A stream that nobody reads, or that has no space, costs its lines and nothing else."""
+"""An output that nobody reads, or that has no space, loses lines but holds nothing up."""
 
 from __future__ import annotations
 
@@ -36,19 +36,19 @@ def read_all(fd: int) -> str:
         return file.read().decode()
 
 
-def test_what_is_written_comes_in_order(pipe: tuple[int, int]) -> None:
+def test_lines_are_written_in_order(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     stream = Output(writer)
     for number in range(1000):
         assert stream.write(f"{number}\n") == len(f"{number}\n")
-    print("é\udcff", file=stream)  # a name of a file may be no text
+    print("é\udcff", file=stream)  # a file's name may be undecodable
     stream.end()
     os.close(writer)
     assert read_all(reader).splitlines() == [*map(str, range(1000)), "é\\udcff"]
     assert stream.lost == 0
 
 
-def test_a_pipe_that_nobody_reads_holds_nobody_up_and_what_is_lost_is_told(
+def test_an_unread_pipe_does_not_block_and_lost_lines_are_reported(
     pipe: tuple[int, int],
 ) -> None:
     reader, writer = pipe
@@ -57,7 +57,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up_and_what_is_lost_is_told(
     began_s = time.monotonic()
     for _ in range(count):
         stream.write(LINE)
-    assert time.monotonic() - began_s < 30.0  # it would be for ever
+    assert time.monotonic() - began_s < 30.0  # a blocking write would never return
     assert 0 < stream.lost < count
     lost = stream.lost
     text: list[str] = []
@@ -76,7 +76,7 @@ def test_a_pipe_that_nobody_reads_holds_nobody_up_and_what_is_lost_is_told(
     assert sum(int(line.split()[1]) for line in told) == lost
 
 
-def test_to_end_waits_only_for_a_reader_that_reads(pipe: tuple[int, int]) -> None:
+def test_end_gives_up_after_its_timeout_when_nobody_reads(pipe: tuple[int, int]) -> None:
     _, writer = pipe
     stream = Output(writer)
     for _ in range((1 << 20) // len(LINE)):
@@ -86,7 +86,7 @@ def test_to_end_waits_only_for_a_reader_that_reads(pipe: tuple[int, int]) -> Non
     assert 0.2 <= time.monotonic() - began_s < 30.0
 
 
-def test_a_pipe_without_a_reader_takes_nothing_any_more(pipe: tuple[int, int]) -> None:
+def test_a_pipe_without_a_reader_loses_all_lines_and_buffers_none(pipe: tuple[int, int]) -> None:
     reader, writer = pipe
     os.close(reader)
     stream = Output(writer)
@@ -149,8 +149,8 @@ def test_a_line_that_was_written_in_part_is_not_continued(
     os.close(fd)
 
 
-def test_within_everything_that_is_written_goes_that_way(tmp_path: Path) -> None:
-    """Warnings that a library logs, tracebacks, prints."""
+def test_never_blocking_replaces_stdout_and_stderr(tmp_path: Path) -> None:
+    """Warnings that a library logs, tracebacks and prints all go through it, in their order."""
     file = tmp_path / "both"
     kept = [os.dup(fd) for fd in (1, 2)]
     target = os.open(file, os.O_WRONLY | os.O_CREAT)
@@ -175,7 +175,7 @@ def test_within_everything_that_is_written_goes_that_way(tmp_path: Path) -> None
     assert file.read_text().splitlines() == ["out", "logged", "err"]
 
 
-def test_it_is_a_stream_for_whoever_expects_one(pipe: tuple[int, int]) -> None:
+def test_output_has_the_interface_of_a_text_stream(pipe: tuple[int, int]) -> None:
     _, writer = pipe
     stream = Output(writer)
     assert (stream.writable(), stream.isatty(), stream.fileno()) == (True, False, writer)
@@ -186,7 +186,7 @@ def test_it_is_a_stream_for_whoever_expects_one(pipe: tuple[int, int]) -> None:
 
 
 @pytest.mark.parametrize("how", ["rotated", "removed"])
-def test_a_file_that_is_taken_away_is_begun_anew(
+def test_a_rotated_or_removed_file_is_opened_again(
     how: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.runtime.output._LOOK_S", 0.0)
@@ -206,7 +206,7 @@ def test_a_file_that_is_taken_away_is_begun_anew(
         assert (tmp_path / "events.jsonl.1").read_text() == "one\n"
 
 
-def test_a_file_whose_directory_is_gone_costs_lines_alone(
+def test_a_file_whose_directory_is_gone_only_loses_lines(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.runtime.output._LOOK_S", 0.0)
@@ -246,7 +246,7 @@ sys.exit(os.WIFSTOPPED(status))
 """
 
 
-def test_a_terminal_that_stops_what_writes_from_the_background_does_not_stop_a_job() -> None:
+def test_a_terminal_with_tostop_does_not_stop_a_background_job() -> None:
     ours, theirs = os.openpty()
     command = [sys.executable, "-c", IN_THE_BACKGROUND]
     ended = subprocess.run(command, stdin=theirs, stdout=theirs, timeout=30, check=False)

@@ -1,4 +1,4 @@
-"""Titles of processes, as ps(1) shows them."""
+"""Processes set the titles that ps(1) shows."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ print("SPT_NOENV" in os.environ)
 
 
 def shown(call: str) -> list[str]:
-    """The title, whether the environment in /proc is whole, whether the script would see more."""
+    """The title, whether the environment in /proc is whole, and whether SPT_NOENV is left in it."""
     process = subprocess.run(
         [sys.executable, "-c", _SHOW.format(call=call)],
         capture_output=True,
@@ -29,18 +29,18 @@ def shown(call: str) -> list[str]:
     return process.stdout.splitlines()
 
 
-def test_a_process_is_called_what_it_is() -> None:
+def test_a_process_title_has_role_and_name() -> None:
     assert shown("set_title('agent', 'node-1')") == ["elastic agent node-1", "True", "False"]
 
 
-def test_a_worker_is_called_by_its_name_rank_and_script() -> None:
+def test_a_worker_title_has_name_rank_and_script() -> None:
     call = "set_worker_title('node-1-3', '/home/me/train.py')"
     assert shown(call)[0] == "elastic worker node-1-3: train.py"
     call = "set_worker_title('node-1-3', '/home/me/train.py', 2)"
     assert shown(call)[0] == "elastic worker node-1-3 rank 2: train.py"
 
 
-def test_a_name_that_is_no_text_is_shown_all_the_same() -> None:
+def test_an_undecodable_name_is_shown_escaped() -> None:
     assert shown(r"set_title('run', 'a\udcff')")[0] == r"elastic run a\udcff"
 
 

@@ -1,4 +1,4 @@
-"""A process whose command begins anew in its place."""
+"""A process starts its command again in its own place and keeps descriptors and signals."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ new_start.execute()
 """
 
 
-def test_the_process_its_descriptors_and_its_signals_are_kept(tmp_path: Path) -> None:
+def test_a_new_start_keeps_the_process_its_descriptors_and_pending_signals(tmp_path: Path) -> None:
     script = tmp_path / "turns.py"
     script.write_text(_TURNS)
     run = subprocess.run(
@@ -61,7 +61,7 @@ def test_the_process_its_descriptors_and_its_signals_are_kept(tmp_path: Path) ->
     assert last == "asked to end"
 
 
-def test_children_do_not_take_the_descriptors_for_theirs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kept_descriptors_of_another_process_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("_ELASTIC_KEPT_DESCRIPTORS", '{"pid": 1, "descriptors": {"lock": 0}}')
     assert reexec.inherited() == {}
     assert "_ELASTIC_KEPT_DESCRIPTORS" not in os.environ
@@ -75,7 +75,7 @@ def test_children_do_not_take_the_descriptors_for_theirs(monkeypatch: pytest.Mon
         ("import time; time.sleep(60)", "it has not begun within 0.5 s"),
     ],
 )
-def test_what_does_not_start_is_told(
+def test_a_command_that_does_not_start_raises_with_the_reason(
     program: str, why: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", program])
@@ -84,7 +84,7 @@ def test_what_does_not_start_is_told(
         reexec.try_start()
 
 
-def test_a_trial_knows_that_it_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_trial_start_knows_that_it_is_a_trial(monkeypatch: pytest.MonkeyPatch) -> None:
     program = "import sys; from elastic.runtime.reexec import is_trial; sys.exit(not is_trial())"
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", program])
     monkeypatch.setenv("PYTHONPATH", ":".join(sys.path))

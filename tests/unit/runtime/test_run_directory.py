@@ -1,4 +1,4 @@
-"""Run directories: private, found while their process lives, swept when it was killed."""
+"""Run directories are private, found while their process lives, and swept once it was killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from elastic.runtime.run_directory import RunDirectory, RunningJob, find_job
 
 @pytest.fixture
 def runtime(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """An empty place for run directories; short, as sockets need it."""
+    """An empty place for run directories, with a path short enough for sockets."""
     with tempfile.TemporaryDirectory(prefix="e", dir="/tmp") as name:
         monkeypatch.setenv("XDG_RUNTIME_DIR", name)
         monkeypatch.setattr(tempfile, "tempdir", name)
@@ -36,7 +36,7 @@ Make = Callable[[str], RunDirectory]
 
 @pytest.fixture
 def make(runtime: Path) -> Iterator[Make]:
-    """Makes run directories there, which are gone in the end."""
+    """Makes run directories there, and removes them after the test."""
     made: list[RunDirectory] = []
 
     def make(job: str) -> RunDirectory:
@@ -49,7 +49,7 @@ def make(runtime: Path) -> Iterator[Make]:
         directory.remove()
 
 
-def test_it_is_private_and_goes_with_the_run(runtime: Path, make: Make) -> None:
+def test_a_run_directory_is_private_and_removed_with_the_run(runtime: Path, make: Make) -> None:
     directory = make("digits")
     assert directory.path == runtime / f"elastic-{os.getuid()}" / f"digits-{os.getpid()}"
     for path in (directory.path, directory.path.parent):
@@ -59,7 +59,7 @@ def test_it_is_private_and_goes_with_the_run(runtime: Path, make: Make) -> None:
     assert not directory.path.exists()
 
 
-def test_find_job(make: Make) -> None:
+def test_find_job_returns_the_only_or_the_named_job(make: Make) -> None:
     with pytest.raises(TransientError, match="no job runs"):
         find_job(None)
     first = make("first")
@@ -83,7 +83,7 @@ def test_a_job_that_has_not_announced_itself_is_not_found(make: Make) -> None:
         find_job(None)
 
 
-def test_what_a_killed_run_has_left_is_no_job_and_is_swept(make: Make) -> None:
+def test_the_directory_of_a_killed_run_is_no_job_and_is_swept(make: Make) -> None:
     script = (
         "import os, signal\n"
         "from elastic.runtime.run_directory import RunDirectory\n"
@@ -115,7 +115,7 @@ def test_the_sweep_leaves_living_runs_alone(make: Make) -> None:
 def test_a_place_whose_paths_are_too_long_for_sockets_is_passed_over(
     runtime: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The name of the job counts too, and a job is found wherever it had to go."""
+    """The job's name counts towards the length; the job is found wherever its directory went."""
     long = runtime / ("x" * 50)
     long.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(long))
@@ -126,7 +126,7 @@ def test_a_place_whose_paths_are_too_long_for_sockets_is_passed_over(
     assert find_job("j" * 40).address == "unix:/there"
 
 
-def test_a_job_with_a_long_name_has_one_and_is_found(make: Make) -> None:
+def test_a_job_with_a_long_name_gets_a_directory_and_is_found(make: Make) -> None:
     one, other = make("j" * 200), make("j" * 199 + "k")
     assert one.path != other.path
     assert len(str(one.path / "coordinator.sock")) <= 107
@@ -136,7 +136,7 @@ def test_a_job_with_a_long_name_has_one_and_is_found(make: Make) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "open", "file"])
-def test_a_place_that_others_may_have_prepared_is_not_used(
+def test_a_place_that_others_may_have_prepared_is_refused(
     runtime: Path, make: Make, what: str
 ) -> None:
     base = runtime / f"elastic-{os.getuid()}"
@@ -164,13 +164,13 @@ for number in range(200):
 """
 
 
-def test_a_start_is_not_swept_by_another(runtime: Path) -> None:
+def test_a_starting_run_is_not_swept_by_another(runtime: Path) -> None:
     del runtime
     starting = [subprocess.Popen([sys.executable, "-c", STARTS]) for _ in range(3)]
     assert [process.wait(60.0) for process in starting] == [0, 0, 0]
 
 
-def test_whoever_stands_still_while_it_sweeps_does_not_stop_a_start(
+def test_a_sweeper_that_keeps_its_lock_does_not_prevent_a_start(
     runtime: Path, make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.runtime.run_directory._LOCK_PATIENCE_S", 0.1)
@@ -182,7 +182,7 @@ def test_whoever_stands_still_while_it_sweeps_does_not_stop_a_start(
     assert find_job("second").address == "unix:/second"
 
 
-def test_what_is_removed_under_a_run_is_noticed_and_made_anew(make: Make) -> None:
+def test_files_removed_under_a_run_are_noticed_and_the_directory_made_again(make: Make) -> None:
     directory = make("digits")
     directory.announce("unix:/first")
     (directory.path / "agent.sock").touch()
@@ -198,10 +198,10 @@ def test_what_is_removed_under_a_run_is_noticed_and_made_anew(make: Make) -> Non
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
 
 
-def test_it_is_made_elsewhere_where_its_place_is_gone(
+def test_a_run_directory_is_made_elsewhere_when_its_place_is_gone(
     make: Make, runtime: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As $XDG_RUNTIME_DIR goes with the user's last session."""
+    """For example $XDG_RUNTIME_DIR, which is removed with the user's last session."""
     session = runtime / "session"
     session.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(session))
@@ -214,7 +214,7 @@ def test_it_is_made_elsewhere_where_its_place_is_gone(
     assert find_job("digits").address == "unix:/there"
 
 
-def test_what_lies_there_of_others_disturbs_nobody(make: Make, runtime: Path) -> None:
+def test_foreign_files_beside_run_directories_are_ignored(make: Make, runtime: Path) -> None:
     base = runtime / f"elastic-{os.getuid()}"
     base.mkdir(mode=0o700)
     (base / "file").touch()
@@ -232,7 +232,7 @@ def test_what_lies_there_of_others_disturbs_nobody(make: Make, runtime: Path) ->
     assert Path("/etc/passwd").exists()
 
 
-def test_a_disk_that_is_full_is_named(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_raises_a_transient_error(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     directory = make("digits")
 
     def refuse(*_: object) -> int:

@@ -1,4 +1,4 @@
-"""What a daemon tells its service manager, and that it never waits for it."""
+"""A daemon sends notices to its service manager, and never waits for it."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ async def until(condition: Callable[[], object]) -> None:
         await asyncio.sleep(0.005)
 
 
-async def test_ready_and_status_are_told_once_and_beats_go_on(manager: FakeServiceManager) -> None:
+async def test_ready_and_status_are_sent_once_and_beats_go_on(manager: FakeServiceManager) -> None:
     daemon = Daemon(ServiceNotice(manager.environment), ready=False)
     with daemon.notice.telling(daemon.condition):
         await until(lambda: manager.count("WATCHDOG=1") >= 3)
@@ -57,14 +57,14 @@ async def test_a_loop_that_hangs_sends_no_beat(manager: FakeServiceManager) -> N
     daemon = Daemon(ServiceNotice(manager.environment))
     with daemon.notice.telling(daemon.condition):
         await until(lambda: manager.count("WATCHDOG=1") >= 2)
-        time.sleep(0.05)  # what was sent has come
+        time.sleep(0.05)  # until what was sent has arrived
         before = manager.count("WATCHDOG=1")
         time.sleep(0.5)
         assert manager.count("WATCHDOG=1") == before
         await until(lambda: manager.count("WATCHDOG=1") > before)
 
 
-async def test_a_reload_ends_with_ready_also_where_nothing_begins_anew(
+async def test_a_reload_ends_with_ready_even_without_a_new_start(
     manager: FakeServiceManager,
 ) -> None:
     daemon = Daemon(ServiceNotice(manager.environment))
@@ -82,7 +82,7 @@ async def test_a_reload_ends_with_ready_also_where_nothing_begins_anew(
     assert ["RELOADING=1", f"MONOTONIC_USEC={said_us}"] in manager.messages
 
 
-async def test_a_daemon_with_nothing_to_do_was_ready_before_it_stops(
+async def test_a_daemon_that_stops_at_once_sends_ready_first(
     manager: FakeServiceManager,
 ) -> None:
     """A unit of Type=notify that ends without READY=1 has failed, and is started again."""
@@ -97,12 +97,12 @@ async def test_a_daemon_with_nothing_to_do_was_ready_before_it_stops(
             "READY=1",
             "WATCHDOG_USEC=100000",
             "STATUS=the run has ended",
-        ],  # by itself: STOPPING=1 wins over it
+        ],  # in a message of its own: STOPPING=1 would override it
         ["EXTEND_TIMEOUT_USEC=7000000", "STOPPING=1"],
     ]
 
 
-async def test_a_successor_has_time_to_start_and_then_the_usual_watchdog(
+async def test_a_successor_gets_time_to_start_and_then_the_usual_watchdog(
     manager: FakeServiceManager,
 ) -> None:
     environment = dict(manager.environment)
@@ -115,7 +115,7 @@ async def test_a_successor_has_time_to_start_and_then_the_usual_watchdog(
     assert manager.messages[1][:2] == ["READY=1", "WATCHDOG_USEC=100000"]
 
 
-async def test_what_was_not_heard_is_said_again(tmp_path: Path) -> None:
+async def test_notices_that_were_not_received_are_sent_again(tmp_path: Path) -> None:
     path = tmp_path / "late"
     daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": str(path), "WATCHDOG_USEC": "20000"}))
     with daemon.notice.telling(daemon.condition):
@@ -166,7 +166,7 @@ def test_an_abstract_address_is_reached() -> None:
         ({}, False),
     ],
 )
-async def test_only_the_process_that_is_meant_beats(
+async def test_beats_need_a_valid_interval_and_the_process_that_is_meant(
     tmp_path: Path, variables: dict[str, str], beats: bool
 ) -> None:
     with service_manager(tmp_path / "notify") as manager:
@@ -176,7 +176,7 @@ async def test_only_the_process_that_is_meant_beats(
         assert ("WATCHDOG=1" in manager.messages[0]) == beats
 
 
-def test_children_inherit_none_of_it_and_the_successor_all() -> None:
+def test_children_inherit_no_notice_variables_and_the_successor_all() -> None:
     given = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "5", "WATCHDOG_PID": "1", "HOME": "/"}
     environment = dict(given)
     notice = ServiceNotice.of_environment(environment)
@@ -185,7 +185,7 @@ def test_children_inherit_none_of_it_and_the_successor_all() -> None:
     assert environment == given
 
 
-def test_workers_of_any_command_do_not_speak_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_workers_do_not_inherit_notice_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in NOTICE_VARIABLES:
         monkeypatch.setenv(name, "1")
     assert not set(NOTICE_VARIABLES) & set(worker_environment(1, "127.0.0.1", classic=False))

@@ -1,4 +1,4 @@
-"""Processes that write their stacks when a signal asks: each to a file of its own."""
+"""Processes write their stacks at a signal, each to a file of its own."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FAMILY = """
 
 @pytest.fixture
 def family() -> Iterator[subprocess.Popen[str]]:
-    """A process that keeps its interpreter, its fork, and a program that it has started."""
+    """A process whose C code keeps the interpreter, its fork, and a program that it has started."""
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(FAMILY)],
         stdout=subprocess.PIPE,
@@ -74,7 +74,7 @@ def functions(text: str) -> list[str]:
     return [frame.function for frame in parse_stacks(text)[0][1]]
 
 
-def test_each_process_writes_its_own_and_goes_on(family: subprocess.Popen[str]) -> None:
+def test_each_process_writes_its_own_stacks_and_goes_on(family: subprocess.Popen[str]) -> None:
     fork, program = sorted(descendants(family.pid, 8))
     pids = [family.pid, fork, program]
     for _ in range(2):
@@ -88,20 +88,20 @@ def test_each_process_writes_its_own_and_goes_on(family: subprocess.Popen[str]) 
     assert functions(everything) == ["keep", "stays", "<module>"], "the main thread is the first"
 
 
-def test_one_that_is_stopped_is_not_signalled(family: subprocess.Popen[str]) -> None:
+def test_a_stopped_process_is_not_signalled(family: subprocess.Popen[str]) -> None:
     os.kill(family.pid, signal.SIGSTOP)
     os.waitpid(family.pid, os.WUNTRACED)
     assert state_of(family.pid) == "T"
     assert written_stacks([family.pid], 0.1) == {}
 
 
-def test_who_is_gone_or_has_no_file_is_missing() -> None:
+def test_a_process_that_is_gone_or_has_no_stack_file_is_left_out() -> None:
     assert written_stacks([os.getpid(), 2**22 + 1], 0.1) == {}
     assert descendants(2**22 + 1, 8) == []
     assert state_of(2**22 + 1) == "?"
 
 
-def test_the_nearest_descendants_are_found_first(family: subprocess.Popen[str]) -> None:
+def test_descendants_are_found_up_to_the_given_number(family: subprocess.Popen[str]) -> None:
     assert len(descendants(family.pid, 1)) == 1
     assert family.pid in descendants(os.getpid(), 1000)
 
@@ -118,7 +118,7 @@ Current thread 0x00007f2d (most recent call first):
 """
 
 
-def test_what_faulthandler_writes_is_understood() -> None:
+def test_the_output_of_faulthandler_is_parsed() -> None:
     (current, frames), (other, _) = parse_stacks(TEXT)
     assert current == "Current thread 0x00007f2d"
     assert frames == (

@@ -11,7 +11,7 @@ async def fail() -> None:
     raise OSError("no disk")
 
 
-async def test_an_error_reaches_on_error() -> None:
+async def test_an_error_of_a_task_reaches_on_error() -> None:
     errors: list[BaseException] = []
     tasks = TaskSupervisor(errors.append)
     tasks.start(fail(), "fail")
@@ -21,7 +21,7 @@ async def test_an_error_reaches_on_error() -> None:
     await tasks.close()
 
 
-async def test_close_cancels_what_still_runs_and_waits_for_it() -> None:
+async def test_close_cancels_running_tasks_and_waits_for_them() -> None:
     errors: list[BaseException] = []
     cleaned_up = False
 

@@ -1,1 +1,1 @@
-"""Measures elastic against plain DDP and torchrun on this machine, in the same run."""
+"""Benchmarks that compare elastic with plain DDP and torchrun on this machine, in the same run."""

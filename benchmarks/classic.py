@@ -1,10 +1,10 @@
-"""Kills one worker of a script written for torchrun: under elastic and under torchrun, in turns.
+"""Kills one worker of a script written for torchrun, under elastic and under torchrun, in turns.
 
     python -m benchmarks.classic                  # 10 kills a side, about 5 minutes
     python -m benchmarks.classic --kills 2        # a quick look
 
-The same script, unmodified, on both sides: all workers restart from a checkpoint of every 20 steps.
-Both are measured by marks that the script writes.
+Both sides run the same unmodified script. It saves a checkpoint every 20 steps, and all workers
+restart from the newest one. Both sides are measured by marks that the script writes.
 """
 
 from __future__ import annotations

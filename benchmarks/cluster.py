@@ -1,12 +1,13 @@
-"""What befalls a job of three nodes, measured on network namespaces (needs root, as the tests do).
+"""Measures what faults cost a job of three nodes, on network namespaces.
 
     python -m benchmarks.cluster                     # all, about 25 minutes
     python -m benchmarks.cluster --only kill cut     # some
     python -m benchmarks.cluster --repeat 2 --kills 2 --torchrun-kills 1 --outage-s 10 --flap-s 20
 
-Three hosts with an agent and a worker each, three with etcd, two of these with a coordinator; a
-node joins from a seventh. All share the CPUs of this machine. torchrun trains the same model on the
-same hosts, from a checkpoint of every 20 steps.
+Three hosts have an agent and a worker each; three have etcd, and two of these a coordinator. A
+fourth node joins from a seventh host. All hosts share the CPUs of this machine. torchrun trains the
+same model on the same hosts and saves a checkpoint every 20 steps. Needs root, as the tests on
+network namespaces do.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ _TORCHRUN = {
     "torchrun": "",
     "torchrun-hurried": "last_call_timeout=1,keep_alive_interval=1,keep_alive_max_attempt=2",
 }
-"""Options of its --rdzv-conf: as it comes, and with time-outs that nobody would dare to set."""
+"""Options for torchrun's --rdzv-conf: its defaults, and time-outs too short for real use."""
 
 
 def main() -> None:
@@ -82,7 +83,7 @@ def main() -> None:
 
 
 def _pauses(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
-    """When the loops of the control plane stood still, and where."""
+    """Return the `loop_paused` events: when an event loop stood still, and where."""
     agents = [process for processes in cluster.agents.values() for process in processes]
     return {
         "coordinators": [dict(event) for event in cluster.events("loop_paused")],
@@ -123,7 +124,7 @@ def _plan(
 
 @contextlib.contextmanager
 def _cluster(size: str) -> Iterator[Cluster]:
-    """Three nodes that train the benchmarks' model."""
+    """Start three nodes that train the benchmarks' model."""
     with tempfile.TemporaryDirectory() as scratch, network_with_etcd(durable=True) as (net, etcd):
         cluster = Cluster(net, etcd, Path(scratch))
         marks = Path(scratch) / "marks"
@@ -153,7 +154,8 @@ def _torchrun(name: str, rendezvous: str, options: argparse.Namespace) -> list[F
 
 
 def _audit(cluster: Cluster) -> list[str]:
-    """What the ledgers of both coordinators say; the ends of epochs are dropped by the script."""
+    """Return the problems in the merged ledger of both coordinators, except samples that were never
+    trained: the script drops the ends of epochs."""
     lines = merged_ledger(cluster)
     found = audit(lines, samples=SIZES["5m"].samples)
     problems = [p for p in found.problems if not p.endswith("samples never")]

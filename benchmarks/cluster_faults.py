@@ -1,6 +1,6 @@
-"""Each fault of benchmarks.cluster, once: do it, wait until all is well again, return figures.
+"""Causes each fault of benchmarks.cluster once, waits for full recovery, and returns figures.
 
-Instants are taken before the fault, so what the harness needs to bring it about counts as well.
+Times start before the fault, so they include what the harness needs to cause it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from tests.cluster import JOINER, NODES, Cluster
 
 Figures = dict[str, float]
 
-_BEFORE_S = 3.0  # of steady training, for the usual step
+_BEFORE_S = 3.0  # of steady training, which gives the usual step
 _SETTLE_STEPS = 15
-_WATCH_S = 6.0  # longer than another leader needs
+_WATCH_S = 6.0  # longer than the election of another leader takes
 
 
 class Faults:
-    """On one running cluster."""
+    """Causes faults on one running cluster; each method returns the figures of one fault."""
 
     def __init__(self, cluster: Cluster, chance: random.Random) -> None:
         self._cluster = cluster
@@ -30,7 +30,7 @@ class Faults:
         self._steps = cast(MarkedSteps, cluster.steps)
 
     def node_killed(self) -> Figures:
-        """All processes of a host; to the next committed step of the others."""
+        """Kill all processes of a host; measure up to the next committed step of the others."""
         began_s = self._steady()
         at_s = time.monotonic()
         self._cluster.net.host("c").kill_all()
@@ -41,7 +41,7 @@ class Faults:
         return figures
 
     def link_cut(self) -> Figures:
-        """Of a host, silently."""
+        """Cut the link of a host silently; heal it after the others have trained on."""
         began_s = self._steady()
         saved = len(self._cluster.events("checkpoint_committed"))
         at_s = time.monotonic()
@@ -57,10 +57,10 @@ class Faults:
         return figures
 
     def leader_killed(self) -> Figures:
-        """By SIGKILL; then, under the next leader, a worker.
+        """Kill the leader with SIGKILL; after that, kill the next leader and a worker at once.
 
-        The harness keeps still while steps are watched, for as long before as after: what it does
-        takes time from the workers.
+        The harness is idle while it watches steps, for the same time before and after the kill:
+        its own work would take CPU time from the workers.
         """
         self._steady()
         began_s = time.monotonic()
@@ -90,7 +90,7 @@ class Faults:
         return figures | {f"worker_{k}": v for k, v in self._leader_and_worker().items()}
 
     def store_stopped(self, outage_s: float) -> Figures:
-        """A majority of etcd, by SIGTERM, and started again; a node is lost shortly before."""
+        """Stop a majority of etcd by SIGTERM for `outage_s`; kill a node 2 s before the restart."""
         began_s = self._steady()
         cluster = self._cluster
         stopped, at_s = cluster.etcd.members[:2], time.monotonic()
@@ -118,7 +118,7 @@ class Faults:
         }
 
     def agent_restarted(self, pause_s: float = 1.0) -> Figures:
-        """SIGKILL, and another one within its grace."""
+        """Kill an agent with SIGKILL, and start another one before its workers' grace is over."""
         began_s = self._steady()
         cluster, at_s = self._cluster, time.monotonic()
         generation, pid = cluster.generation(), cluster.member_pid("b")
@@ -143,7 +143,7 @@ class Faults:
         }
 
     def node_joins(self) -> Figures:
-        """A fourth; what the survivors wait for it."""
+        """Add a fourth node; measure how long the others wait for it."""
         began_s = self._steady()
         received = len(self._cluster.events("state_received"))
         before = self._cluster.generation()
@@ -170,7 +170,7 @@ class Faults:
         }
 
     def flapping(self, how: str, duration_s: float, period_s: float = 2.0) -> Figures:
-        """A fourth node leaves and returns, every `period_s`: its link, or its process."""
+        """Disturb a fourth node every `period_s`: cut or heal its link, or kill its worker."""
         cluster = self._cluster
         cluster.settle(*NODES, JOINER)
         began_s = self._steady(*NODES, JOINER)
@@ -205,7 +205,7 @@ class Faults:
     # ---- parts
 
     def _steady(self, *nodes: str) -> float:
-        """Train undisturbed for a while; when it began."""
+        """Train undisturbed for a while; return when that began."""
         nodes = nodes or NODES
         self._cluster.settle(*nodes)
         self._cluster.wait_trained(_SETTLE_STEPS, *nodes)
@@ -214,7 +214,7 @@ class Faults:
         return began_s
 
     def _next_step(self, began_s: float, at_s: float, *hosts: str) -> Figures:
-        """To the first step of a later group, and what was computed twice for it."""
+        """Return the time to the first step of a later group, and the steps computed again."""
         rows = self._steps.commits(since_s=began_s)
         before = [r for r in rows if r["at"] <= at_s]
         group = max(r["generation"] for r in before)
@@ -230,7 +230,7 @@ class Faults:
         }
 
     def _alone(self, since_s: float) -> set[tuple[int, int]]:
-        """(step, generation) of what only c has committed."""
+        """Return (step, generation) of the steps that only host c has committed."""
         theirs, own = (
             {(r["step"], r["generation"]) for r in self._steps.commits(since_s=at_s, host=host)}
             for host, at_s in (("a", since_s - 1.0), ("c", since_s))
@@ -238,7 +238,6 @@ class Faults:
         return own - theirs
 
     def _leader_and_worker(self) -> dict[str, Any]:
-        """Killed at once."""
         began_s = self._steady()
         old, new = self._cluster.leader(), self._cluster.follower()
         victim, at_s = self._cluster.member_pid("b"), time.monotonic()
@@ -249,7 +248,7 @@ class Faults:
         return self._next_step(began_s, at_s, "a", "c")
 
     def _kill_joiner(self) -> None:
-        """Its newest worker that has joined; none may have, yet."""
+        """Kill the worker of the fourth node, if it is a member yet."""
         members = [m for m in self._cluster.members() if m.startswith(f"{JOINER}-")]
         pids = self._cluster.worker_pids(JOINER)
         if members and members[0] in pids:

@@ -1,4 +1,4 @@
-"""The steps of a cluster's workers, from their marks, and what they tell of a disturbance."""
+"""Reads the steps of a cluster's workers from their marks, and computes what a fault cost."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ Row = dict[str, Any]
 
 
 class MarkedSteps:
-    """The same for tests.cluster.Cluster as its own records of steps; `host_of` tells a pid's."""
+    """Replaces a Cluster's `StepRecords` (tests.cluster). `host_of` maps pids to hosts."""
 
     def __init__(self, directory: Path, host_of: Callable[[], Mapping[int, str]]) -> None:
         self._log = StepLogReader(directory)
         self._host_of = host_of
 
     def marks(self, since_s: float = 0.0) -> list[Mark]:
-        """Everything from an instant on, oldest first."""
+        """Return all marks since `since_s` (CLOCK_MONOTONIC), oldest first."""
         return [mark for mark in self._log.marks() if mark.at_s >= since_s]
 
     def commits(self, *, since_s: float = 0.0, host: str | None = None) -> list[Row]:
-        """As StepRecords.commits."""
+        """Does what StepRecords.commits does."""
         hosts = self._host_of()
         rows = (
             {
@@ -42,7 +42,7 @@ class MarkedSteps:
 
 
 def usual_step_s(rows: list[Row]) -> float:
-    """Median time between two commits of a host in one group."""
+    """Return the median time between two consecutive commits of a host in one group."""
     return statistics.median(
         later["at"] - earlier["at"]
         for own in _by_host(rows).values()
@@ -52,7 +52,7 @@ def usual_step_s(rows: list[Row]) -> float:
 
 
 def longest_s(rows: list[Row], *hosts: str) -> float:
-    """The longest time between two commits of one of these hosts."""
+    """Return the longest time between two consecutive commits of any of these hosts."""
     own = _by_host(rows)
     return max(
         later["at"] - earlier["at"] for host in hosts for earlier, later in pairwise(own[host])
@@ -60,7 +60,7 @@ def longest_s(rows: list[Row], *hosts: str) -> float:
 
 
 def steps_again(marks: list[Mark]) -> tuple[int, int]:
-    """(begun, committed) steps that a process began again in a later group, at the most."""
+    """Return (steps begun again, committed steps begun again): the most that one process has."""
     begun: dict[int, set[int]] = defaultdict(set)
     done: dict[int, set[int]] = defaultdict(set)
     again: dict[int, int] = defaultdict(int)

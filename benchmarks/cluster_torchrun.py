@@ -1,4 +1,4 @@
-"""torchrun on the hosts of a network in miniature: an agent on each of three, c10d rendezvous."""
+"""Runs torchrun on three hosts of a network in miniature, with the c10d rendezvous."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _STEADY_STEPS = 15
 
 @contextmanager
 def torchrun_job(net: Network, files: Path, size: str, rendezvous: str) -> Iterator[StepLogReader]:
-    """A job on all nodes, from a checkpoint of every 20 steps; its marks. `rendezvous`: options of
-    --rdzv-conf."""
+    """Run a job on all nodes, with a checkpoint every 20 steps; yield the reader of its marks.
+
+    `rendezvous`: options for --rdzv-conf."""
     marks = files / "marks"
     marks.mkdir(parents=True)
     first = net.host(NODES[0]).address
@@ -36,7 +37,7 @@ def torchrun_job(net: Network, files: Path, size: str, rendezvous: str) -> Itera
         options = ["--nnodes", f"2:{len(NODES)}", "--nproc-per-node", "1", "--max-restarts", "100"]
         options += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"{first}:{_PORT}"]
         options += ["--rdzv-id", files.name, "--local-addr", host.address]
-        # It would find out by names of hosts, which do not resolve here.
+        # By itself, torchrun decides this by host names, which do not resolve here.
         is_host = f"is_host={int(name == NODES[0])}"
         options += ["--rdzv-conf", ",".join(filter(None, (is_host, rendezvous)))]
         script = [str(SCRIPTS / "torchrun_train.py"), "--log-dir", str(marks), "--size", size]
@@ -56,7 +57,7 @@ def torchrun_job(net: Network, files: Path, size: str, rendezvous: str) -> Itera
 
 
 def kill_a_node(net: Network, log: StepLogReader) -> float:
-    """Seconds from the kill to the next committed step of the others."""
+    """Return the seconds from the kill to the next committed step of the others."""
     _wait(lambda: _steps_of_newest(log, len(NODES)) >= _STEADY_STEPS, log, 120.0)
     time.sleep(2.0)
     at_s = time.monotonic()

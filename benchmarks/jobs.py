@@ -1,4 +1,4 @@
-"""Starts a training job of either side as child processes, and ends it without leftovers."""
+"""Starts a training job of any side as child processes, and leaves none of them behind."""
 
 from __future__ import annotations
 
@@ -21,12 +21,14 @@ from tests.job_process import ROOT, descendants
 SCRIPTS = ROOT / "benchmarks" / "scripts"
 _POLL_S = 0.05
 _NUMBERS = itertools.count()
-_END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # also when the benchmark is killed
+_END_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM")  # even if the benchmark is killed
 _TERM_S = 8.0
 
 
 class Job:
-    """A running job. Its workers' marks are in `directory`/marks, what it says in .../output."""
+    """A running job. `directory`/marks has its workers' marks, `directory`/output its output.
+
+    unread: the output goes to a pipe that nobody reads instead."""
 
     def __init__(
         self,
@@ -58,16 +60,15 @@ class Job:
             )
 
     def marks(self) -> list[Mark]:
-        """What the workers have written so far, oldest first."""
+        """Return all marks that the workers have written so far, oldest first."""
         return self._log.marks()
 
     @property
     def pid(self) -> int:
-        """Of the process that was started."""
         return self._process.pid
 
     def members(self) -> list[int]:
-        """Pids of the newest group's workers."""
+        """Return the pids of the newest group's workers."""
         marks = self.marks()
         newest = max(mark.generation for mark in marks)
         return sorted({mark.pid for mark in marks if mark.generation == newest})
@@ -75,7 +76,7 @@ class Job:
     def wait_until(
         self, condition: Callable[[list[Mark]], bool], *, what: str, limit_s: float
     ) -> None:
-        """Poll until the condition on the marks holds; RuntimeError if the job ends or hangs."""
+        """Wait until `condition` holds for the marks; RuntimeError if the job ends or hangs."""
         deadline = time.monotonic() + limit_s
         while not condition(self.marks()):
             if self._process.poll() is not None:
@@ -85,7 +86,7 @@ class Job:
             time.sleep(_POLL_S)
 
     def events(self, name: str) -> list[dict[str, Any]]:
-        """elastic's own JSON events of this name."""
+        """Return elastic's JSON events of this name."""
         found = []
         for line in self._output.read_text(errors="replace").splitlines():
             with contextlib.suppress(ValueError):
@@ -93,11 +94,11 @@ class Job:
         return [e for e in found if isinstance(e, dict) and e.get("event") == name]
 
     def story(self) -> str:
-        """The end of what it has said."""
+        """Return the end of the output, for an error message."""
         return self._output.read_text(errors="replace")[-3000:]
 
     def close(self) -> None:
-        """Ask twice, then kill every process of it."""
+        """Send SIGTERM up to twice, then kill all processes of the job that are left."""
         family = [self._process.pid, *descendants(self._process.pid)]
         for _ in range(2):
             with contextlib.suppress(subprocess.TimeoutExpired):
@@ -125,7 +126,7 @@ def elastic_job(
     script: str = "elastic_train.py",
     unread: bool = False,
 ) -> Job:
-    """`elastic run` of this checkout. unread: what it says goes to a pipe that nobody reads."""
+    """Start `elastic run` of this checkout. unread: see `Job`."""
     name = f"bench-{os.getpid()}-{next(_NUMBERS)}"
     command = [sys.executable, "-m", "elastic.cli", "run", "--output", "json"]
     command += ["--job", name, "--nproc-per-node", str(workers)]
@@ -135,26 +136,26 @@ def elastic_job(
 
 
 def torchrun_job(directory: Path, *arguments: str, workers: int) -> Job:
-    """torchrun at its best on one node: with the agent's own store (see TORCH_... below)."""
+    """Start torchrun at its best on one node: the agent has a store of its own (see below)."""
     command = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1"]
     command += ["--nproc-per-node", str(workers), "--max-restarts", "100"]
     command += ["--rdzv-backend", "c10d", "--rdzv-endpoint", f"localhost:{_free_port()}"]
     script = [str(SCRIPTS / "torchrun_train.py"), "--log-dir", str(marks_directory(directory))]
-    # With the store shared between agent and workers, new workers meet addresses of dead peers.
+    # If agent and workers share a store, new workers find the addresses of dead peers in it.
     environment = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     return Job([*command, *script, *arguments], directory, environment)
 
 
 def ddp_job(directory: Path, *arguments: str, workers: int) -> Job:
-    """Plain DDP in elastic's own process layout; it does not survive a lost worker."""
+    """Start plain DDP in elastic's own process layout; it does not survive a lost worker."""
     launcher = [sys.executable, str(SCRIPTS / "ddp_launcher.py"), str(workers)]
     script = [str(SCRIPTS / "torchrun_train.py"), "--log-dir", str(marks_directory(directory))]
-    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # as elastic's workers have it
+    environment = {"TORCH_CPP_LOG_LEVEL": "ERROR"}  # as in elastic's workers
     return Job([*launcher, *script, *arguments], directory, environment)
 
 
 def marks_directory(directory: Path) -> Path:
-    """Where the workers of a job write their marks."""
+    """Return the directory for the marks of a job's workers; make it if necessary."""
     path = directory / "marks"
     path.mkdir(exist_ok=True)
     return path

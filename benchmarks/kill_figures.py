@@ -1,4 +1,4 @@
-"""What one kill cost, computed from the workers' marks alone."""
+"""Computes what one kill cost, from the workers' marks alone."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from benchmarks.scripts.step_log import BEGIN, COMMIT, Mark
 
 @dataclass(frozen=True, kw_only=True)
 class KillFigures:
-    """Seconds count from the kill."""
+    """What one kill cost. `any_step_s`, `new_step_s` and `whole_s` count from the kill."""
 
     usual_step_s: float
-    """Median time from commit to commit before the kill."""
+    """The median time between two commits before the kill."""
     any_step_s: float
-    """To the first step that a new group commits, be it one already done before."""
+    """To the first step that a new group commits, even if it was committed before the kill."""
     new_step_s: float
-    """To the first step that had not been committed before."""
+    """To the first step that was not committed before the kill."""
     whole_s: float
-    """To the first step of a group as large as before."""
+    """To the first step of a group that is as large as before the kill."""
     rejoin_stall_s: float | None
-    """What the survivors lost when the replacement came in: their longest time between two
-    commits around that change, less a usual step. None if nobody survived to wait."""
+    """How long the survivors waited when the replacement joined: their longest time between two
+    commits around that change, less a usual step. None if there were no survivors."""
     steps_again: int
     """Steps begun in one group and begun again in the next."""
     steps_lost: int
@@ -33,7 +33,7 @@ class KillFigures:
 
 
 def kill_figures(marks: Sequence[Mark], *, killed_at_s: float, workers: int) -> KillFigures:
-    """The cost of a kill at `killed_at_s`; `marks` reach from before it until all is well again."""
+    """Return the cost of a kill at `killed_at_s`. `marks` cover the kill and the full recovery."""
     commits = [mark for mark in marks if mark.what == COMMIT]
     old = max(mark.generation for mark in marks if mark.at_s <= killed_at_s)
     before = [mark for mark in commits if mark.generation <= old]
@@ -52,7 +52,7 @@ def kill_figures(marks: Sequence[Mark], *, killed_at_s: float, workers: int) -> 
 
 
 def usual_step_s(commits: Iterable[Mark]) -> float:
-    """Median time between a worker's consecutive commits in one group."""
+    """Return the median time between consecutive commits of a worker in one group."""
     gaps = [
         later.at_s - earlier.at_s
         for own in _by_worker(commits)
@@ -73,7 +73,7 @@ def _rejoin_stall_s(after: Sequence[Mark], workers: int, usual_s: float) -> floa
 
 
 def _repeated(marks: Sequence[Mark]) -> tuple[int, int]:
-    """(steps begun again, committed steps undone), over all changes of group in `marks`."""
+    """Return (steps begun again, committed steps undone) over all changes of group in `marks`."""
     groups = sorted({mark.generation for mark in marks if mark.what == COMMIT})
     again = lost = 0
     for old, new in pairwise(groups):

@@ -1,4 +1,4 @@
-"""Kills one worker after the other of jobs of two sides, in turns, and measures what it costs."""
+"""Kills workers of jobs under elastic and torchrun, in turns, and measures what each kill costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ Start = Callable[[str, Path, argparse.Namespace], Job]
 
 
 def parse_kill_options(description: str | None) -> argparse.Namespace:
-    """The command line of a benchmark that kills workers."""
     parser = command_line(description)
     parser.add_argument("--kills", type=int, default=10, help="kills on each side (10)")
     parser.add_argument("--kills-per-job", type=int, default=2, help="then the other side (2)")
@@ -45,10 +44,10 @@ def kill_in_turns(
     warm_s: float,
     finished: Callable[[Job], None] = lambda _: None,
 ) -> dict[str, list[KillFigures]]:
-    """Figures of each kill of the sides "elastic" and "torchrun".
+    """Return the figures of each kill for the sides "elastic" and "torchrun".
 
-    start: starts a job of a side in a directory; warm_s: seconds of training before each kill,
-    besides random ones; finished: is given each job before it is ended.
+    start: starts a job of a side in a directory; warm_s: seconds of training before each kill, to
+    which a random time is added; finished: called with each job before it is ended.
     """
     chance = random.Random(options.seed)
     figures: dict[str, list[KillFigures]] = {"elastic": [], "torchrun": []}
@@ -69,7 +68,7 @@ def kill_in_turns(
 def kill_document(
     options: argparse.Namespace, figures: dict[str, list[KillFigures]]
 ) -> dict[str, Any]:
-    """What `kill_in_turns` has measured, to be saved."""
+    """Return the results of `kill_in_turns` as a document for `report.save`."""
     ours, theirs = ([f.any_step_s for f in figures[side]] for side in ("elastic", "torchrun"))
     return {
         "options": vars(options),
@@ -80,7 +79,7 @@ def kill_document(
 
 
 def _kill_one(job: Job, chance: random.Random, workers: int, warm_s: float) -> KillFigures:
-    """Kill a random worker at a random moment of steady training; wait until all is well again."""
+    """Kill a random worker at a random moment of steady training; wait for full recovery."""
     job.wait_until(settled(workers, 0.0), what="steady training", limit_s=_START_S)
     time.sleep(warm_s + chance.uniform(0, 2))
     victim = chance.choice(job.members())
@@ -91,7 +90,7 @@ def _kill_one(job: Job, chance: random.Random, workers: int, warm_s: float) -> K
 
 
 def settled(workers: int, since_s: float) -> Callable[[Sequence[Mark]], bool]:
-    """A group of all workers has trained for a while, and began after `since_s`."""
+    """Return the condition that a group of all workers, formed after `since_s`, trains steadily."""
 
     def condition(marks: Sequence[Mark]) -> bool:
         old = max((m.generation for m in marks if m.at_s <= since_s), default=-1)

@@ -1,12 +1,13 @@
-"""One coordinator with up to a thousand agents: forming a group, steady state, a lost node.
+"""Measures one coordinator with up to 1,000 agents: forming a group, steady state, a lost node.
 
     python -m benchmarks.load                     # 10, 100 and 1,000 agents, about 2 minutes
     python -m benchmarks.load --agents 1000
 
-The coordinator is the real command in a process of its own, on a one-member etcd. The agents are
+The coordinator is the real command in a process of its own, with a one-member etcd. The agents are
 streams of one load process on loopback: each says hello, reports one worker, and answers
-generations as an agent would. What a pause of its control loop is while it is scraped and its page
-looked at: the longest answer to a small request (gRPC's health check), asked for again and again.
+generations as an agent does. To find how long the coordinator's control loop pauses (undisturbed,
+while it is scraped, while its page is open), the benchmark sends one small request (gRPC's health
+check) after the other. A pause is the longest time to an answer.
 """
 
 from __future__ import annotations
@@ -40,13 +41,13 @@ _STEADY_S = 10.0
 _DEADLINE_S = 120.0
 _ISOLATION_S = 60.0
 _SCRAPES = 20
-_SCRAPE_EVERY_S = 0.5  # oftener than any Prometheus does
+_SCRAPE_EVERY_S = 0.5  # more often than any Prometheus scrapes
 _ASK_EVERY_S = 0.002
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 class FakeAgent:
-    """One stream with one worker."""
+    """A stream to the coordinator that acts as an agent with one worker."""
 
     def __init__(self, number: int) -> None:
         self.node = f"node-{number:04}"
@@ -59,7 +60,6 @@ class FakeAgent:
         self._leaves: pb.CoordinatorMessage | None = None
 
     async def attend(self, channel: grpc.aio.Channel) -> None:
-        """Until the stream ends."""
         hello = pb.AgentHello(node=self.node, host="127.0.0.1", slots=1)
         hello.isolation_timeout_s = _ISOLATION_S
         self._say(hello=hello)
@@ -77,11 +77,11 @@ class FakeAgent:
             self._outgoing.put_nowait(None)
 
     def ready(self) -> None:
-        """Its worker waits for a group."""
+        """Report that the worker waits for a group."""
         self._report("READY", 0)
 
     def hang_up(self) -> None:
-        """The node is gone."""
+        """End the stream, as a lost node does."""
         self._outgoing.put_nowait(None)
 
     def _announced(self, generation: job_pb2.Generation) -> None:
@@ -139,12 +139,12 @@ class Usage:
         self._began = (time.monotonic(), self._cpu_s())
 
     def cores(self) -> float:
-        """Share of one core since this was made."""
+        """Return the cores used, on average since this object was made."""
         at, cpu_s = self._began
         return (self._cpu_s() - cpu_s) / (time.monotonic() - at)
 
     def memory_mib(self) -> float:
-        """Resident now."""
+        """Return the resident memory now."""
         status = (self._proc / "status").read_text()
         return int(status.partition("VmRSS:")[2].split()[0]) / 1024
 
@@ -196,10 +196,10 @@ async def _drive(agents: int, address: str, page: str, pid: int) -> dict[str, fl
     fleet = [FakeAgent(number) for number in range(agents)]
     channels = [grpc.aio.insecure_channel(address, options=OPTIONS) for _ in fleet]
     await asyncio.wait_for(channels[0].channel_ready(), _DEADLINE_S)
-    await asyncio.sleep(1.0)  # it listens before it is elected
+    await asyncio.sleep(1.0)  # the coordinator listens before it is elected
     streams = [asyncio.ensure_future(a.attend(c)) for a, c in zip(fleet, channels, strict=True)]
     try:
-        await asyncio.sleep(2.0 + agents / 200)  # all are connected
+        await asyncio.sleep(2.0 + agents / 200)  # until all are connected
         began = time.monotonic()
         for agent in fleet:
             agent.ready()
@@ -230,8 +230,8 @@ async def _drive(agents: int, address: str, page: str, pid: int) -> dict[str, fl
 
 
 async def _watch(channel: grpc.aio.Channel, page: str) -> dict[str, float]:
-    """What scrapes take, and for how long the control loop pauses with nobody there, while it is
-    scraped, and while its page is looked at."""
+    """Return how long scrapes take, and the longest pause of the control loop in three cases: with
+    no observer, while it is scraped, and while its page is open."""
     loop = asyncio.get_running_loop()
     taken: list[tuple[float, int]] = []
 
@@ -271,9 +271,9 @@ async def _watch(channel: grpc.aio.Channel, page: str) -> dict[str, float]:
 async def _longest_answer(
     channel: grpc.aio.Channel, beside: Callable[[], Coroutine[Any, Any, None]]
 ) -> float:
-    """To requests that follow one another while that goes on."""
+    """Return the longest seconds to an answer, of requests in sequence while `beside` runs."""
     health: Any = health_pb2_grpc.HealthStub(channel)
-    gc.freeze()  # this process has a thousand agents to look through, and would pause itself
+    gc.freeze()  # a collection over a thousand agents would pause this process
     gc.disable()
     goes_on, longest_s = asyncio.ensure_future(beside()), 0.0
     while not goes_on.done():
@@ -287,7 +287,9 @@ async def _longest_answer(
 
 
 async def _join(agents: int, address: str, fleet: Sequence[FakeAgent]) -> float:
-    """One more node; the planned change takes effect at once, since nobody holds."""
+    """Add one node; return the seconds until all train with it.
+
+    The planned change takes effect at once: fake workers do not wait for a step boundary."""
     newcomer = FakeAgent(agents)
     async with grpc.aio.insecure_channel(address, options=OPTIONS) as channel:
         stream = asyncio.ensure_future(newcomer.attend(channel))
@@ -301,7 +303,7 @@ async def _join(agents: int, address: str, fleet: Sequence[FakeAgent]) -> float:
 
 
 async def _until_all(fleet: Sequence[FakeAgent], generation: int) -> float:
-    """When the last of them has come to train in `generation`."""
+    """Return when the last agent began to train in `generation`; TimeoutError if one is late."""
     deadline = time.monotonic() + _DEADLINE_S
     while any(agent.joined < generation for agent in fleet):
         if time.monotonic() > deadline:

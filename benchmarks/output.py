@@ -1,12 +1,12 @@
-"""What a worker that floods its log costs the job, against one that writes nothing, in turns.
+"""Measures what a worker that floods its log costs, against one that writes nothing, in turns.
 
     python -m benchmarks.output                  # 1 minute of writing, 3 kills a side: 20 minutes
     python -m benchmarks.output --noise-s 10 --kills 1
 
-Sides: "none"; "no-newline", 1 GiB a minute without an end of line; "lines", 200,000 lines a second;
-"unread", which writes as "lines" does to a pipe that nobody reads, next to `elastic run`'s own
-output. After its time the worker is killed, and the survivors' recovery measured. Meanwhile the
-coordinator is asked for the status every half second.
+The sides differ in what the worker writes. "none": nothing; "no-newline": 1 GiB a minute without an
+end of line; "lines": 200,000 lines a second; "unread": as many lines, which `elastic run` copies,
+with its own output, to a pipe that nobody reads. While the worker writes, the coordinator is asked
+for the status every half second. Then the worker is killed, and the survivors' recovery measured.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ _MEGABYTE = 1e6
 
 @dataclass(frozen=True, kw_only=True)
 class Figures:
-    """Of one job."""
+    """Figures of one job."""
 
     recovery_s: float
-    """From the kill to the next committed step, less a usual one."""
+    """From the kill to the next committed step, less a usual step."""
     usual_step_s: float
     answers_s: list[float]
-    """How long answers to `status` took."""
+    """How long each answer to `status` took."""
     agent_bytes: int
-    """Most resident memory of the process of agent and coordinator."""
+    """The highest resident memory of the process that runs agent and coordinator."""
     written_bytes: int
-    """By the worker, to its log."""
+    """The size of the worker's log at the kill."""
 
 
 def main() -> None:
@@ -116,7 +116,7 @@ def _job(side: str, scratch: Path) -> Iterator[Job]:
 
 
 def _ask(job: Job, for_s: float) -> tuple[list[float], int]:
-    """(seconds that each answer took, most resident bytes of the agent's process)"""
+    """Return (seconds that each answer took, highest resident bytes of the agent's process)."""
 
     async def ask() -> tuple[list[float], int]:
         answers, most = [], 0

@@ -1,16 +1,16 @@
-"""Step time of elastic against plain DDP, in the same process layout and in turns.
+"""Compares the step time of elastic with plain DDP, in the same process layout and in turns.
 
     python -m benchmarks.overhead                              # all sizes, about 10 minutes
     python -m benchmarks.overhead --sizes 5m --workers 2       # one of them
     python -m benchmarks.overhead --baseline unwatched --sizes 2ms 11m --workers 1 2
 
 The baseline `unwatched` is elastic itself without what watches it: workers take no times, and
-nothing is served, recorded or scraped. Against it elastic has `--http-address`, `--curve` and
-`--tensorboard`, a scrape of `/metrics` in each turn, and somebody who looks at the page.
+nothing is served, recorded or scraped. Against this baseline, elastic runs with `--http-address`,
+`--curve` and `--tensorboard`; in each turn `/metrics` is scraped, and a client reads the page.
 
 Four jobs are started, two of each side, and take turns: one trains for a second while the others
-wait. A step's time is from one commit of rank 0 to its next. The two jobs of a side differ in
-nothing, so their ratio shows what the comparison cannot tell apart.
+wait. A step's time is the time between two commits of rank 0. The two jobs of a side are identical,
+so their ratio shows the noise of the comparison.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ _PLAIN = {"ddp": ddp_job, "torchrun": torchrun_job}
 _UNWATCHED = "unwatched"
 _SCRAPE_S = 10.0
 _KEEP_MEMORY = {"MALLOC_MMAP_THRESHOLD_": str(1 << 30), "MALLOC_TRIM_THRESHOLD_": str(1 << 32)}
-"""Else glibc gives freed gradients back to the kernel in some processes and not in others, of any
-side: they differ by 3% then."""
+"""Otherwise glibc returns freed gradients to the kernel in some processes and not in others, on any
+side, and those differ by 3%."""
 
 T = TypeVar("T")
 Turns = list[list[float]]  # step times in seconds, by turn
 
 
 class Watch:
-    """Whoever watches a job does so in its turns alone: the other side's are not to pay for it."""
+    """Watches a job, in the job's own turns only: the other side's turns must not pay for it."""
 
     def __init__(self) -> None:
         (port,) = free_ports(1)
         self._address = f"127.0.0.1:{port}"
         self.scrapes = 0
-        """That were answered."""
+        """Scrapes that were answered."""
 
     def options(self, directory: Path) -> list[str]:
-        """Everything on."""
+        """Return the options that turn on everything that watches the job."""
         files = ["--curve", str(directory / "curve"), "--tensorboard", str(directory / "board")]
         return ["--http-address", self._address, *files]
 
     def look(self, seconds: float) -> None:
-        """Scrape the metrics once, and look at the page for so long, beside whatever follows."""
+        """In the background, scrape the metrics once and read the page for `seconds`."""
         threading.Thread(target=self._look, args=(seconds,), daemon=True).start()
 
     def _look(self, seconds: float) -> None:
@@ -78,11 +78,11 @@ class Watch:
             self.scrapes += bool(answer.read())
         with urllib.request.urlopen(f"{where}/page/stream", timeout=_SCRAPE_S) as stream:
             while time.monotonic() < ends_at and stream.readline():
-                pass  # a browser's work is not the job's
+                pass  # a browser's own work does not count for the job
 
 
 class Side:
-    """One job, of which the benchmark decides when it trains."""
+    """One job that trains only when the benchmark lets it."""
 
     def __init__(
         self,
@@ -115,13 +115,13 @@ class Side:
         )
 
     def train(self, steps: int) -> list[float]:
-        """Let it do `steps` more; return the times of all but the first few of them."""
+        """Let the job do `steps` more; return the times of all but the first few of them."""
         first, self._allowed = self._allowed, self._allowed + steps
         allow(self._limit, self._allowed)
-        if self.watch is not None and self._usual_s:  # it serves by then
+        if self.watch is not None and self._usual_s:  # the job serves HTTP by then
             self.watch.look(self._usual_s * steps)
         last = self._allowed - 1
-        time.sleep(0.9 * steps * self._usual_s)  # to look for the end takes time from the workers
+        time.sleep(0.9 * steps * self._usual_s)  # polling takes CPU time from the workers
         self.job.wait_until(
             lambda marks: sum(m.step == last for m in commits(marks[-20:])) == self._workers,
             what=f"step {last} on {self.name}",
@@ -140,7 +140,7 @@ class Side:
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
-    """Step times of two jobs of either side, turn by turn."""
+    """Step times of two jobs of each side, turn by turn."""
 
     size: str
     workers: int
@@ -150,17 +150,17 @@ class Comparison:
 
     @property
     def ratio(self) -> float:
-        """Of the medians over all steps."""
+        """Elastic's median over all steps to the baseline's."""
         return _median(self.elastic_s) / _median(self.baseline_s)
 
     @property
     def mean_ratio(self) -> float:
-        """Of the means, in which rare long steps count too."""
+        """Elastic's mean to the baseline's; rare long steps count here, too."""
         return _mean(self.elastic_s) / _mean(self.baseline_s)
 
     @property
     def interval(self) -> tuple[float, float]:
-        """In which the ratio of medians lies with 95%: rounds of turns drawn again and again."""
+        """The 95% interval of `ratio`, by a bootstrap over rounds of turns."""
         draw = random.Random(0)
         rounds = range(len(self.elastic_s[0]))
         ratios = []
@@ -176,12 +176,12 @@ class Comparison:
 
     @property
     def elastic_again(self) -> float:
-        """Ratio of the medians of elastic's two jobs."""
+        """The ratio of the medians of elastic's two jobs."""
         return _median(self.elastic_s[1:]) / _median(self.elastic_s[:1])
 
     @property
     def baseline_again(self) -> float:
-        """Ratio of the medians of the baseline's two jobs."""
+        """The ratio of the medians of the baseline's two jobs."""
         return _median(self.baseline_s[1:]) / _median(self.baseline_s[:1])
 
 
@@ -257,7 +257,7 @@ def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison
 
 
 def _order(sides: Sequence[Side], turn: int) -> Sequence[Side]:
-    """Each job at each place in turn, and what drifts meets both sides alike."""
+    """Return a turn's order: each job has each place in turn; drift affects both sides alike."""
     first, second, third, fourth = sides
     orders = (
         (first, second, third, fourth),

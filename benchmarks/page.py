@@ -1,9 +1,9 @@
-"""The page in a real browser: first paint, how soon a kill shows, and frames with 1,000 nodes.
+"""Measures the page in a real browser: first paint, how soon a kill shows, frames of 1,000 nodes.
 
     python -m benchmarks.page                # about a minute
 
-The job is `elastic run` with three workers, of which one is killed again and again; the thousand
-nodes are data, of which a part changes twice a second. Needs Debian's chromium-headless-shell.
+The job is `elastic run` with three workers; one worker after the other is killed. The 1,000 nodes
+are data, and 100 of them change twice a second. Needs Debian's chromium-headless-shell.
 """
 
 from __future__ import annotations
@@ -80,13 +80,13 @@ def _job(tab: Tab, times: int) -> dict[str, list[float]]:
                 paints.append(tab.first_paint_ms() / 1000)
             tab.wait_for("document.getElementById('state')?.textContent === 'Training'")
             for _ in range(times):
-                time.sleep(_BETWEEN_S)  # else one loss is hardly over when the next one comes
+                time.sleep(_BETWEEN_S)  # the loss before must be over
                 before = int(tab.evaluate(_KILLS_SHOWN))
                 os.kill(job.members()[0], signal.SIGKILL)
                 at = time.monotonic()
                 tab.wait_for(f"{_KILLS_SHOWN} > {before}")
                 kills.append(time.monotonic() - at)
-            tab.open("about:blank")  # it would tell of a server that has gone
+            tab.open("about:blank")  # otherwise the page reports that its server has gone
     return {"first paint": paints, "kill shows": kills}
 
 
@@ -106,7 +106,7 @@ def _thousand_nodes(tab: Tab) -> dict[str, list[float]]:
 
 
 def _changed(seen: Any, round_: int) -> Any:
-    """Its figures, with some nodes whose workers do something else now."""
+    """Return the figures of `seen` after the workers of some nodes have changed their phase."""
     phase = (WorkerPhase.JOINING, WorkerPhase.TRAINING)[round_ % 2]
     nodes = list(seen.figures.nodes)
     for number in range(_CHANGED):

@@ -1,10 +1,10 @@
-"""Where a step's own Python goes: one process, the smallest model, under cProfile.
+"""Shows which Python functions of elastic a step spends its time in, under cProfile.
 
     python -m benchmarks.profile                       # the 25 functions of elastic that take most
     python -m benchmarks.profile --out step.prof       # for snakeviz, pstats and the like
 
-cProfile makes each call slower, short ones most: believe the order, and measure what it suggests
-with benchmarks.overhead.
+One process trains, by default the smallest model. cProfile slows down each call, short calls most:
+trust the order of the functions, and measure an improvement with benchmarks.overhead.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def main() -> None:
 
 
 def train(size: mlp.Size, steps: int, profile: cProfile.Profile) -> float:
-    """Train as a world of one; return the mean duration of the steps that were profiled."""
+    """Train with a world size of one; return the mean seconds of the profiled steps."""
     session = elastic.init()
     model = session.distribute(mlp.build(size))
     optimizer = mlp.optimizer(model)

@@ -1,10 +1,10 @@
-"""Kills one worker of a running job, again and again: elastic and torchrun, in turns.
+"""Kills workers of a running job, one at a time, under elastic and under torchrun, in turns.
 
     python -m benchmarks.recovery                  # 10 kills a side, about 6 minutes
     python -m benchmarks.recovery --kills 2        # a quick look
 
 Both sides train the same model, and both are measured by marks that the training scripts write.
-torchrun restarts all workers from a checkpoint of every 20 steps.
+torchrun restarts all workers from the newest checkpoint, which is saved every 20 steps.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from benchmarks.kill_figures import KillFigures
 from benchmarks.kills import kill_document, kill_in_turns, parse_kill_options
 from benchmarks.report import save, seconds, show
 
-_WARM_SPARE_S = 3.0  # a new spare imports torch meanwhile
+_WARM_SPARE_S = 3.0  # a new spare starts up meanwhile
 _PHASES = ("detect_s", "persist_s", "notify_s", "abort_s", "join_s", "sync_s", "first_step_s")
 
 

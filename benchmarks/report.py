@@ -1,4 +1,4 @@
-"""The way in and out of every benchmark: its options, a table on the terminal, and a JSON file."""
+"""Parses options and reports results for every benchmark: a table on the terminal, a JSON file."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ RESULTS = Path(__file__).parent / "results"
 
 
 def command_line(description: str | None) -> argparse.ArgumentParser:
-    """That of a benchmark, which shows the description as it is written."""
+    """Return the parser of a benchmark; --help shows `description` with its line breaks."""
     return argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A table; the first column names the row, the others are figures."""
+    """Print a table; the first column names the row, the others are figures."""
     table = Table(box=None)
     for number, column in enumerate(columns):
         table.add_column(column, justify="right" if number else "left")
@@ -42,7 +42,7 @@ def show(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> N
 
 
 def save(name: str, document: dict[str, Any]) -> Path:
-    """Write `document` with where and how it was measured; return the file."""
+    """Write `document`, with time, machine and command, to a file in RESULTS; return the file."""
     RESULTS.mkdir(exist_ok=True)
     now = datetime.datetime.now().astimezone()
     path = RESULTS / f"{name}-{now:%Y%m%d-%H%M%S}.json"
@@ -53,12 +53,11 @@ def save(name: str, document: dict[str, Any]) -> Path:
 
 
 def spread(values: Sequence[float]) -> dict[str, float]:
-    """Median, least and greatest."""
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
 def seconds(values: Sequence[float], *, digits: int = 3) -> list[str]:
-    """Median, least and greatest as cells of a table."""
+    """Return median, minimum and maximum as cells of a table; dashes without values."""
     return [f"{value:.{digits}f}" for value in spread(values).values()] if values else ["–"] * 3
 
 

@@ -1,9 +1,10 @@
-"""Digits with 20 killed workers against digits without: the same accuracy, every sample once.
+"""Trains on digits with and without killed workers: same accuracy, every sample once.
 
     python -m benchmarks.survival --kills 20 --workers 2 3 4
 
-Kills come at random steps, one member at a time, never the last. Exit code 0 only if the accuracy
-is within a point of the undisturbed run's and every ledger is good.
+Members are killed at random steps, one at a time, never the last one. The exit code is 0 only if
+each run with kills succeeds, its ledger is good, and its accuracy is at least 97% and within one
+point of the undisturbed run's.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class _Run(JobProcess):
         super().__init__(*options, *script, nproc=workers, log_dir=directory / "logs")
 
     def newest(self) -> dict[str, Any]:
-        """The last committed step in the ledger."""
+        """Return the ledger's record of the last committed step; {} if there is none."""
         with contextlib.suppress(OSError, ValueError):
             lines = self.ledger.read_bytes()[-2000:].split(b"\n")[1:-1]
             steps = [r for r in map(json.loads, lines) if "step" in r]
@@ -67,7 +68,6 @@ class _Run(JobProcess):
 
 
 def main() -> int:
-    """Run every world size without and with kills, show and save the figures."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--kills", type=int, default=20, help="in each disturbed run")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3, 4])
@@ -95,7 +95,7 @@ def _measure(workers: int, kills: int, epochs: int, seed: int) -> Outcome:
         for number, target in enumerate(_targets(run, kills, random.Random(seed + workers))):
             print(f"{workers} workers: kill {number + 1} of {kills} at step {target}", flush=True)
         run.process.wait()
-        exit_code = run.wait()  # all that it said has been read
+        exit_code = run.wait()  # after this, all of its output has been read
         audited = audit(run.ledger.read_text().splitlines(), samples=SAMPLES, epochs=epochs)
         return Outcome(
             workers=workers,
@@ -110,7 +110,7 @@ def _measure(workers: int, kills: int, epochs: int, seed: int) -> Outcome:
 
 
 def _targets(run: _Run, kills: int, rng: random.Random) -> Iterator[int]:
-    """Kill a random member whenever a random step is reached by a group of two or more."""
+    """Kill a random member when a group of two or more reaches a random step; yield that step."""
     for _ in range(kills):
         target = run.newest().get("step", 0) + rng.randint(5, 40)
         while run.process.poll() is None:

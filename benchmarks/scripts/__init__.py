@@ -1,1 +1,1 @@
-"""Training scripts that the benchmarks run as jobs, and what those scripts share."""
+"""Training scripts that the benchmarks run as jobs, and the modules that they share."""

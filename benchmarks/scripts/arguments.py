@@ -1,4 +1,4 @@
-"""The command line of the benchmarks' training scripts."""
+"""Parses the command line of the benchmarks' training scripts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from benchmarks.scripts.mlp import SIZES
 
 
 def parse(description: str | None) -> argparse.Namespace:
-    """log_dir, size, one_by_one, epochs, turns; of torchrun's side checkpoint, checkpoint_every."""
+    """Return the options; only torchrun's side uses `checkpoint` and `checkpoint_every`."""
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--log-dir", type=Path, required=True, help="one file per worker goes here")
     parser.add_argument("--size", choices=SIZES, default="5m")

@@ -2,9 +2,9 @@
 
     python benchmarks/scripts/ddp_launcher.py WORKERS SCRIPT [ARGUMENTS...]
 
-Against torchrun a comparison of step times is biased. It gives each worker a session, so the
-kernel's autogroups (sched_autogroup_enabled) schedule each as a group of its own; elastic's workers
-share one. Where there are more threads than cores that alone changes the time of a step.
+A comparison of step times with torchrun is biased. torchrun gives each worker its own session, so
+the kernel's autogroups (sched_autogroup_enabled) schedule each worker as its own group; elastic's
+workers share one. With more threads than cores, that alone changes the time of a step.
 """
 
 import gc
@@ -15,7 +15,7 @@ import socket
 import sys
 from pathlib import Path
 
-# What elastic's zygote imports before it forks.
+# elastic's zygote imports the same modules before it forks.
 import torch._dynamo.utils
 import torch.distributed
 import torch.nn.parallel

@@ -1,4 +1,4 @@
-"""Trains an MLP with elastic and logs each step: the benchmarks' side for elastic.
+"""Trains an MLP with elastic and logs each step: elastic's side of the benchmarks.
 
 elastic run --nproc-per-node 3 benchmarks/scripts/elastic_train.py --log-dir DIRECTORY
 """
@@ -25,7 +25,7 @@ def main() -> None:
 
     for step in session.steps(data, epochs=options.epochs):
         if not turns.wait(step.index):
-            break  # in all workers: each has done as many steps as were allowed
+            break  # in all workers at the same step
         group = {
             "generation": session.generation,
             "rank": session.rank,

@@ -1,4 +1,4 @@
-"""The model and the data that every side of a benchmark trains."""
+"""Makes the model and the data that every side of a benchmark trains."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CLASSES = 10
 
 @dataclass(frozen=True, kw_only=True)
 class Size:
-    """A multilayer perceptron and its batch, per worker."""
+    """A multilayer perceptron, and its data; `batch_size` is per worker."""
 
     inputs: int
     hidden: tuple[int, ...]
@@ -22,7 +22,7 @@ class Size:
     samples: int
 
 
-# Milliseconds are for 3 workers on 2 cores, gloo, one thread each.
+# Milliseconds of a step, for 3 workers on 2 cores, with gloo and one thread each.
 SIZES = {
     "tiny": Size(inputs=64, hidden=(128, 128), batch_size=16, samples=20_000),  # 4 ms
     "2ms": Size(inputs=128, hidden=(256, 256), batch_size=32, samples=20_000),  # 2 ms for 2 workers
@@ -34,7 +34,7 @@ SIZES = {
 
 
 def build(size: Size) -> nn.Sequential:
-    """The same weights in every process."""
+    """Build the model, with the same weights in every process."""
     torch.manual_seed(0)
     widths = (size.inputs, *size.hidden)
     layers: list[nn.Module] = []
@@ -44,13 +44,13 @@ def build(size: Size) -> nn.Sequential:
 
 
 class _OneByOne(TensorDataset):
-    """A dataset of the script's own: `elastic.DataLoader` leaves it to torch's loader, too."""
+    """A subclass, so `elastic.DataLoader` leaves it to torch's loader, as other datasets."""
 
 
 def dataset(size: Size, *, one_by_one: bool = False) -> TensorDataset:
-    """Random samples, the same in every process.
+    """Return random samples, the same in every process.
 
-    one_by_one: every side loads sample by sample; else elastic takes a batch of rows at once.
+    one_by_one: every side loads sample by sample; otherwise elastic takes a batch of rows at once.
     """
     generator = torch.Generator().manual_seed(1)
     inputs = torch.randn(size.samples, size.inputs, generator=generator)
@@ -59,5 +59,4 @@ def dataset(size: Size, *, one_by_one: bool = False) -> TensorDataset:
 
 
 def optimizer(model: nn.Module) -> torch.optim.Optimizer:
-    """What both sides step with."""
     return torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -1,8 +1,8 @@
-"""elastic_train, one of whose workers writes to its log without end.
+"""Trains as elastic_train does, while one worker writes to its log without end.
 
 noisy_train.py --log-dir DIRECTORY --noise {none,no-newline,lines} ...
 
-The worker whose pid stands in `DIRECTORY`/../noise (see `NOISE`) begins when that file is there.
+The worker whose pid is in the file `DIRECTORY`/../noise (see `NOISE`) writes once that file exists.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""What a worker did and when, written by the training script itself, whoever started it.
+"""Logs what a worker did and when, from the training script itself, under any launcher.
 
-Each worker has a file named by its pid; each line is one `Mark`. CLOCK_MONOTONIC is one clock for
-all processes of a machine, so instants of different workers can be compared.
+Each worker has a file named after its pid; each line is one `Mark`. CLOCK_MONOTONIC is one clock
+for all processes of a machine, so times of different workers can be compared.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ class Mark:
 
 
 class StepLog:
-    """Appends this process's marks. One write per line: a killed worker leaves no half of one."""
+    """Appends this process's marks. One write per line: a killed worker leaves no partial line."""
 
     def __init__(self, directory: Path) -> None:
         path = directory / str(os.getpid())
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
     def mark(self, what: str, step: int, *, generation: int, rank: int, world_size: int) -> None:
-        """It happened now."""
         line = f"{time.monotonic():.6f} {what} {step} {generation} {rank} {world_size}\n"
         os.write(self._file, line.encode())
 
@@ -50,7 +49,7 @@ class StepLogReader:
         self._marks: list[Mark] = []
 
     def marks(self) -> list[Mark]:
-        """Everything written so far, oldest first."""
+        """Return all marks written so far, oldest first."""
         new = [mark for path in self._directory.iterdir() for mark in self._read(path)]
         if new:
             self._marks = sorted([*self._marks, *new], key=lambda mark: mark.at_s)
@@ -76,5 +75,4 @@ class StepLogReader:
 
 
 def commits(marks: Iterable[Mark]) -> list[Mark]:
-    """Only the commits."""
     return [mark for mark in marks if mark.what == COMMIT]

@@ -1,4 +1,4 @@
-"""Trains the same MLP with plain DDP, the way torchrun's documentation has it, and logs each step.
+"""Trains the same MLP with plain DDP, as torchrun's documentation shows it, and logs each step.
 
     torchrun --nproc-per-node 3 benchmarks/scripts/torchrun_train.py --log-dir DIRECTORY \\
         --checkpoint FILE --checkpoint-every 20
@@ -22,7 +22,7 @@ from benchmarks.scripts.turns import Turns
 
 
 def load(path: Path | None, **objects: Any) -> int:
-    """Restore the objects and return the number of steps done; 0 without a checkpoint."""
+    """Restore the objects; return the number of steps done, 0 without a checkpoint."""
     if path is None or not path.exists():
         return 0
     saved = torch.load(path, weights_only=True)
@@ -32,7 +32,7 @@ def load(path: Path | None, **objects: Any) -> int:
 
 
 def save(path: Path, steps: int, **objects: Any) -> None:
-    """Write aside and rename, so that a kill never leaves half a checkpoint."""
+    """Write to another file and rename it, so that a kill never leaves half a checkpoint."""
     aside = path.with_suffix(".writing")
     torch.save({"steps": steps, **{k: v.state_dict() for k, v in objects.items()}}, aside)
     os.replace(aside, path)

@@ -1,7 +1,7 @@
-"""Lets two jobs train in turns, so that both sides meet the same moods of the machine.
+"""Lets jobs train in turns, so that changes of the machine's speed affect all sides alike.
 
-The benchmark allows a number of steps in all by writing it to a file; a worker that has done as
-many waits for more.
+The benchmark writes the total number of allowed steps to a file; a worker that has done that many
+waits for more.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class Turns:
         self._allowed = 0
 
     def wait(self, step: int) -> bool:
-        """Return when step `step` (from 0) may begin; False if there are no more turns."""
+        """Wait until step `step` (from 0) may begin; return False if there are no more turns."""
         while self._path is not None and 0 <= self._allowed <= step:
             self._allowed = int(self._path.read_text())
             if 0 <= self._allowed <= step:
@@ -29,7 +29,7 @@ class Turns:
 
 
 def allow(path: Path, steps: int) -> None:
-    """The benchmark's side: let workers do steps below `steps`; -1 ends the training."""
+    """The benchmark's side: let workers do the steps below `steps`; -1 ends the training."""
     following = path.with_suffix(".next")
     following.write_text(str(steps))
     following.replace(path)

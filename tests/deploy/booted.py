@@ -1,7 +1,7 @@
-"""A machine in miniature whose PID 1 is a real systemd, with the units of deploy/systemd installed.
+"""Boots a machine in miniature whose PID 1 is a real systemd, with the units of deploy/systemd.
 
-Its root is an overlay of this machine's: systemd's own clean-up would empty the real /tmp. Needs
-root, systemd-nspawn (Debian: systemd-container) and overlayfs.
+Its root is an overlay of this machine's root, because systemd's clean-up would empty the real /tmp.
+Needs root, systemd-nspawn (Debian: systemd-container) and overlayfs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.waiting import eventually
 ROOT = Path(__file__).parents[2]
 UNITS = ROOT / "deploy" / "systemd"
 DEADLINE_S = 120.0
-# Where units see them: not in a home directory or /tmp.
+# Paths inside the machine. Units see neither home directories nor the real /tmp.
 SOURCES, _PACKAGES, _PYTHON = Path("/opt/sources"), "/opt/packages", "/opt/python"
 _WRAPPER = f"""#!/bin/sh
 export LD_LIBRARY_PATH={_PYTHON}/lib PYTHONPATH={SOURCES}:{_PACKAGES}
@@ -29,7 +29,7 @@ export OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo
 exec {_PYTHON}/bin/{Path(sys.executable).resolve().name} -m elastic.cli "$@"
 """
 _UNWANTED = ("apt-daily.timer", "apt-daily-upgrade.timer", "man-db.timer", "e2scrub_all.timer")
-# The last to end, as if it were on other machines.
+# etcd ends after all units of elastic, as if it ran on other machines.
 _ETCD = """[Unit]
 Before=elastic.slice
 [Service]
@@ -42,7 +42,7 @@ WantedBy=multi-user.target
 
 
 def what_is_missing() -> str:
-    """For people; empty if machines can be booted here."""
+    """Return what is missing to boot machines here, for people; "" if nothing is."""
     if os.geteuid() != 0:
         return "systemd-nspawn needs root"
     for tool in ("systemd-nspawn", "nsenter", "systemctl"):
@@ -52,7 +52,7 @@ def what_is_missing() -> str:
 
 
 class Machine:
-    """One that has booted; commands run inside of it."""
+    """A machine that runs systemd; `run` executes commands inside it."""
 
     def __init__(self, directory: Path) -> None:
         self._layers, self.root = directory / "layers", directory / "root"
@@ -126,7 +126,7 @@ class Machine:
         )
 
     def run(self, *command: str | Path, check: bool = True) -> str:
-        """What a command inside says."""
+        """Run a command inside the machine; return its standard output."""
         enter = ("nsenter", "-t", self._leader, *["-m", "-p", "-u", "-i", "-n"], "--")
         try:
             return _run(*map(str, enter), *command, check=check)
@@ -134,7 +134,7 @@ class Machine:
             raise AssertionError(f"{error}\n{self.story()}") from None
 
     def reboot(self) -> None:
-        """Returns when it is up again, with nothing in /run."""
+        """Reboot; return when the machine is up again, with an empty /run."""
         assert self._nspawn is not None
         os.kill(self._leader, signal.SIGRTMIN + 5)  # reboot.target
         self._nspawn.wait(DEADLINE_S)
@@ -142,7 +142,7 @@ class Machine:
         self._power_on()
 
     def start_etcd(self) -> None:
-        """It is there again, with its data, after a reboot."""
+        """Start etcd; it also starts after a reboot, with its data."""
         self.write("/etc/systemd/system/etcd.service", _ETCD)
         self.run("systemctl", "enable", "--now", "etcd")
 
@@ -150,7 +150,6 @@ class Machine:
         return self.run("systemctl", "show", "--value", f"--property={name}", unit).strip()
 
     def write(self, path: str, text: str) -> None:
-        """A file inside."""
         self.run("mkdir", "-p", str(Path(path).parent))
         self.run("sh", "-c", 'printf %s "$1" > "$2"', "sh", text, path)
 
@@ -158,13 +157,13 @@ class Machine:
         eventually(condition, lambda: f"no {what}\n{self.story()}", DEADLINE_S, every_s=0.1)
 
     def story(self) -> str:
-        """The newest lines of the journal, for a failing test."""
+        """Return the newest lines of the journal, or the console's until systemd runs."""
         if not self._leader:
             return self._console.read_text(errors="replace")
         return self.run("journalctl", "--no-pager", "-n", "80", check=False)
 
     def close(self) -> None:
-        """Power off; nothing is left."""
+        """Power off the machine and unmount its root."""
         if self._nspawn is not None:
             if self._leader:
                 with contextlib.suppress(ProcessLookupError):
@@ -181,7 +180,7 @@ class Machine:
 
 @contextlib.contextmanager
 def booted(directory: Path) -> Iterator[Machine]:
-    """A machine, running within."""
+    """Yield a booted machine; power it off afterwards."""
     with contextlib.closing(Machine(directory)) as machine:
         machine.boot()
         yield machine

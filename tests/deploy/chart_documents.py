@@ -1,6 +1,8 @@
-"""Writes the chart's README.md and values.schema.json from values.yaml and elastic.settings, and
-its copies of alert rules and dashboards, as a chart has only what lies in its own directory:
-`python -m tests.deploy.chart_documents`; the freshness test uses it too."""
+"""Writes the chart's README.md and values.schema.json from values.yaml and elastic.settings.
+
+`python -m tests.deploy.chart_documents` also copies alert rules and dashboards into the chart,
+because a chart contains only its own directory. Freshness tests call the functions, too.
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,7 @@ OWN_KEYS = {
     "agent": "agents",
     "coordinator": "coordinators",
 }
-"""Which key of the values has `settings` of which command."""
+"""By command: the key of the values whose `settings` its pods get."""
 SET_BY_CHART = {
     "agent": {
         *("job", "run_id", "script", "args", "node_name", "node_host", "machine"),
@@ -36,7 +38,7 @@ SET_BY_CHART = {
         *("checkpoint_dir", "keep_checkpoints", "after_end", "events_file", "http_address"),
     },
 }
-"""Settings that follow from other values."""
+"""By command: the settings that the chart itself derives from other values."""
 
 _HEAD = """\
 # The chart `elastic`
@@ -85,16 +87,14 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "coordinators.maxWorkers": {"type": ["integer", "null"], "minimum": 1},
 }
 _OPEN = ("podSecurityContext", "monitoring.dashboardsLabels")
-"""Objects whose keys are those of Kubernetes, although they have a default."""
+"""Objects that take any key of Kubernetes, although they have a default."""
 
 
 def readme() -> str:
-    """The chart's README."""
     return _HEAD + "".join(_row(path, node, about) for path, node, about in _leaves())
 
 
 def schema() -> str:
-    """The chart's values.schema.json."""
     document = {
         "$schema": "http://json-schema.org/draft-07/schema#",
         "title": "Values of the chart elastic",
@@ -104,7 +104,7 @@ def schema() -> str:
 
 
 def files() -> dict[str, str]:
-    """What helm/elastic/files holds: dashboards without white space; each release is kept whole."""
+    """Return the chart's files by name. Dashboards are compact: helm stores each release whole."""
     dashboards = {
         path.name: json.dumps(json.loads(path.read_text()), separators=(",", ":")) + "\n"
         for path in sorted((_DEPLOY / "grafana").glob("*.json"))
@@ -114,7 +114,7 @@ def files() -> dict[str, str]:
 
 
 def settings_of(command: str) -> dict[str, Option]:
-    """Those that values may give to a command's pods as they are."""
+    """Return the settings that values may pass to a command's pods unchanged."""
     return {
         name: option
         for name, option in all_settings(command).items()
@@ -123,7 +123,6 @@ def settings_of(command: str) -> dict[str, Option]:
 
 
 def all_settings(command: str) -> Mapping[str, Option]:
-    """Those of a command."""
     (found,) = (one for one in COMMANDS if one.table == command)
     return options_by_name(found)
 

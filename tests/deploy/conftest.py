@@ -1,4 +1,4 @@
-"""The place in which a test's jobs run."""
+"""Provides the fixture `place`, where a test's jobs run."""
 
 from tests.integration.conftest import place
 

@@ -1,7 +1,7 @@
-"""Writes deploy/grafana: `python -m tests.deploy.dashboards`; the freshness test uses it too.
+"""Writes deploy/grafana: `python -m tests.deploy.dashboards`; the freshness test uses it, too.
 
-Expressions are of metrics alone, not of the recording rules: a Grafana may read a Prometheus that
-has loaded none.
+Expressions use metrics only, no recording rules: the Prometheus that a Grafana reads may have
+loaded no rules.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from grafana_foundation_sdk.models import dashboard as models
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 TARGET = Path(__file__).parent.parent.parent / "deploy" / "grafana"
-_WIDTH = 24  # of Grafana's grid
+_WIDTH = 24  # columns of Grafana's grid
 _SOURCE = models.DataSourceRef(type_val="prometheus", uid="${datasource}")
 _WRITTEN = {
     "{job": '{job="$job"',
@@ -26,7 +26,7 @@ _WRITTEN = {
     "{instance": '{job="$job",instance=~"$instance"',
     "[rate]": "[$__rate_interval]",
 }
-"""What stands in expressions here for what is longer there."""
+"""Abbreviations in the expressions below, and their full text."""
 
 Query = tuple[str, str]
 """An expression, and the legend of its series."""
@@ -34,7 +34,7 @@ Panel = stat.Panel | timeseries.Panel | table.Panel
 
 
 def documents() -> dict[str, str]:
-    """Every file of the directory, by its name."""
+    """Return every file of deploy/grafana, by name."""
     made = (_job(), _nodes(), _control_plane())
     for board in made:
         for number, panel in enumerate(board.panels or (), start=1):
@@ -558,7 +558,7 @@ def _written(expression: str) -> str:
 
 
 def _mean(histogram: str, *, by: str) -> str:
-    """Without a value where there was none: 0 / 0 would be NaN."""
+    """Return the mean of a histogram; no value, instead of NaN, where nothing was observed."""
     total = f"sum by ({by}) (rate({histogram}_sum{{job}}[rate]))"
     return f"{total} / (sum by ({by}) (rate({histogram}_count{{job}}[rate])) > 0)"
 
@@ -587,7 +587,7 @@ def _quantiles(histogram: str) -> Sequence[Query]:
 
 
 def _board(name: str, about: str, **variables: str) -> builders.Dashboard:
-    """variables: besides the job; of each the metric that has its values."""
+    """Make a dashboard. variables: those besides `job`, each with the metric that has its values."""
     board = (
         builders.Dashboard(f"elastic: {name.replace('-', ' ')}")
         .uid(f"elastic-{name}")
@@ -623,7 +623,7 @@ def _board(name: str, about: str, **variables: str) -> builders.Dashboard:
 
 
 def _variable(name: str, values: str) -> builders.QueryVariable:
-    """Its values are asked for anew when the time range changes."""
+    """Make a variable; Grafana queries its values again when the time range changes."""
     return (
         builders.QueryVariable(name)
         .label(name.capitalize())
@@ -635,7 +635,7 @@ def _variable(name: str, values: str) -> builders.QueryVariable:
 
 
 def _row(board: builders.Dashboard, title: str, *panels: Panel) -> None:
-    """Figures stand side by side, eight in a line; all else in lines of three."""
+    """Add a row: eight figures side by side in a line, or three other panels."""
     board.with_row(builders.Row(title))
     for panel in panels:
         board.with_panel(panel.datasource(_SOURCE))
@@ -653,8 +653,8 @@ def _stat(
     worse_from: tuple[float | None, float | None] | None = None,
     better_from: tuple[float | None, float | None] | None = None,
 ) -> stat.Panel:
-    """One figure. worse_from: when it turns yellow, and red; better_from: no longer red, and green;
-    None: never."""
+    """Make a panel of one figure. worse_from: the values from which it is yellow, and red;
+    better_from: from which it is yellow instead of red, and green; a bound of None: never."""
     panel = stat.Panel().title(title).unit(unit).height(4).span(_WIDTH // 8).no_value(none)
     panel.description(about)
     shown = common.BigValueTextMode.NAME if shows_name else common.BigValueTextMode.VALUE
@@ -682,7 +682,7 @@ def _curves(
     bars: bool = False,
     points: bool = False,
 ) -> timeseries.Panel:
-    """Over time. bars: of counts; points: of what comes now and then."""
+    """Make a panel of values over time. bars: for counts; points: for values that are rare."""
     panel = timeseries.Panel().title(title).unit(unit).height(7).span(_WIDTH // 3).min(0)
     panel.description(about)
     panel.tooltip(
@@ -703,7 +703,7 @@ def _curves(
 
 
 def _table(title: str, expression: str) -> table.Panel:
-    """The labels of each series."""
+    """Make a table of the labels of each series."""
     query = _query(0, (expression, "")).instant().format(PromQueryFormat.TABLE)
     hidden = models.DataTransformerConfig(
         id_val="organize", options={"excludeByName": {"Time": True, "Value": True}}

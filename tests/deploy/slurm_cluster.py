@@ -1,7 +1,7 @@
-"""A real slurmctld and several slurmd on this machine's loopback, in a directory of their own.
+"""Runs a real slurmctld and several slurmd on loopback, in a directory of their own.
 
-Needs root and Debian's slurmctld, slurmd, slurm-client and munge. Nothing of the machine's own
-Slurm is touched: configuration, key, sockets, ports and logs are in the directory.
+Needs root and Debian's slurmctld, slurmd, slurm-client and munge. The machine's own Slurm is not
+touched: configuration, key, sockets and logs are in the directory, and ports are free ones.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverTimeLimit=
 
 
 def what_is_missing() -> str:
-    """For people; empty if a cluster can be had here."""
+    """Return what is missing to run a cluster here, for people; "" if nothing is."""
     if os.geteuid() != 0:
         return "slurmd needs root"
     for tool, package in _TOOLS.items():
@@ -67,7 +67,7 @@ def what_is_missing() -> str:
 
 
 class SlurmCluster:
-    """Nodes n0, n1, ... on this machine."""
+    """A cluster of the nodes n0, n1, ... on this machine."""
 
     def __init__(self, directory: Path, size: int) -> None:
         self.directory = directory
@@ -110,7 +110,7 @@ class SlurmCluster:
         self._start(node, ["slurmd", "-D", "-N", node])
 
     def kill_node(self, node: str) -> None:
-        """The node and all that runs on it, at once: its slurmd, its steps, their processes."""
+        """Kill all processes of a node at once: its slurmd, its job steps and their processes."""
         mine = self._of_node(node)
         for pid in mine:
             with contextlib.suppress(ProcessLookupError):
@@ -134,7 +134,7 @@ class SlurmCluster:
         return done.stdout
 
     def job(self, number: str) -> dict[str, str]:
-        """What `scontrol show job` says."""
+        """Return the fields that `scontrol show job` prints."""
         shown = self.run("scontrol", "show", "job", "--oneliner", number).split()
         return dict(pair.partition("=")[::2] for pair in shown)
 
@@ -142,12 +142,12 @@ class SlurmCluster:
         eventually(condition, lambda: f"no {what}\n{self.story()}", DEADLINE_S, every_s=0.2)
 
     def story(self) -> str:
-        """What the job and the daemons have written."""
+        """Return the output of jobs and daemons, for a failing test."""
         logs = [*self.directory.glob("*.out"), *self.directory.glob("slurm*.log")]
         return "\n".join(f"--- {log.name}\n{log.read_text()[-6000:]}" for log in logs)
 
     def close(self) -> None:
-        """Cancel all jobs, then end the daemons and whatever is left of the jobs."""
+        """Cancel all jobs, then end the daemons and what is left of the jobs."""
         with contextlib.suppress(OSError, subprocess.SubprocessError):
             subprocess.run(
                 ["scancel", "--user=root"], env=self.environment, check=False, timeout=20
@@ -160,7 +160,7 @@ class SlurmCluster:
             process.wait()
 
     def processes_of_jobs(self) -> list[int]:
-        """Whatever a job has started and is still there."""
+        """Return the pids of processes that jobs have started and that still run."""
         return [
             pid for pid, env in _environments() if self._mark in env and b"SLURM_JOB_ID=" in env
         ]
@@ -214,7 +214,7 @@ def _below(pid: int) -> Iterator[int]:
 
 @contextlib.contextmanager
 def slurm_cluster(directory: Path, size: int = 3) -> Iterator[SlurmCluster]:
-    """A running cluster; nothing of it, or of its jobs, is left afterwards."""
+    """Yield a running cluster; end its daemons and jobs afterwards."""
     with contextlib.closing(SlurmCluster(directory, size)) as cluster:
         cluster.start()
         yield cluster

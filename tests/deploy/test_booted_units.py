@@ -1,5 +1,4 @@
-"""The units under a real systemd that has booted: start, reload, kill, watchdog, stop, the end,
-and another boot."""
+"""The units under a real, booted systemd: start, reload, kill, watchdog, stop, end, reboot."""
 
 from __future__ import annotations
 
@@ -58,7 +57,7 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
         yield machine
 
 
-def test_the_life_of_a_node(machine: Machine) -> None:
+def test_workers_survive_reloads_a_kill_and_a_hang_of_their_agent(machine: Machine) -> None:
     machine.run("systemctl", "start", COORDINATOR, AGENT)
     assert _state(machine, AGENT) == _state(machine, COORDINATOR) == "active"
     _trains_on(machine)
@@ -79,7 +78,7 @@ def test_the_life_of_a_node(machine: Machine) -> None:
     _trains_on(machine)
     assert _workers(machine) == workers
 
-    _signal(machine, signal.SIGSTOP)  # as one that hangs
+    _signal(machine, signal.SIGSTOP)  # the agent hangs
     machine.wait(lambda: "Watchdog timeout" in _journal(machine, AGENT), "bite of the watchdog")
     machine.wait(lambda: _restarts(machine) == 2 and _state(machine, AGENT) == "active", "restart")
     _trains_on(machine)
@@ -88,7 +87,7 @@ def test_the_life_of_a_node(machine: Machine) -> None:
 
     processes = _processes(machine, AGENT)
     machine.run("systemctl", "stop", AGENT)
-    assert _state(machine, AGENT) == "inactive"  # not failed, though it ends with 143
+    assert _state(machine, AGENT) == "inactive"  # not "failed", although it exits with 143
     left = machine.run("ps", "-o", "pid=,args=", "-p", ",".join(map(str, processes)), check=False)
     assert left == ""
     machine.wait(
@@ -104,21 +103,21 @@ def test_the_life_of_a_node(machine: Machine) -> None:
         machine.wait(lambda u=unit: _state(machine, u) == "inactive", f"end of {unit}")
     for unit in (AGENT, COORDINATOR):
         assert not _tells(machine, unit, "already_ended")
-        machine.run("systemctl", "start", unit)  # as at the next boot
+        machine.run("systemctl", "start", unit)  # as the next boot does
         machine.wait(lambda u=unit: _tells(machine, u, "already_ended"), f"{unit} that ends")
         machine.wait(lambda u=unit: _state(machine, u) == "inactive", f"end of {unit} again")
     assert _tells(machine, AGENT, "already_ended")[-1]["exit_code"] == ExitCode.STOPPED
     assert "elastic" not in machine.run("systemctl", "--failed", "--no-legend", check=False)
 
 
-def test_a_machine_that_is_booted_again_trains_on_but_no_job_that_has_ended(
+def test_a_reboot_resumes_a_running_job_but_not_one_that_has_ended(
     machine: Machine,
 ) -> None:
     agent, coordinator = "elastic-agent@again", "elastic-coordinator@again"
     machine.write("/etc/elastic/again.toml", _SETTINGS)
     machine.write("/etc/elastic/again.env", f"SCRIPT={_SCRIPT}\n")
     machine.run("chmod", "a+r", "/etc/elastic/again.toml")
-    # As a rule the coordinator is elsewhere, and outlives the agent.
+    # Usually the coordinator runs elsewhere and outlives the agent.
     after = f"[Unit]\nAfter={coordinator}.service\n"
     machine.write(f"/etc/systemd/system/{agent}.service.d/order.conf", after)
     machine.run("systemctl", "daemon-reload")
@@ -145,7 +144,7 @@ def test_a_machine_that_is_booted_again_trains_on_but_no_job_that_has_ended(
     machine.run("systemctl", "disable", agent, coordinator)
 
 
-def test_a_mistake_in_the_settings_is_told_and_not_tried_again(machine: Machine) -> None:
+def test_an_agent_with_wrong_settings_says_so_and_is_not_restarted(machine: Machine) -> None:
     machine.write("/etc/elastic/wrong.toml", "[agent]\nspares = -1\n")
     machine.write("/etc/elastic/wrong.env", "SCRIPT=/nothing.py\n")
     machine.run("chmod", "a+r", "/etc/elastic/wrong.toml")
@@ -159,7 +158,7 @@ def test_a_mistake_in_the_settings_is_told_and_not_tried_again(machine: Machine)
     machine.run("systemctl", "reset-failed", unit)
 
 
-def test_an_agent_waits_for_etcd_for_longer_than_a_start_may_take(machine: Machine) -> None:
+def test_an_agent_waits_for_etcd_longer_than_the_start_timeout(machine: Machine) -> None:
     unit = "elastic-agent@waits"
     machine.write("/etc/elastic/waits.toml", '[job]\netcd = ["127.0.0.1:1"]\n')
     machine.write("/etc/elastic/waits.env", f"SCRIPT={_SCRIPT}\n")
@@ -186,12 +185,12 @@ def _restarts(machine: Machine, unit: str = AGENT) -> int:
 
 
 def _journal(machine: Machine, unit: str) -> str:
-    """Of this boot."""
+    """Return the journal of a unit since this boot."""
     return machine.run("journalctl", "--no-pager", "-o", "cat", "-b", "-u", unit)
 
 
 def _anew(machine: Machine) -> int:
-    """How often the agent has begun anew."""
+    """Return how often the agent has started again in the same process, by SIGHUP."""
     return sum(e["begun_anew"] for e in _tells(machine, AGENT, "agent_started"))
 
 
@@ -207,14 +206,14 @@ def _trains_on(machine: Machine, unit: str = AGENT) -> None:
 
 
 def _step(machine: Machine, unit: str) -> int:
-    """By the status that the agent tells; -1 without one."""
+    """Return the step in the agent's status text, -1 if there is none."""
     text = machine.property(unit, "StatusText")
     found = re.fullmatch(r"generation \d+, step (\d+)", text)
     return int(found[1]) if found else -1
 
 
 def _processes(machine: Machine, unit: str) -> list[int]:
-    """All of the unit's, by their numbers inside."""
+    """Return the unit's pids, as seen inside the machine."""
     group = machine.property(unit, "ControlGroup")
     if not group:
         return []
@@ -232,5 +231,5 @@ def _workers(machine: Machine) -> list[int]:
 
 
 def _signal(machine: Machine, number: signal.Signals) -> None:
-    """To the agent alone."""
+    """Send a signal to the agent's main process only."""
     machine.run("kill", f"-{number.value}", str(_main(machine)))

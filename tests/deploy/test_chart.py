@@ -1,4 +1,4 @@
-"""What the Helm chart renders, for each of its options; by the real helm."""
+"""What the Helm chart renders for each of its options, with the real helm."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.deploy import chart_documents
 from tests.deploy.helm import CHART, Document, Refused, Values, merged, render, run
 from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of
 
-PLAIN: Values = {"tls": {"mode": "insecure"}}  # no keys are made, which takes a while
+PLAIN: Values = {"tls": {"mode": "insecure"}}  # making keys would take a while
 LEAST: Values = {
     "script": {"path": "/app/train.py"},
     "checkpoint": {"dir": "s3://bucket/gpt"},
@@ -155,9 +155,9 @@ VERDICTS = {
         ExitCode.INTERRUPTED,
         ExitCode.TERMINATED,
     },
-    "counted": {ExitCode.TEMPORARY, ExitCode.REFUSED},  # of an upgrade under way, perhaps
+    "counted": {ExitCode.TEMPORARY, ExitCode.REFUSED},  # perhaps because of an upgrade under way
 }
-"""What becomes of a pod of a Job by the exit code of its agent."""
+"""What the Job controller does about a pod, by the exit code of its agent."""
 
 
 @functools.cache
@@ -184,7 +184,7 @@ def test_objects_are_valid_and_restricted_and_fit_together(name: str) -> None:
 
 
 @cases
-def test_commands_are_taken_by_the_real_command_line(
+def test_the_command_line_accepts_the_commands_of_the_pods(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     taken: dict[str, Any] = {}
@@ -215,7 +215,7 @@ def test_commands_are_taken_by_the_real_command_line(
 
 
 def outcome(pod: Pod) -> dict[str, str]:
-    """The environment as Kubernetes gives it to the container."""
+    """Return the environment as Kubernetes gives it to the container."""
     fields = {
         "metadata.annotations['batch.kubernetes.io/job-completion-index']": "3",
         "metadata.name": "gpt-3",
@@ -232,7 +232,7 @@ def outcome(pod: Pod) -> dict[str, str]:
     return found
 
 
-def test_what_is_given_reaches_the_pods() -> None:
+def test_values_reach_the_pods_and_the_job() -> None:
     documents = rendered(MATRIX["all"])
     agent, leader = pod_of(documents, "agent"), pod_of(documents, "coordinator")
     assert agent.spec["terminationGracePeriodSeconds"] == 15
@@ -250,7 +250,7 @@ def test_what_is_given_reaches_the_pods() -> None:
     assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
 
 
-def test_a_doctor_examines_the_machine_with_what_the_agent_has(
+def test_the_doctor_has_the_environment_and_resources_of_the_agent(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     assert "initContainers" not in pod_of(rendered(merged(INLINE, PLAIN)), "agent").spec
@@ -273,7 +273,7 @@ def test_a_doctor_examines_the_machine_with_what_the_agent_has(
     assert settings.store.etcd == ("https://etcd:2379",)
 
 
-def test_verdict_on_each_exit_code_is_the_one_of_the_table() -> None:
+def test_the_pod_failure_policy_gives_each_exit_code_its_verdict() -> None:
     assert set().union(*VERDICTS.values()) == set(ExitCode)
     spec = job_spec(rendered(MATRIX["inline"]))
     found: dict[str, set[int]] = {}
@@ -291,7 +291,7 @@ def test_verdict_on_each_exit_code_is_the_one_of_the_table() -> None:
     )
 
 
-def test_generated_certificates_are_those_of_their_roles(tmp_path: Path) -> None:
+def test_generated_certificates_are_valid_for_their_roles(tmp_path: Path) -> None:
     documents = rendered(MATRIX["generated"])
     for role in ("coordinator", "agent"):
         (secret,) = (one for one in of_kind(documents, "Secret") if role in one["metadata"]["name"])
@@ -307,7 +307,7 @@ def test_generated_certificates_are_those_of_their_roles(tmp_path: Path) -> None
 
 
 @pytest.mark.long
-def test_what_makes_a_new_run_and_what_a_new_job() -> None:
+def test_changed_training_makes_a_new_run_and_changed_agent_pods_a_new_job() -> None:
     def identity(*changes: Values) -> tuple[str, str]:
         documents = rendered(merged(MATRIX["inline"], *changes))
         (job,) = of_kind(documents, "Job")
@@ -343,7 +343,7 @@ def test_what_makes_a_new_run_and_what_a_new_job() -> None:
 
 
 @pytest.mark.long
-def test_lint_has_nothing_to_say() -> None:
+def test_helm_lint_finds_no_fault() -> None:
     said = run("lint", "--strict", str(CHART), given=MATRIX["all"])
     assert "WARNING" not in said
     assert "ERROR" not in said
@@ -411,7 +411,7 @@ MISSING: list[tuple[Values, str]] = [
 
 
 @pytest.mark.parametrize(("given", "named"), WRONG)
-def test_the_schema_names_what_is_wrong(given: Values, named: str) -> None:
+def test_the_schema_refuses_wrong_values_and_names_them(given: Values, named: str) -> None:
     schema = json.loads(chart_documents.SCHEMA.read_text())
     with pytest.raises(jsonschema.ValidationError) as refused:
         jsonschema.validate(merged(LEAST, given), schema)
@@ -419,20 +419,20 @@ def test_the_schema_names_what_is_wrong(given: Values, named: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(MATRIX))
-def test_the_schema_takes_what_is_right(name: str) -> None:
+def test_the_schema_accepts_valid_values(name: str) -> None:
     jsonschema.validate(MATRIX[name], json.loads(chart_documents.SCHEMA.read_text()))
 
 
 @pytest.mark.parametrize(
     ("given", "named"), [pytest.param(*one, marks=pytest.mark.long) for one in [*WRONG, *MISSING]]
 )
-def test_helm_says_what_is_wrong(given: Values, named: str) -> None:
+def test_helm_refuses_wrong_and_missing_values_and_says_why(given: Values, named: str) -> None:
     with pytest.raises(Refused) as refused:
         render(merged(LEAST, PLAIN, given))
     assert named in str(refused.value)
 
 
-def test_helm_says_that_there_is_no_script() -> None:
+def test_helm_without_any_values_asks_for_a_script() -> None:
     with pytest.raises(Refused, match=r"no script: set script\.path"):
         render({})
 
@@ -452,12 +452,12 @@ def test_documents_of_the_chart_are_fresh(path: Path, text: Any) -> None:
     assert path.read_text() == text(), "run: python -m tests.deploy.chart_documents"
 
 
-def test_the_charts_copies_are_fresh() -> None:
+def test_the_charts_copies_of_rules_and_dashboards_are_fresh() -> None:
     there = {path.name: path.read_text() for path in chart_documents.FILES.iterdir()}
     assert there == chart_documents.files(), "run: python -m tests.deploy.chart_documents"
 
 
-def test_alerts_and_dashboards_reach_the_operators_whole() -> None:
+def test_rules_and_dashboards_are_rendered_complete() -> None:
     documents = rendered(MATRIX["monitoring"])
     (rules,) = of_kind(documents, "PrometheusRule")
     own = yaml.safe_load(chart_documents.files()["elastic.rules.yml"])
@@ -471,7 +471,7 @@ def test_alerts_and_dashboards_reach_the_operators_whole() -> None:
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
 
 
-def test_settings_that_follow_from_other_values_are_settings() -> None:
+def test_settings_that_the_chart_derives_exist() -> None:
     unknown = {
         name
         for command, names in chart_documents.SET_BY_CHART.items()
@@ -480,5 +480,5 @@ def test_settings_that_follow_from_other_values_are_settings() -> None:
     assert unknown == set()
 
 
-def test_versions_are_those_of_elastic() -> None:
+def test_the_app_version_of_the_chart_is_that_of_elastic() -> None:
     assert f"appVersion: {main.__version__}\n" in (CHART / "Chart.yaml").read_text()

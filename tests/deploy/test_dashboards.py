@@ -1,4 +1,4 @@
-"""The dashboards for Grafana: what their generator says, of metrics that exist."""
+"""The Grafana dashboards match their generator and use metrics that exist."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ NOT_SHOWN = {
     "elastic_samples_per_second": "the rate of what was committed is shown",
     "elastic_wanted_slots": "the panels of time are shares of it",
 }
-"""Metrics that no dashboard has, and why."""
+"""Metrics that no dashboard shows, and why."""
 
 
 def base(name: str) -> str:
-    """The metric that a series belongs to."""
+    """Return the metric that a series belongs to."""
     for suffix in ("_bucket", "_count", "_sum"):
         if name not in METRICS and name.removesuffix(suffix) in METRICS:
             return name.removesuffix(suffix)
@@ -30,7 +30,7 @@ def base(name: str) -> str:
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="the generator's library needs Python 3.11")
-def test_the_files_are_those_of_the_generator() -> None:
+def test_the_committed_dashboards_match_the_generator() -> None:
     """If this fails: python -m tests.deploy.dashboards"""
     from tests.deploy import dashboards  # noqa: PLC0415 - see above
 
@@ -39,7 +39,7 @@ def test_the_files_are_those_of_the_generator() -> None:
 
 
 @pytest.mark.parametrize("expression", of_dashboards(), ids=lambda e: e.where)
-def test_an_expression_is_of_metrics_that_exist_and_of_the_job(expression: Expression) -> None:
+def test_each_expression_uses_existing_metrics_of_the_selected_job(expression: Expression) -> None:
     assert expression.names
     for name in expression.names:
         assert base(name) in METRICS, name
@@ -47,13 +47,13 @@ def test_an_expression_is_of_metrics_that_exist_and_of_the_job(expression: Expre
         assert '{job="$job"' in selector or "variable job" in expression.where
 
 
-def test_every_metric_is_shown_or_left_out_for_a_reason() -> None:
+def test_every_metric_is_shown_or_left_out_with_a_reason() -> None:
     shown = {base(name) for expression in of_dashboards() for name in expression.names}
     assert set(METRICS) - shown == set(NOT_SHOWN)
 
 
 @pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
-def test_panels_have_their_own_places_and_numbers(path: Path) -> None:
+def test_panels_do_not_overlap_and_have_unique_ids(path: Path) -> None:
     board = json.loads(path.read_text())
     assert board["uid"] == path.stem
     ids = [panel["id"] for panel in board["panels"]]

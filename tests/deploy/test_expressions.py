@@ -1,5 +1,4 @@
-"""Every expression of dashboards, recording rules and alerts, asked of a real Prometheus that
-scrapes a real job."""
+"""A real Prometheus that scrapes a real job evaluates every expression of dashboards and rules."""
 
 from __future__ import annotations
 
@@ -32,17 +31,17 @@ VARIABLES = {
     "$instance": ".*",
     "$__rate_interval": "1m",
 }
-"""What Grafana puts in; of several chosen values, all."""
+"""What Grafana substitutes; where several values can be chosen, all of them."""
 NO_SERIES = {
     "elastic_job_exit_code": "the job runs",
     "elastic_node_loop_longest_pause_seconds": "an agent that paused has one",
     'elastic_node_state{state="quarantined"}': "no node is in quarantine",
 }
-"""Selectors that need not find anything in a job that is well, without matchers of variables."""
+"""Selectors that may find nothing in a healthy job, and why; without matchers of variables."""
 ONLY_IN_TROUBLE = {
     "elastic-control-plane.json: Agents without a coordinator",
 }
-"""Expressions whose selectors find something, and that have no value while all is well."""
+"""Expressions that have no value while all is well, although their selectors find series."""
 
 COUNT_THE_KILL = (
     "elastic_recovery_duration_seconds_count",
@@ -60,14 +59,14 @@ def filled(text: str) -> str:
 
 
 def plain(selector: str) -> str:
-    """Without what dashboards put in for all of them."""
+    """Return the selector without the matchers of the dashboards' variables."""
     for part in ('job="$job"', 'instance=~"$instance"', 'node=~"$node"'):
         selector = selector.replace(part, "")
     return selector.replace("{,", "{").replace(",}", "}").replace("{}", "")
 
 
 class Job(LoopbackJob):
-    """Two coordinators and a node of three workers; all of them are scraped."""
+    """Two coordinators and an agent with three workers; Prometheus scrapes all three daemons."""
 
     def __init__(self, place: Place, etcd: str) -> None:
         self.certificates = make_certificates(place.files / "made")
@@ -82,7 +81,7 @@ class Job(LoopbackJob):
         for target in (leader, standby):
             (port,) = free_ports(1)
             where = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{port}")
-            most = ("--max-workers", str(WORKERS))  # else the first group waits for more
+            most = ("--max-workers", str(WORKERS))  # otherwise the first group waits for more
             events = ("--events-file", "/dev/stderr")
             options = (*where, *most, *events, *self._saves, "--http-address", target)
             self.coordinators.append(self.start("coordinator", *options))
@@ -92,8 +91,8 @@ class Job(LoopbackJob):
         self.start_agent(NODE, *workers, *every, "--http-address", agent)
 
     def kill_one(self, scraped: Prometheus) -> None:
-        """Once there is a checkpoint, and Prometheus has seen what counts from zero: an increase
-        is told only of what it had seen before."""
+        """Kill a worker, once there is a checkpoint and Prometheus has seen the counters at zero:
+        it shows an increase only from a value that it has seen."""
         self.wait(lambda: self.events("checkpoint_committed"), "a checkpoint")
         for counter in COUNT_THE_KILL:
             scraped.wait(lambda c=counter: scraped.ask(f"{c} == 0"), lambda c=counter: c)
@@ -120,7 +119,7 @@ def scraped(place: Place) -> Iterator[Prometheus]:
 
 
 def without_data(scraped: Prometheus, expressions: list[Expression]) -> dict[str, str]:
-    """What has no value, or no label that its legend names, by where it stands."""
+    """Return, by place, the expressions without a value or without a label of their legend."""
     found = {}
     for expression in expressions:
         series = scraped.ask(filled(expression.text))
@@ -135,7 +134,7 @@ def without_data(scraped: Prometheus, expressions: list[Expression]) -> dict[str
 
 
 def of_alerts(scraped: Prometheus) -> dict[str, str]:
-    """Alerts have no value while all is well: what they select has to have one."""
+    """Return the alerts' selectors that find nothing. Alerts themselves have no value here."""
     return {
         f"{expression.where}: {selector}": "selects nothing"
         for expression in alerts()
@@ -166,7 +165,7 @@ def test_every_expression_has_data_in_a_prometheus_that_scrapes_a_job(scraped: P
 
 
 @pytest.mark.long
-def test_a_certificate_that_expires_within_a_day_is_the_only_alert(place: Place) -> None:
+def test_an_expiring_certificate_is_the_only_alert_besides_the_scripts_own(place: Place) -> None:
     rules = place.files / "quick.yml"
     rules.write_text(quick_rules())
     with etcd_cluster(size=1) as etcd:

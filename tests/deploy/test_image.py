@@ -1,4 +1,4 @@
-"""The image: its recipe, what is in it, and that it trains for a user whom nobody knows."""
+"""The image: its recipe, its contents, and that an unknown user can train with it."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ builds = [
 
 
 def recipe() -> ModuleType:
-    """deploy/image/requirements.py, which no package has."""
+    """Load deploy/image/requirements.py, which is in no package."""
     path = CONTAINERFILE.with_name("requirements.py")
     spec = importlib.util.spec_from_file_location("image_requirements", path)
     assert spec is not None
@@ -41,7 +41,7 @@ def recipe() -> ModuleType:
     return module
 
 
-def test_hadolint_has_nothing_to_say() -> None:
+def test_hadolint_finds_no_fault_in_the_containerfile() -> None:
     hadolint = Path(sys.executable).with_name("hadolint")
     done = subprocess.run([hadolint, CONTAINERFILE], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (0, "")
@@ -57,19 +57,19 @@ def test_hadolint_has_nothing_to_say() -> None:
         ("gpu", "12.9", "VARIANT=gpu is neither cpu nor cuda"),
     ],
 )
-def test_a_torch_of_the_other_kind_is_refused(variant: str, cuda: str | None, words: str) -> None:
+def test_a_torch_of_another_variant_is_refused(variant: str, cuda: str | None, words: str) -> None:
     wrong = recipe().what_is_wrong(variant, "2.13.0", cuda)
     assert words in wrong
     assert bool(wrong) == bool(words)
 
 
-def test_its_build_sees_what_the_package_carries() -> None:
+def test_dockerignore_lets_the_build_see_the_files_that_the_package_carries() -> None:
     lines = (ROOT / ".dockerignore").read_text().splitlines()
     (carried,) = re.findall(r"^CARRIED = (\(.*\))$", (ROOT / "setup.py").read_text(), re.MULTILINE)
     assert set(ast.literal_eval(carried)) <= {line[1:] for line in lines if line.startswith("!")}
 
 
-def test_requirements_are_those_of_the_package() -> None:
+def test_requirements_are_those_of_the_package_and_unknown_extras_are_refused() -> None:
     command = [sys.executable, CONTAINERFILE.with_name("requirements.py"), ROOT / "pyproject.toml"]
     done = subprocess.run(
         [*command, "--extras", "tensorboard"], capture_output=True, text=True, check=True
@@ -98,21 +98,21 @@ def image(builder: Builder) -> Image:
 class TestBuilt:
     pytestmark = builds
 
-    def test_it_says_what_it_is(self, image: Image) -> None:
+    def test_the_image_has_version_revision_entrypoint_and_user(self, image: Image) -> None:
         labels = image.config["Labels"]
         assert labels["org.opencontainers.image.version"] == "0.1.0"
         assert labels["org.opencontainers.image.revision"] == "abc"
         assert image.config["Entrypoint"] == ["elastic"]
         assert image.config["User"] == "10001:10001"
 
-    def test_it_has_no_compiler_and_no_sources(self, image: Image) -> None:
+    def test_the_image_has_no_compiler_and_no_sources(self, image: Image) -> None:
         search = ":".join(str(image.root / p) for p in ("usr/bin", "usr/local/bin", "opt/elastic"))
         for tool in ("cc", "gcc", "c++", "clang", "make"):
             assert shutil.which(tool, path=search) is None
         assert not (image.root / "source").exists()
         assert list((image.root / "wheel").glob("*")) == []
 
-    def test_a_stranger_trains_on_a_root_that_is_read_only(
+    def test_an_unknown_user_can_train_on_a_read_only_root(
         self, image: Image, tmp_path: Path
     ) -> None:
         arguments = ("run", "--nproc-per-node", "2", "/in/steady.py", "--epochs", "2")
@@ -123,7 +123,7 @@ class TestBuilt:
         assert "job_finished" in container.output
         assert "weights" in container.output
 
-    def test_a_runtime_that_ends_it_gets_a_save_and_the_code(
+    def test_sigterm_to_the_container_saves_a_checkpoint_and_exits_with_143(
         self, image: Image, tmp_path: Path
     ) -> None:
         arguments = ("run", "--checkpoint-dir", "/tmp/checkpoints", "/in/steady.py")
@@ -136,10 +136,10 @@ class TestBuilt:
             assert container.wait(_DEADLINE_S) == ExitCode.TERMINATED, container.output
         assert "checkpoint_committed" in container.output
 
-    def test_a_torch_without_cuda_is_no_image_for_gpus(
+    def test_the_cuda_variant_cannot_be_built_with_a_torch_without_cuda(
         self, builder: Builder, image: Image
     ) -> None:
-        del image  # its layers are used again
+        del image  # this build uses its layers again
         done = builder.build("wrong", VARIANT="cuda")
         assert done.returncode != 0
         assert "VARIANT=cuda, and torch" in done.stdout + done.stderr

@@ -1,4 +1,4 @@
-"""sdist, wheel and .deb: the same bytes each time, complete, and at work without the repository."""
+"""sdist, wheel and .deb are reproducible and complete, and work without the repository."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.long, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
 BUILD = ROOT / "deploy" / "packages" / "build.py"
-DEPENDENCIES = sysconfig.get_path("purelib")  # its .pth files are not read: elastic is not in it
+DEPENDENCIES = sysconfig.get_path("purelib")  # its .pth files are not read, so it has no elastic
 
 
 def run(*command: str | Path, cwd: Path, **environment: str) -> str:
@@ -64,7 +64,7 @@ def test_a_second_build_has_the_same_bytes(built: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pattern", ["*.whl", "*.tar.gz"])
-def test_what_is_installed_works_where_there_is_no_repository(
+def test_an_installed_package_trains_and_extracts_its_files_without_the_repository(
     built: Path, tmp_path: Path, pattern: str
 ) -> None:
     home = tmp_path / "venv"
@@ -111,8 +111,8 @@ def test_the_deb_carries_the_units_and_the_wheel(built: Path, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or shutil.which("dpkg") is None, reason="needs root and dpkg")
-def test_the_deb_is_installed_and_removed(built: Path, tmp_path: Path) -> None:
-    """On a copy of this machine's root, which has no systemd that runs."""
+def test_the_deb_can_be_installed_and_removed(built: Path, tmp_path: Path) -> None:
+    """Uses an overlay of this machine's root, where no systemd runs."""
     script = tmp_path / "try"
     script.write_text(
         "set -e\n"

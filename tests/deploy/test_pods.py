@@ -1,5 +1,5 @@
-"""What the chart's pods do: their commands and environments as processes of this machine, with a
-real etcd, and the rendered rules of the Job on how they end."""
+"""The chart's pods as processes of this machine: rendered commands and environments, a real etcd,
+and the verdicts of the rendered Job on their exit codes."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def etcd() -> Iterator[EtcdCluster]:
 
 
 class Release(LoopbackJob):
-    """Pods of one rendering, each with its volumes in directories of its own."""
+    """Runs the pods of one rendering. Volumes are directories; pods share all but emptyDir."""
 
     def __init__(
         self, place: Place, etcd: EtcdCluster, values: Values, *, above: Values = VALUES
@@ -70,7 +70,7 @@ class Release(LoopbackJob):
             "ELASTIC_HTTP_ADDRESS": "off",
         }
         pod = pod_of(self.documents, "coordinator")
-        process = self.start_pod(pod, own)  # a pod has the port for itself
+        process = self.start_pod(pod, own)  # a real pod has the ports for itself
         self._coordinator_environment = self.environment_of(pod, {}) | own
         self.coordinators.append(process)
         return process
@@ -86,13 +86,13 @@ class Release(LoopbackJob):
         return process
 
     def upgrade(self, values: Values) -> None:
-        """The objects of another rendering; certificates stay, as helm finds them in a cluster."""
+        """Render again with `values`. Secrets stay, because helm finds them in a cluster."""
         self._given = merged(self._given, values)
         kept = of_kind(self.documents, "Secret")
         self.documents = kept + [d for d in render(self._given) if d["kind"] != "Secret"]
 
     def trained(self, agent: CommandProcess) -> list[float]:
-        """The instants at which workers of an agent have committed steps."""
+        """Return when the workers of an agent have committed steps (CLOCK_MONOTONIC)."""
         processes = {f"steps-{event['pid']}" for event in agent.named("worker_started")}
         return [
             float(row["at"])
@@ -102,7 +102,7 @@ class Release(LoopbackJob):
         ]
 
     def audit(self) -> None:
-        """Every step was committed in one generation, and begun once by each worker."""
+        """Assert that each step was committed, in one generation, and begun once by each worker."""
         generations: dict[int, set[int]] = defaultdict(set)
         for row in self.steps.commits():
             generations[row["step"]].add(row["generation"])
@@ -115,7 +115,7 @@ class Release(LoopbackJob):
         assert stopped.process.returncode == 0, stopped.story()
 
     def exec(self, *arguments: str) -> CommandProcess:
-        """A command in a coordinator's pod."""
+        """Run a command with the environment of a coordinator's pod; return after its end."""
         process = self.start(*arguments, **self._coordinator_environment)
         process.wait()
         return process
@@ -139,7 +139,7 @@ class Release(LoopbackJob):
         return found
 
     def path(self, pod: Pod, text: str) -> str:
-        """A path in the pod is one here."""
+        """Return the path on this machine for a path in the pod; leave other text as it is."""
         for mount in pod.container["volumeMounts"]:
             if text == mount["mountPath"] or text.startswith(mount["mountPath"] + "/"):
                 return str(self._mounted[mount["name"]]) + text[len(mount["mountPath"]) :]
@@ -153,7 +153,7 @@ class Release(LoopbackJob):
     def _directory(self, volume: dict[str, Any]) -> Path:
         if "persistentVolumeClaim" in volume:
             return self.volumes / "checkpoints"
-        if "emptyDir" in volume:  # sockets lie there
+        if "emptyDir" in volume:  # for sockets, whose paths must be short
             return Path(tempfile.mkdtemp(prefix="p", dir=self._place.sockets))
         kind, key = ("Secret", "secretName") if "secret" in volume else ("ConfigMap", "name")
         name = (volume.get("secret") or volume["configMap"])[key]
@@ -168,7 +168,7 @@ class Release(LoopbackJob):
 
 
 def verdict(spec: Document, exit_code: int) -> str:
-    """What the Job controller does about a pod that ends so by itself."""
+    """Return what the Job controller does about a pod that ends by itself with this exit code."""
     if exit_code == 0:
         return "Complete"
     for rule in spec["podFailurePolicy"]["rules"]:
@@ -177,7 +177,9 @@ def verdict(spec: Document, exit_code: int) -> str:
     return "Count"
 
 
-def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: EtcdCluster) -> None:
+def test_deleted_drained_stopped_and_finished_pods_end_with_the_right_verdict(
+    place: Place, etcd: EtcdCluster
+) -> None:
     with Release(place, etcd, {}) as release:
         spec = job_spec(release.documents)
         grace_s = pod_of(release.documents, "agent").spec["terminationGracePeriodSeconds"]
@@ -208,7 +210,7 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
         release.wait(lambda: release.generation() > generation, "another group")
         release.wait(lambda: release.world() == 2, "a group with another machine")
 
-        # The job is stopped: nothing trains again, coordinators go on serving.
+        # The job is stopped: nothing trains again, and coordinators keep serving.
         assert release.exec("stop").process.returncode == 0
         for agent in agents:
             code = agent.wait()
@@ -230,7 +232,7 @@ def test_pods_train_are_replaced_and_end_as_the_job_must(place: Place, etcd: Etc
         assert leaders[0].wait() == 0
 
 
-def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster) -> None:
+def test_training_continues_in_pods_with_another_image(place: Place, etcd: EtcdCluster) -> None:
     with Release(place, etcd, {"run": "image"}) as release:
         spec = job_spec(release.documents)
         release.coordinator()
@@ -246,7 +248,7 @@ def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster)
         trained = release.steps.newest()
 
         def trains_on() -> bool:
-            """One that had a place when the others left ends as they did, and is replaced."""
+            """Replace a new agent that had a place when the old ones left, and so ended too."""
             for index, agent in enumerate(after):
                 if agent.process.poll() is not None:
                     assert verdict(spec, agent.wait()) == "Ignore", agent.story()
@@ -259,7 +261,7 @@ def test_pods_of_a_job_with_another_image_go_on(place: Place, etcd: EtcdCluster)
         assert [agent.wait() for agent in after] == [ExitCode.STOPPED] * 2
 
 
-def test_the_defaults_with_three_values_train(place: Place, etcd: EtcdCluster) -> None:
+def test_a_release_with_only_three_values_set_trains(place: Place, etcd: EtcdCluster) -> None:
     out = place.files / "volumes" / "checkpoints" / "out"
     given = f"import sys\n\nsys.argv[1:] = [{str(out)!r}, '--epochs', '2']\n"
     three: Values = {
@@ -275,7 +277,7 @@ def test_the_defaults_with_three_values_train(place: Place, etcd: EtcdCluster) -
         assert [verdict(spec, agent.wait()) for agent in agents] == ["Complete"] * 2
         assert release.steps.newest() > 0
         release.audit()
-        again = release.agent(0, "machine-0")  # as a StatefulSet does
+        again = release.agent(0, "machine-0")  # a StatefulSet would restart the pod
         assert again.wait() == ExitCode.OK
         assert not again.named("worker_started")
 
@@ -304,7 +306,7 @@ def test_a_deleted_pod_costs_no_step_and_its_successor_trains_soon(
         release.audit()
 
 
-def test_a_script_that_fails_is_not_trained_again(place: Place, etcd: EtcdCluster) -> None:
+def test_a_failed_script_fails_its_index_and_is_not_rerun(place: Place, etcd: EtcdCluster) -> None:
     with Release(place, etcd, {"script": {"inline": "raise ValueError('wrong')\n"}}) as release:
         spec = job_spec(release.documents)
         leader = release.coordinator()
@@ -319,18 +321,18 @@ def test_a_script_that_fails_is_not_trained_again(place: Place, etcd: EtcdCluste
         assert not again.named("worker_started")
 
 
-def test_a_mistake_fails_the_job_at_once(place: Place, etcd: EtcdCluster) -> None:
+def test_a_missing_script_fails_the_job_without_a_worker(place: Place, etcd: EtcdCluster) -> None:
     with Release(place, etcd, {"script": {"inline": "", "path": "/no/script.py"}}) as release:
         spec = job_spec(release.documents)
         release.coordinator()
-        for _ in range(2):  # the second as a StatefulSet starts it
+        for _ in range(2):  # a StatefulSet would restart the pod
             code = (agent := release.agent(0, "machine-0")).wait()
             assert (code, verdict(spec, code)) == (ExitCode.CONFIGURATION, "FailJob")
             assert "/no/script.py" in agent.story()
             assert not agent.named("worker_started")
 
 
-def test_a_machine_in_quarantine_trains_no_more(place: Place, etcd: EtcdCluster) -> None:
+def test_a_quarantined_machine_never_trains_again(place: Place, etcd: EtcdCluster) -> None:
     with Release(place, etcd, {"coordinators": {"settings": {"quarantine_after": 1}}}) as release:
         spec = job_spec(release.documents)
         release.coordinator()
@@ -348,7 +350,7 @@ def test_a_machine_in_quarantine_trains_no_more(place: Place, etcd: EtcdCluster)
         assert [agent.wait() for agent in agents] == [ExitCode.STOPPED] * 2
 
 
-def test_coordinators_with_another_image_lead_on(place: Place, etcd: EtcdCluster) -> None:
+def test_upgraded_coordinators_do_not_disturb_the_group(place: Place, etcd: EtcdCluster) -> None:
     with Release(place, etcd, {}) as release:
         before = of_kind(release.documents, "Job")
         leaders = [release.coordinator(), release.coordinator()]
@@ -360,7 +362,7 @@ def test_coordinators_with_another_image_lead_on(place: Place, etcd: EtcdCluster
         assert of_kind(release.documents, "Job") == before, "the agents' pods stay"
         pod = pod_of(release.documents, "coordinator")
         assert pod.container["image"] == "elastic:2"
-        for leader in leaders:  # one more, one less
+        for leader in leaders:  # one starts before one ends
             release.coordinator().wait_for_event("coordinator_started")
             leader.process.send_signal(signal.SIGTERM)
             leader.wait(pod.spec["terminationGracePeriodSeconds"])

@@ -1,4 +1,4 @@
-"""The example command for --preemption-command, against a fake of each cloud's metadata service."""
+"""The example for --preemption-command, against a fake of each cloud's metadata service."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GCE = "/computeMetadata/v1/instance"
 
 
 class Metadata:
-    """Documents by path. Like the real ones it answers only with the header that is asked for."""
+    """Serves documents by path, only for requests with the header that real services require."""
 
     def __init__(self) -> None:
         self.documents = {
@@ -89,7 +89,7 @@ def _look(cloud: str, endpoint: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gce"])
-def test_without_a_notice_it_says_no(cloud: str, metadata: Metadata) -> None:
+def test_the_watch_exits_with_1_when_there_is_no_notice(cloud: str, metadata: Metadata) -> None:
     seen = _look(cloud, metadata.endpoint)
     assert (seen.returncode, seen.stdout, seen.stderr) == (1, "", "")
 
@@ -104,7 +104,9 @@ def test_without_a_notice_it_says_no(cloud: str, metadata: Metadata) -> None:
         ("gce", f"{_GCE}/maintenance-event", "TERMINATE_ON_HOST_MAINTENANCE"),
     ],
 )
-def test_a_notice_is_a_yes(cloud: str, path: str, document: str, metadata: Metadata) -> None:
+def test_the_watch_exits_with_0_and_a_reason_when_there_is_a_notice(
+    cloud: str, path: str, document: str, metadata: Metadata
+) -> None:
     metadata.documents[path] = document
     seen = _look(cloud, metadata.endpoint)
     assert seen.returncode == 0, seen.stderr
@@ -120,7 +122,7 @@ def test_a_notice_is_a_yes(cloud: str, path: str, document: str, metadata: Metad
         ("gce", f"{_GCE}/maintenance-event", "MIGRATE_ON_HOST_MAINTENANCE"),
     ],
 )
-def test_what_is_no_notice_is_none(
+def test_the_watch_exits_with_1_for_other_events_and_malformed_documents(
     cloud: str, path: str, document: str, metadata: Metadata
 ) -> None:
     metadata.documents[path] = document
@@ -128,13 +130,13 @@ def test_what_is_no_notice_is_none(
 
 
 @pytest.mark.parametrize("cloud", ["aws", "azure", "gce"])
-def test_a_service_that_does_not_answer_is_no_notice(cloud: str) -> None:
+def test_the_watch_exits_with_1_and_a_message_when_the_service_does_not_answer(cloud: str) -> None:
     seen = _look(cloud, "http://127.0.0.1:1")
     assert seen.returncode == 1
     assert f"the metadata service of {cloud} gives no answer" in seen.stderr
 
 
-def test_an_agent_heeds_it(metadata: Metadata) -> None:
+def test_an_agent_is_preempted_when_the_watch_sees_a_notice(metadata: Metadata) -> None:
     metadata.documents[_AWS_ACTION] = "{}"
     command = (sys.executable, str(COMMAND), "aws", "--endpoint", metadata.endpoint)
     noticed = until_preempted(file=None, command=command, interval_s=0.05)

@@ -1,4 +1,4 @@
-"""The rules for Prometheus: every alert is explained and tested, and names metrics that exist."""
+"""The Prometheus rules: every alert is documented and tested, and uses metrics that exist."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SUFFIXES = ("_bucket", "_count", "_sum")
 
 
 @pytest.mark.parametrize("alert", ALERTS)
-def test_an_alert_has_a_section_and_a_test(alert: str) -> None:
+def test_each_alert_has_a_runbook_section_and_a_test(alert: str) -> None:
     section = RUNBOOK.partition(f"\n## {alert}\n")[2].partition("\n## ")[0]
     for what in ("**Means:**", "**Look at:**", "**Do:**"):
         assert what in section
@@ -28,14 +28,14 @@ def test_an_alert_has_a_section_and_a_test(alert: str) -> None:
     assert f"- name: {alert}\n" in TESTS.read_text()
 
 
-def test_sections_are_of_alerts_and_each_has_a_severity() -> None:
+def test_runbook_sections_match_the_alerts_and_each_alert_has_a_severity() -> None:
     assert re.findall(r"\n## (\w+)\n", RUNBOOK) == ALERTS
     severities = re.findall(r"labels: \{severity: (critical|warning)\}", RULES.read_text())
     assert len(severities) == len(ALERTS)
 
 
 @pytest.mark.parametrize("path", [RULES, TESTS], ids=lambda path: path.name)
-def test_what_is_asked_for_exists(path: Path) -> None:
+def test_rules_and_their_tests_use_existing_metrics(path: Path) -> None:
     known = {metric.name for catalog in CATALOGS for metric in catalog.metrics}
     used = set(re.findall(r"(?<![:\w])elastic_\w+", path.read_text()))
     for name in sorted(used):
@@ -43,12 +43,12 @@ def test_what_is_asked_for_exists(path: Path) -> None:
         assert name in known or base in known, name
 
 
-def test_the_rules_are_right_and_alerts_fire_for_their_faults() -> None:
+def test_promtool_accepts_the_rules_and_their_tests_pass() -> None:
     for command in (("check", "rules", RULES), ("test", "rules", TESTS)):
         exit_code, said = promtool(*command)
         assert exit_code == 0, said
 
 
-def test_prometheus_has_nothing_to_say_about_the_metrics() -> None:
+def test_promtool_finds_no_fault_in_the_metrics() -> None:
     metrics = write(found(figures(saves=True, values={"loss": 0.5}))).body.decode()
     assert promtool("check", "metrics", given=metrics) == (0, "")

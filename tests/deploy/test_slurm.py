@@ -1,5 +1,5 @@
-"""deploy/slurm/elastic.sbatch on a real Slurm: it trains, saves at the time limit and goes on, and
-loses a node without the allocation."""
+"""deploy/slurm/elastic.sbatch on a real Slurm: a job trains to its end, is saved and requeued at
+the time limit, and survives the loss of a node."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ STEADY = ROOT / "tests" / "integration" / "scripts" / "steady.py"
 ENDED = ("COMPLETED", "FAILED", "TIMEOUT", "CANCELLED", "NODE_FAIL")
 
 
-def test_the_script_is_one_that_bash_can_read() -> None:
+def test_bash_accepts_the_syntax_of_the_script() -> None:
     done = subprocess.run(["bash", "-n", SCRIPT], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
 class Job:
-    """One that was submitted, and what it left on the shared disk."""
+    """A submitted job, and the files that it leaves on the shared disk."""
 
     def __init__(
         self, cluster: SlurmCluster, files: Path, *arguments: str | Path, time: str
@@ -75,7 +75,7 @@ class Job:
 
 @pytest.fixture
 def files() -> Iterator[Path]:
-    """Paths of sockets are short."""
+    """A short path, because paths of sockets have a length limit."""
     with tempfile.TemporaryDirectory(prefix="slurm-", dir="/tmp") as name:
         yield Path(name)
 
@@ -106,10 +106,10 @@ def test_a_job_trains_to_its_end_and_leaves_nothing(cluster: SlurmCluster, files
 
 
 @pytest.mark.long
-def test_a_job_that_is_told_to_leave_is_saved_and_goes_on(
+def test_a_job_that_gets_sigterm_is_saved_requeued_and_resumed(
     cluster: SlurmCluster, files: Path
 ) -> None:
-    """As Slurm does before the time limit, by --signal."""
+    """Slurm sends this SIGTERM before the time limit, because the script sets --signal."""
     job = Job(cluster, files, "--epochs", "40", "--pace-s", "0.05", time="5")
     cluster.wait_for(lambda: _trained(job), "steps")
     cluster.run("scancel", "--batch", "--signal=TERM", job.number)
@@ -124,7 +124,7 @@ def test_a_job_that_is_told_to_leave_is_saved_and_goes_on(
 
 
 @pytest.mark.long
-def test_a_node_that_is_lost_costs_no_more_than_that_node(
+def test_the_others_train_on_without_a_requeue_when_a_node_is_lost(
     cluster: SlurmCluster, files: Path
 ) -> None:
     job = Job(cluster, files, "--epochs", "60", "--pace-s", "0.1", time="5")

@@ -1,4 +1,4 @@
-"""The systemd units say what the code does: exit codes, times, files. No systemd is needed."""
+"""The systemd units match the code: exit codes, times, files. No running systemd is needed."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ AGENT, COORDINATOR = "elastic-agent@.service", "elastic-coordinator@.service"
 BOTH = pytest.mark.parametrize("name", [AGENT, COORDINATOR])
 EXPOSURE = 3.5
 PAUSED = {ExitCode.INTERRUPTED, ExitCode.TERMINATED}
-"""All nodes have left after signals, and the run goes on when they are back."""
+"""All nodes have left after signals; the run continues when they come back."""
 
 
 def unit(name: str) -> dict[str, list[str]]:
-    """The values of each key, by "Section.Key"."""
+    """Return the values of each key, by "Section.Key"."""
     found: dict[str, list[str]] = {}
     section = ""
     for line in (UNITS / name).read_text().splitlines():
@@ -57,35 +57,35 @@ def codes(name: str, key: str) -> set[int]:
 
 
 @BOTH
-def test_only_what_does_not_answer_is_tried_again(name: str) -> None:
+def test_only_exit_codes_that_a_restart_can_help_cause_a_restart(name: str) -> None:
     assert one(name, "Restart") == "on-failure"
     stays = codes(name, "RestartPreventExitStatus")
     expected = set(ExitCode) - {ExitCode.OK, ExitCode.TEMPORARY}
     if name == COORDINATOR:
-        expected -= {ExitCode.DRAINED, ExitCode.QUARANTINED}  # of nodes alone
+        expected -= {ExitCode.DRAINED, ExitCode.QUARANTINED}  # only agents exit with these
         expected -= PAUSED
     assert stays == expected
 
 
-def test_a_coordinator_waits_for_nodes_that_come_back() -> None:
+def test_only_the_coordinator_restarts_when_all_nodes_have_left_after_signals() -> None:
     assert codes(COORDINATOR, "RestartForceExitStatus") == PAUSED
     assert "Service.RestartForceExitStatus" not in unit(AGENT)
 
 
 @BOTH
-def test_what_an_operator_wanted_is_no_failure(name: str) -> None:
+def test_exit_codes_that_an_operator_caused_count_as_success(name: str) -> None:
     wanted = {ExitCode.STOPPED, *PAUSED}
     wanted |= {ExitCode.DRAINED} if name == AGENT else set()
     assert codes(name, "SuccessExitStatus") == wanted
 
 
-def test_the_table_of_exit_codes_knows_the_same_ones() -> None:
+def test_the_documented_table_of_exit_codes_is_complete() -> None:
     table = (ROOT / "docs" / "EVENTS.md").read_text().partition("# Exit codes")[2]
     rows = [re.findall(r"\d+", row) for row in re.findall(r"^\| ([\d, ]+) \|", table, re.M)]
     assert {int(code) for row in rows for code in row} == set(ExitCode)
 
 
-def test_an_agent_has_the_time_to_leave_and_its_successor_to_adopt() -> None:
+def test_an_agent_has_time_to_leave_and_its_successor_has_time_to_adopt_the_workers() -> None:
     default = {option.name: option.default for option in options_of(NodeSettings)}
     needed_s = default["drain_timeout_s"] + STOP_MARGIN_S
     assert int(one(AGENT, "TimeoutStopSec")) >= needed_s
@@ -97,14 +97,14 @@ def test_an_agent_has_the_time_to_leave_and_its_successor_to_adopt() -> None:
 
 
 @BOTH
-def test_the_service_manager_hears_of_the_main_process_alone(name: str) -> None:
+def test_systemd_accepts_notifications_from_the_main_process_only(name: str) -> None:
     assert one(name, "Type") == "notify"
     assert one(name, "NotifyAccess") == "main"
     assert int(one(name, "WatchdogSec")) >= 10
 
 
 @BOTH
-def test_the_command_and_the_variables_exist(name: str) -> None:
+def test_the_unit_runs_the_right_command_with_known_variables(name: str) -> None:
     command = shlex.split(one(name, "ExecStart"))
     given = unit(name)["Service.Environment"]
     variables = {pair.partition("=")[0] for line in given for pair in line.split()}
@@ -121,7 +121,7 @@ def test_the_agents_directories_are_those_that_systemd_makes() -> None:
 
 
 @pytest.mark.parametrize("settings", [NodeSettings, CoordinatorSettings, OperatorSettings])
-def test_the_settings_file_of_the_document_is_one(settings: type, tmp_path: Path) -> None:
+def test_the_settings_file_in_the_bare_metal_docs_is_valid(settings: type, tmp_path: Path) -> None:
     text = (ROOT / "docs" / "BARE_METAL.md").read_text()
     (example,) = re.findall(r"```toml\n(.*?)```", text, re.DOTALL)
     file = tmp_path / "gpt.toml"
@@ -132,7 +132,7 @@ def test_the_settings_file_of_the_document_is_one(settings: type, tmp_path: Path
         assert Path(loaded.preemption_command[0]).name == "elastic-preemption-watch"
 
 
-def test_the_drop_in_examines_the_node_with_the_agents_file(tmp_path: Path) -> None:
+def test_the_doctor_drop_in_uses_the_settings_file_of_the_agent(tmp_path: Path) -> None:
     (line,) = unit("doctor.conf")["Service.ExecStartPre"]
     command = shlex.split(line)
     assert command[:2] == ["/opt/elastic/bin/elastic", "doctor"]
@@ -151,7 +151,7 @@ def test_the_drop_in_examines_the_node_with_the_agents_file(tmp_path: Path) -> N
     assert loaded.checkpoint_dir == "/shared/gpt"
 
 
-def test_the_document_names_what_there_is() -> None:
+def test_files_that_the_bare_metal_docs_name_exist() -> None:
     text = (ROOT / "docs" / "BARE_METAL.md").read_text()
     for path in re.findall(r"deploy/systemd/[-\w.@]+\w", text):
         assert (ROOT / path).exists(), path
@@ -160,10 +160,10 @@ def test_the_document_names_what_there_is() -> None:
 
 @BOTH
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd-analyze here")
-def test_systemd_finds_nothing_wrong_and_little_exposed(name: str, tmp_path: Path) -> None:
+def test_systemd_analyze_finds_no_error_and_little_exposure(name: str, tmp_path: Path) -> None:
     copy = tmp_path / name
     text = (UNITS / name).read_text()
-    copy.write_text(text.replace("/opt/elastic/bin/elastic", "/bin/true"))  # it must be there
+    copy.write_text(text.replace("/opt/elastic/bin/elastic", "/bin/true"))  # the program must exist
     verified = subprocess.run(
         ["systemd-analyze", "verify", "--man=no", copy], capture_output=True, text=True, timeout=60
     )

@@ -1,6 +1,7 @@
-"""A process that campaigns, says what it hears and does what it reads, one line each.
+"""A candidate process: campaigns, prints each change of its state, and takes commands on stdin.
 
-`python -m tests.contract.candidate ENDPOINTS JOB ADDRESS TTL_S`; reads "save NUMBER" and "resign".
+`python -m tests.contract.candidate ENDPOINTS JOB ADDRESS TTL_S`; one command a line, "save NUMBER"
+or "resign".
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ class Candidate:
             await self.election.hold()
 
     async def _save(self, number: int) -> None:
-        """Under the last leadership, whether it still holds or not."""
+        """Save under the last leadership, even if it was lost since."""
         assert self.leadership is not None
         generation = Generation(
             number=number,

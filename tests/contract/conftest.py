@@ -1,4 +1,4 @@
-"""The store adapters that tests/contract holds to elastic/store/interface.py."""
+"""The stores that tests/contract checks against elastic/store/interface.py."""
 
 from __future__ import annotations
 
@@ -26,34 +26,34 @@ _open_servers: list[grpc.aio.Server] = []
 
 @dataclass
 class Adapter:
-    """A store under test, made anew for each test, inside its event loop."""
+    """A kind of store under test. Each test makes its own store inside its event loop."""
 
     make: Callable[[], Store]
     pass_s: Callable[[float], Awaitable[None]]
-    """Let this much of the store's own time pass."""
+    """Let this many seconds of the store's own clock pass."""
     ttl_s: float
-    """The shortest lease that the store takes seriously."""
+    """The shortest lease that the store honors, in seconds."""
     compact: Callable[[Store, int], Awaitable[None]]
     """Forget the changes before a revision."""
 
 
 @pytest.fixture(scope="session")
 def shared_cluster() -> Iterator[EtcdCluster]:
-    """For tests that break nothing and keep to a namespace of their own."""
+    """A cluster for tests that break nothing and use only keys of their own."""
     with etcd_cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture
 def cluster() -> Iterator[EtcdCluster]:
-    """For a test that breaks it."""
+    """A cluster for one test, which may break it."""
     with etcd_cluster() as cluster:
         yield cluster
 
 
 @pytest.fixture(params=["memory", "etcd", "served"])
 def adapter(request: pytest.FixtureRequest) -> Adapter:
-    """To add an adapter: a parameter here, and a branch that returns it."""
+    """To add an adapter, add a parameter here and a branch that returns it."""
     if request.param == "etcd":
         return _etcd(request.getfixturevalue("shared_cluster"))
     return {"memory": _memory, "served": _served}[request.param]()
@@ -97,7 +97,7 @@ def _served() -> Adapter:
 
 
 def serve(store: MemoryStore) -> int:
-    """The port at which it is served until the test ends; asked as etcd is."""
+    """Serve the store by etcd's API until the test ends, and return the port."""
     server = grpc.aio.server()
     server.add_generic_rpc_handlers(tuple(EtcdService(store, version="1.2.3").handlers()))
     port = server.add_insecure_port("127.0.0.1:0")
@@ -126,7 +126,7 @@ def _etcd(cluster: EtcdCluster) -> Adapter:
 
 
 def within_deadline(work: Coroutine[Any, Any, None], deadline_s: float = DEADLINE_S) -> None:
-    """Run a coroutine of a test that is none; nothing may hang."""
+    """Run a coroutine for a test that is not async itself; fail if it hangs."""
     asyncio.run(asyncio.wait_for(work, deadline_s))
 
 
@@ -140,5 +140,4 @@ async def _close_stores() -> AsyncIterator[None]:
 
 
 async def take(changes: AsyncIterator[Change], count: int) -> list[Change]:
-    """The next `count` changes."""
     return [await anext(changes) for _ in range(count)]

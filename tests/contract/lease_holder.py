@@ -1,4 +1,4 @@
-"""A process that holds a lease and says what it hears: `python -m tests.contract.lease_holder`."""
+"""A process that holds a lease and prints its states: `python -m tests.contract.lease_holder`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from elastic.store.lease_keeper import LeaseKeeper, LeaseState
 
 
 async def hold(endpoints: str, key: str, ttl_s: float) -> None:
-    """Register, and again each time the lease is gone; one word a line."""
+    """Register, and register again each time the lease is gone. Prints one state a line."""
     async with EtcdStore(etcd_options(endpoints)) as store:
         keeper = LeaseKeeper(store, ttl_s=ttl_s, on_change=_say)
         while True:

@@ -71,7 +71,7 @@ async def leader_watch(store: Store, job: str) -> AsyncIterator[LeaderWatch]:
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_when_the_leader_is_killed_the_next_one_leads_and_is_found(
+async def test_a_follower_leads_and_is_found_after_the_leader_is_killed(
     shared_cluster: EtcdCluster,
 ) -> None:
     job = str(uuid.uuid4())
@@ -100,7 +100,7 @@ async def test_when_the_leader_is_killed_the_next_one_leads_and_is_found(
     assert led_after_s < TTL_S + 8.0
 
 
-async def test_a_leader_that_was_stopped_for_too_long_writes_nothing(
+async def test_a_leader_that_was_stopped_beyond_its_lease_cannot_write(
     shared_cluster: EtcdCluster,
 ) -> None:
     job = str(uuid.uuid4())
@@ -123,13 +123,13 @@ async def test_a_leader_that_was_stopped_for_too_long_writes_nothing(
             stored = await load_generation(store, job)
             assert stored is not None
             assert stored.generation.number == 2
-            # It campaigns again, and hands over at once.
+            # The deposed leader campaigns again, and leads at once when the other resigns.
             two.tell("resign")
             assert await two.line() == "RESIGNED"
             assert await one.line() == f"{leads.rpartition(' ')[0]} 2"
 
 
-async def test_who_resigns_makes_way_at_once(shared_cluster: EtcdCluster) -> None:
+async def test_the_next_leads_at_once_when_the_leader_resigns(shared_cluster: EtcdCluster) -> None:
     job, long_s = str(uuid.uuid4()), 600.0
     async with (
         EtcdStore(shared_cluster.options()) as store,
@@ -158,7 +158,7 @@ class Contestant:
         )
 
 
-async def test_without_a_quorum_the_leader_stays_and_nobody_follows(cluster: EtcdCluster) -> None:
+async def test_a_loss_of_quorum_changes_no_leader(cluster: EtcdCluster) -> None:
     async with (
         EtcdStore(cluster.options()) as a,
         EtcdStore(cluster.options()) as b,
@@ -182,8 +182,8 @@ async def test_without_a_quorum_the_leader_stays_and_nobody_follows(cluster: Etc
 
 
 async def _outage(cluster: EtcdCluster, leading: Contestant, leadership: Leadership) -> None:
-    """Longer than a lease; what is written meanwhile is written afterwards."""
-    # Not the leader of the cluster: it would find the leases expired when it is thawed.
+    """Take the quorum away for longer than a lease. A write begun meanwhile succeeds afterwards."""
+    # etcd's own leader is not frozen: it would find the leases expired when it is thawed.
     stopped = [member for member in cluster.members if not member.is_leader()]
     for member in stopped:
         member.freeze()

@@ -1,4 +1,4 @@
-"""The etcd store while members are killed, frozen, or too few, and answers are lost on the way."""
+"""The etcd store under faults: members are killed, frozen or too few, answers are lost or late."""
 
 from __future__ import annotations
 
@@ -48,12 +48,12 @@ async def test_a_watch_loses_and_repeats_nothing_while_each_member_is_killed(
                 written = i
 
     async def kill_each() -> None:
-        """In turn, in the midst of writes; another is there before the next one falls."""
+        """Kill the members in turn amid writes, and replace each before the next is killed."""
         for i, member in enumerate(cluster.members, 1):
             while written < count * i / 4:
                 await asyncio.sleep(0.01)
             member.kill()
-            await asyncio.sleep(0.2)  # of writes without it
+            await asyncio.sleep(0.2)  # writes go on without it
             await asyncio.to_thread(cluster.replace, member)
 
     async with EtcdStore(cluster.options()) as store:
@@ -64,8 +64,8 @@ async def test_a_watch_loses_and_repeats_nothing_while_each_member_is_killed(
     assert values == list(range(count))
 
 
-async def test_whoever_follows_an_etcd_that_begins_anew_sees_what_is_there_now() -> None:
-    """Its revisions begin at 1 again: a watch for what comes after an old one would see nothing."""
+async def test_a_watch_fails_and_follow_lists_again_when_etcd_has_lost_its_data() -> None:
+    """Revisions begin at 1 again: a watch for changes after an old one would see nothing."""
 
     with etcd_cluster(size=1) as cluster:
         (member,) = cluster.members
@@ -117,7 +117,7 @@ async def test_a_frozen_member_stops_writes_only_for_a_moment(
     assert told_after_s < 6.0
 
 
-async def test_without_a_quorum_calls_fail_in_time_and_with_it_all_goes_on(
+async def test_calls_time_out_without_a_quorum_and_work_again_when_it_returns(
     cluster: EtcdCluster,
 ) -> None:
     ttl_s = 2.0
@@ -130,8 +130,8 @@ async def test_without_a_quorum_calls_fail_in_time_and_with_it_all_goes_on(
         assert registered is not None
         changes = store.watch("job/", after=registered.modified)
         waiting = asyncio.ensure_future(_entry_after_failed(changes))
-        # The leader steps down, and the next one gives all leases their whole time again. (One
-        # that was frozen itself finds them expired when it is thawed.)
+        # etcd's leader steps down, and the next one gives all leases their whole time again. (A
+        # leader that was frozen itself finds them expired when it is thawed.)
         stopped = [member for member in cluster.members if not member.is_leader()]
         await _freeze_and_fail(store, stopped, told, ttl_s)
         back_after_s = await _thaw_and_write(cluster, store, stopped, waiting)
@@ -166,7 +166,7 @@ async def _fails(store: EtcdStore) -> tuple[float, str]:
 
 
 async def _entry_after_failed(changes: AsyncIterator[Change]) -> Entry | None:
-    """The first that is not the write that failed: what has timed out may be made later."""
+    """Skip entries of the failed write: a write that timed out may still happen later."""
     while True:
         entry = (await anext(changes)).entry
         if entry is None or entry.value != b"1":
@@ -189,7 +189,7 @@ async def _thaw_and_write(
 
 
 class ForgetfulConnection(Connection):
-    """Loses the first answer to each of some methods, after the member has done what it said."""
+    """Loses the first answer to each method in `loses`, after the member has carried it out."""
 
     loses = frozenset({TXN.name, LEASE_GRANT.name})
 
@@ -244,7 +244,7 @@ async def test_a_write_whose_answer_was_lost_happens_once(
         await check()
 
 
-async def test_a_write_whose_answer_was_lost_belongs_to_whoever_was_first(
+async def test_a_refused_write_stays_refused_when_its_answer_was_lost(
     shared_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(client, "Connection", ForgetfulConnection)
@@ -263,7 +263,7 @@ async def test_a_write_whose_answer_was_lost_belongs_to_whoever_was_first(
 
 
 class LateConnection(Connection):
-    """Keeps back the first transaction until `deliver`, as a frozen member's socket does."""
+    """Holds back the first transaction until `kept` is called, as a frozen member's socket does."""
 
     kept: Callable[[], Awaitable[object]] | None = None
 

@@ -1,4 +1,4 @@
-"""How members of a real etcd are, one by one."""
+"""The health of each member of a real etcd."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def health(endpoints: str, total_s: float = 5.0) -> list[MemberHealth]:
     return list(asyncio.run(members_health(options, "elastic/j/nodes/doctor")))
 
 
-def test_each_member_tells_its_version_and_commits(shared_cluster: EtcdCluster) -> None:
+def test_each_member_reports_its_version_and_commit_times(shared_cluster: EtcdCluster) -> None:
     found = health(shared_cluster.endpoints())
     assert [one.endpoint for one in found] == shared_cluster.endpoints().split(",")
     for one in found:
@@ -27,7 +27,7 @@ def test_each_member_tells_its_version_and_commits(shared_cluster: EtcdCluster) 
     assert shared_cluster.ctl("get", "elastic/j/nodes/doctor") == "", "nothing is written"
 
 
-def test_a_proxy_for_the_world_outside_is_not_asked(
+def test_members_are_asked_without_the_proxy_of_the_environment(
     shared_cluster: EtcdCluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for variable in ("grpc_proxy", "https_proxy", "http_proxy"):
@@ -46,7 +46,7 @@ def test_a_member_that_does_not_answer_is_named_beside_one_that_does(
     assert not bad.is_refusal
 
 
-def test_a_slow_member_is_slow(shared_cluster: EtcdCluster) -> None:
+def test_the_commit_times_of_a_slow_member_show_its_delay(shared_cluster: EtcdCluster) -> None:
     with etcd_front(shared_cluster.members[0].address, delay_s=0.05) as address:
         (found,) = health(address)
     assert found.version == "3.5.23"

@@ -1,4 +1,4 @@
-"""A process that was stopped for longer than its lease hears that it lost it."""
+"""A process that was stopped for longer than its lease learns that the lease is lost."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ TTL_S = 1.0
 
 
 @pytest.mark.timeout(30.0)
-async def test_lease_loss_is_told_after_a_stop(shared_cluster: EtcdCluster) -> None:
+async def test_a_holder_stopped_beyond_its_lease_learns_of_it(shared_cluster: EtcdCluster) -> None:
     arguments = [shared_cluster.endpoints(), "holder/node", str(TTL_S)]
     holder = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "tests.contract.lease_holder", *arguments, stdout=PIPE

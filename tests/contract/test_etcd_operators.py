@@ -1,4 +1,4 @@
-"""What operators do to an etcd, and what the store then says: space, users, certificates."""
+"""The store's errors name what operators must fix in etcd: space, users, certificates."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 TOKEN_TTL_S = 1
 
 
-async def test_an_etcd_without_space_says_so_and_works_again_afterwards() -> None:
+async def test_writes_to_an_etcd_without_space_fail_until_space_is_made() -> None:
     with etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster:
         async with EtcdStore(cluster.options()) as store:
             lease = await store.grant(60.0)
@@ -38,7 +38,7 @@ async def _fill(store: EtcdStore) -> None:
 
 @pytest.fixture(scope="module")
 def guarded() -> Iterator[EtcdCluster]:
-    """The user "ml" may do everything below "ml/"; tokens expire after a second without use."""
+    """In this etcd "ml" may do everything below "ml/"; tokens expire after a second without use."""
     flags = ("--auth-token=simple", f"--auth-token-ttl={TOKEN_TTL_S}")
     with etcd_cluster(*flags) as cluster:
         for command in (
@@ -65,14 +65,14 @@ async def test_a_token_that_expires_is_renewed(guarded: EtcdCluster) -> None:
         telling = asyncio.create_task(take(changes, 2))
         lease = await store.grant(60.0)
         first = store._client._tokens._token
-        await asyncio.sleep(TOKEN_TTL_S * 2.5)  # unused tokens are looked at every second
+        await asyncio.sleep(TOKEN_TTL_S * 2.5)  # etcd looks for unused tokens every second
         await store.renew(lease)
         written = [await store.put("job/a", b"%d" % i) for i in range(2)]
         assert store._client._tokens._token != first
         assert [change.entry for change in await telling] == written
 
 
-async def test_a_watch_goes_on_with_a_new_token(guarded: EtcdCluster) -> None:
+async def test_a_watch_with_an_expired_token_goes_on_with_a_new_one(guarded: EtcdCluster) -> None:
     async with EtcdStore(_as_user(guarded, "ml", "hers")) as store:
         before = await store.put("job/a", b"0")
         store._client._tokens._token = "expired.1"
@@ -81,23 +81,23 @@ async def test_a_watch_goes_on_with_a_new_token(guarded: EtcdCluster) -> None:
 
 
 @pytest.mark.parametrize("user", ["ml", "nobody"])
-def test_a_wrong_password_is_to_be_mended(guarded: EtcdCluster, user: str) -> None:
+def test_a_wrong_user_or_password_is_a_configuration_error(guarded: EtcdCluster, user: str) -> None:
     _never_works(_as_user(guarded, user, "wrong"), "the user or the password is wrong")
 
 
-def test_a_user_is_to_be_configured(guarded: EtcdCluster) -> None:
+def test_a_missing_user_is_a_configuration_error(guarded: EtcdCluster) -> None:
     _never_works(guarded.options(), "it wants a user and a password")
 
 
-def test_what_a_user_may_not_do_is_to_be_mended(guarded: EtcdCluster) -> None:
+def test_a_missing_permission_is_a_configuration_error(guarded: EtcdCluster) -> None:
     _never_works(_as_user(guarded, "ml", "hers", "others/"), "needs a role that may read and write")
 
 
-def test_a_user_where_nobody_is_asked_for_one(shared_cluster: EtcdCluster) -> None:
+def test_a_user_is_refused_where_etcd_has_no_authentication(shared_cluster: EtcdCluster) -> None:
     _never_works(_as_user(shared_cluster, "ml", "hers"), "run `etcdctl auth enable`")
 
 
-async def test_a_password_that_is_changed_later_ends_no_job(guarded: EtcdCluster) -> None:
+async def test_a_user_that_is_deleted_later_is_a_transient_error(guarded: EtcdCluster) -> None:
 
     guarded.ctl("user", "add", "brief:1", user="root:secret")
     guarded.ctl("user", "grant-role", "brief", "team", user="root:secret")
@@ -126,7 +126,7 @@ class Tls:
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
-    """A cluster that asks for certificates, and another authority."""
+    """A cluster that asks for certificates, and certificates of another authority."""
     directory = tmp_path_factory.mktemp("tls")
     made = make_certificates(directory / "made", "server", "client")
     others = make_certificates(directory / "others", "client")
@@ -134,29 +134,29 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Tls]:
         yield Tls(cluster, made, others)
 
 
-async def test_mutual_tls(tls: Tls) -> None:
+async def test_writes_watches_and_leases_work_over_mutual_tls(tls: Tls) -> None:
     async with EtcdStore(tls.options()) as store:
         entry = await store.put("a", b"1")
         assert (await anext(store.watch("a", after=entry.modified - 1))).entry == entry
         await store.renew(await store.grant(60.0))
 
 
-def test_an_authority_that_has_not_signed_the_server(tls: Tls) -> None:
+def test_a_server_certificate_of_another_authority_is_refused(tls: Tls) -> None:
     _never_works(tls.options(ca=tls.others.ca), "TLS to etcd fails .*CERTIFICATE_VERIFY_FAILED")
 
 
-def test_a_certificate_of_another_authority(tls: Tls) -> None:
+def test_a_client_certificate_of_another_authority_is_refused(tls: Tls) -> None:
     options = tls.options(
         certificate=tls.others.certificate("client"), key=tls.others.key("client")
     )
     _never_works(options, "TLS to etcd fails")
 
 
-def test_no_certificate(tls: Tls) -> None:
+def test_a_missing_client_certificate_is_refused(tls: Tls) -> None:
     _never_works(tls.options(certificate=None, key=None), "TLS to etcd fails")
 
 
-def test_files_that_cannot_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
+def test_tls_files_that_cannot_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
     garbage = tmp_path / "garbage.pem"
     garbage.write_text("garbage")
     _never_works(tls.options(ca=garbage), f"authority {garbage} cannot be used")
@@ -164,7 +164,7 @@ def test_files_that_cannot_be_used_are_named(tls: Tls, tmp_path: Path) -> None:
     _never_works(tls.options(key=tls.made.key("server")), "client.pem, .*server.key.*mismatch")
 
 
-def test_plain_text_to_members_that_want_tls(tls: Tls) -> None:
+def test_plain_text_to_members_with_tls_fails_with_a_hint(tls: Tls) -> None:
     plain = etcd_options(tls.cluster.endpoints("http"))
     _fails(
         dataclasses.replace(plain, total_timeout_s=0.5), TransientError, "is http or https right"
@@ -172,7 +172,7 @@ def test_plain_text_to_members_that_want_tls(tls: Tls) -> None:
 
 
 async def test_replaced_certificates_are_read_at_the_next_connection(tmp_path: Path) -> None:
-    """The files are wrong at first; the store, still the same, works when they are right."""
+    """The files are wrong at first. The same store works once they are right."""
     made = make_certificates(tmp_path / "made", "server", "client")
     others = make_certificates(tmp_path / "others", "client")
     right = made.certificate("client").read_bytes(), made.key("client").read_bytes()
@@ -206,7 +206,7 @@ def _replace(made: Certificates, certificate: bytes, key: bytes) -> None:
     made.key("client").write_bytes(key)
 
 
-def test_an_expired_certificate(tmp_path: Path) -> None:
+def test_an_expired_client_certificate_is_refused(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "made", "server", "client")
     sign(made, "client", days=-1)
 
@@ -214,7 +214,7 @@ def test_an_expired_certificate(tmp_path: Path) -> None:
         _never_works(Tls(cluster, made, made).options(), "TLS to etcd fails")
 
 
-async def test_something_else_than_etcd_listens() -> None:
+async def test_a_server_that_is_not_etcd_is_a_transient_error_with_its_address() -> None:
     (port,) = free_ports(1)
     server = await asyncio.start_server(_talk_garbage, "127.0.0.1", port)
     async with server:
@@ -235,7 +235,7 @@ def _never_works(options: EtcdOptions, why: str) -> None:
 
 
 def _fails(options: EtcdOptions, kind: type[ElasticError], why: str) -> None:
-    """Whatever is asked for."""
+    """Check that a write fails so, and for a ConfigurationError a watch too."""
 
     async def check() -> None:
         async with EtcdStore(options) as store:

@@ -1,4 +1,4 @@
-"""Following keys: what is there now, then what changes, and nothing that is history."""
+"""Following keys yields the entries that exist now, then the changes, and no history."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from tests.waiting import until
 
 
 async def _come_and_gone(store: Store, *keys: str) -> int:
-    """The revision of the last removal, after which the store looks as before."""
+    """Put and delete the keys, and return the revision of the last removal."""
     for key in keys:
         await store.put(key, b"history")
         await store.delete(key)
     return (await store.put("elsewhere", b"")).modified - 1
 
 
-async def test_what_is_there_then_what_changes(adapter: Adapter) -> None:
+async def test_follow_yields_the_present_entries_and_then_each_change(adapter: Adapter) -> None:
     store = adapter.make()
     first = await store.put("job/a", b"1")
     async with aclosing(follow(store, "job/")) as news:
@@ -39,7 +39,7 @@ async def test_what_is_there_then_what_changes(adapter: Adapter) -> None:
     ]
 
 
-async def test_keys_that_came_and_went_before_are_not_told(adapter: Adapter) -> None:
+async def test_follow_does_not_yield_keys_that_were_removed_before(adapter: Adapter) -> None:
     store = adapter.make()
     await _come_and_gone(store, "job/a", "job/b", "job/a")
     async with aclosing(follow(store, "job/")) as news:
@@ -55,7 +55,7 @@ async def test_keys_that_came_and_went_before_are_not_told(adapter: Adapter) -> 
     ]
 
 
-async def test_what_happens_between_the_listing_and_the_watch_is_told(adapter: Adapter) -> None:
+async def test_a_change_between_the_listing_and_the_watch_is_yielded(adapter: Adapter) -> None:
     """This includes a removal that is followed by a new entry of the same key."""
     store = adapter.make()
     first = await store.put("job/a", b"1")
@@ -73,19 +73,19 @@ async def _listing(news: AsyncGenerator[Listing | Change, None]) -> Listing:
     return item
 
 
-async def test_a_history_that_is_forgotten_is_listed_again(adapter: Adapter) -> None:
+async def test_follow_lists_again_when_the_history_was_compacted(adapter: Adapter) -> None:
     store = adapter.make()
     kept = await store.put("job/kept", b"1")
     async with aclosing(follow(store, "job/")) as news:
         assert (await _listing(news)).entries == (kept,)
-        # Before the watch has begun.
+        # The watch has not begun yet.
         await adapter.compact(store, await _come_and_gone(store, "job/a", "job/b"))
         assert (await _listing(news)).entries == (kept,)
         new = await store.put("job/new", b"1")
         assert await anext(news) == Change(key="job/new", revision=new.modified, entry=new)
 
 
-async def test_one_key_and_not_its_neighbours(adapter: Adapter) -> None:
+async def test_follow_key_ignores_keys_that_share_its_prefix(adapter: Adapter) -> None:
     store = adapter.make()
     await store.put("nodes/n10", b"1")
     async with aclosing(follow_key(store, "nodes/n1")) as entries:
@@ -98,7 +98,7 @@ async def test_one_key_and_not_its_neighbours(adapter: Adapter) -> None:
         assert await anext(entries) is None
 
 
-async def test_a_leader_is_found_and_followed_by_all_that_ask(adapter: Adapter) -> None:
+async def test_all_that_wait_for_a_leader_learn_of_each_new_one(adapter: Adapter) -> None:
     store = adapter.make()
     watch = LeaderWatch(store, job="job")
     running = asyncio.create_task(watch.run())
@@ -118,7 +118,7 @@ async def test_a_leader_is_found_and_followed_by_all_that_ask(adapter: Adapter) 
     running.cancel()
 
 
-async def test_the_last_leader_stays_known_while_nobody_leads_or_can_be_read(
+async def test_the_last_leader_stays_known_while_none_leads_or_is_readable(
     adapter: Adapter,
 ) -> None:
     store = adapter.make()

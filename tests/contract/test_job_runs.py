@@ -1,4 +1,4 @@
-"""The runs of a job in the store: one at a time, and an end stays until it is forgotten."""
+"""A job has one run at a time, and the store keeps the end of a run until it is forgotten."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def end(exit_code: int = 0, run_id: str = "default", *, left: bool = False) -> R
 
 
 async def ended(store: Store, leadership: Leadership, ending: RunEnd) -> None:
-    """And the leader is gone."""
+    """Announce the end of a run, then remove its leader."""
     await announce_end(store, job="job", guard=leadership.guard, end=ending)
     await store.delete(KEYS.leader)
 
@@ -53,7 +53,7 @@ async def listener(store: Store, run_id: str = "default") -> RunEnds:
 
 
 async def train(store: Store, run_id: str = "default", number: int = 7) -> Leadership:
-    """A run under way: with a generation, a drained node and an order to stop."""
+    """Lead a run with a generation, a drained and a quarantined node, a stop order, an incident."""
     leadership = await lead(store, job="job", candidate=f"of {run_id}", run_id=run_id)
     generation = Generation(
         number=number,
@@ -79,7 +79,7 @@ async def store(adapter: Adapter) -> Store:
 
 
 @pytest.mark.parametrize("ending", [end(0), end(82), end(143, left=True)])
-async def test_the_end_is_heard_by_all_who_listen(store: Store, ending: RunEnd) -> None:
+async def test_all_listeners_receive_the_end_of_a_run(store: Store, ending: RunEnd) -> None:
     leadership = await train(store)
     waiting = [asyncio.create_task((await listener(store)).next_end()) for _ in range(2)]
     await ended(store, leadership, ending)
@@ -87,7 +87,7 @@ async def test_the_end_is_heard_by_all_who_listen(store: Store, ending: RunEnd) 
 
 
 @pytest.mark.parametrize("exit_code", [0, 1, 82])
-async def test_a_run_that_has_ended_is_not_begun_again(store: Store, exit_code: int) -> None:
+async def test_a_run_that_has_ended_cannot_be_started_again(store: Store, exit_code: int) -> None:
     await ended(store, await train(store), end(exit_code))
     for _ in range(2):
         with pytest.raises(AlreadyEnded, match="after 12 steps with exit code") as one:
@@ -99,7 +99,7 @@ async def test_a_run_that_has_ended_is_not_begun_again(store: Store, exit_code: 
     assert await keys(store) == ["ended/default", INCIDENT]
 
 
-async def test_a_run_that_all_nodes_have_left_goes_on_when_they_come_again(store: Store) -> None:
+async def test_a_run_that_all_nodes_have_left_goes_on_when_they_return(store: Store) -> None:
     await ended(store, await train(store), end(143, left=True))
     assert await keys(store) == ["drain/n", "ended/default", INCIDENT, "quarantine/m"]
     waiting = asyncio.create_task((await listener(store)).next_end())
@@ -112,7 +112,7 @@ async def test_a_run_that_all_nodes_have_left_goes_on_when_they_come_again(store
     assert await waiting == end(0)
 
 
-async def test_the_next_run_begins_anew(store: Store) -> None:
+async def test_the_next_run_has_a_new_incarnation_and_no_generation(store: Store) -> None:
     await ended(store, await train(store), end(0))
     again = await lead(store, job="job", candidate="second", run_id="2")
     assert (again.incarnation, again.last) == ("second", None)
@@ -128,7 +128,7 @@ async def test_another_run_is_refused_while_one_is_under_way(store: Store) -> No
     assert (await lead(store, job="job", candidate="second")).last_number == 7
 
 
-async def test_what_a_leader_was_killed_before_removing_the_next_one_removes(store: Store) -> None:
+async def test_the_next_leader_removes_what_a_killed_one_left_of_an_ended_run(store: Store) -> None:
     await train(store)
     await store.put(KEYS.end("default"), b"what a newer version writes")
     await store.delete(KEYS.leader)
@@ -137,7 +137,7 @@ async def test_what_a_leader_was_killed_before_removing_the_next_one_removes(sto
     assert "drain/n" not in await keys(store)
 
 
-async def test_a_deposed_leader_ends_no_run(store: Store) -> None:
+async def test_a_deposed_leader_cannot_end_a_run(store: Store) -> None:
     deposed = await train(store)
     await store.delete(KEYS.leader)
     before = await keys(store)
@@ -147,7 +147,7 @@ async def test_a_deposed_leader_ends_no_run(store: Store) -> None:
     assert await keys(store) == sorted([*before, "leader"])
 
 
-async def test_what_is_not_this_runs_end(store: Store) -> None:
+async def test_only_the_runs_own_end_is_received_even_if_it_is_unreadable(store: Store) -> None:
     waiting = asyncio.create_task((await listener(store)).next_end())
     await store.put(KEYS.end("default2"), b"{}")
     await store.put(JobKeys("job2").end("default"), b"{}")
@@ -170,7 +170,7 @@ async def test_all_runs_are_listed(store: Store) -> None:
     ]
 
 
-async def test_a_run_that_is_forgotten_leaves_nothing(store: Store) -> None:
+async def test_forget_removes_everything_of_a_run(store: Store) -> None:
     await ended(store, await train(store), end(0))
     assert await forget_run(store, job="job", run_id="default")
     assert await keys(store) == []
@@ -182,7 +182,7 @@ async def test_a_run_that_is_forgotten_leaves_nothing(store: Store) -> None:
     assert (await lead(store, job="job", candidate="new")).incarnation == "new"
 
 
-async def test_a_run_that_somebody_works_on_is_not_forgotten(store: Store) -> None:
+async def test_forget_refuses_a_run_that_has_agents(store: Store) -> None:
     await ended(store, await train(store, run_id="1"), end(0, "1"))
     await train(store, run_id="2")
     await store.delete(KEYS.leader)

@@ -1,4 +1,4 @@
-"""Agents take their nodes' names, and the leader hears of it."""
+"""Agents register their nodes' names, and the leader is notified."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def document(token: str, *, started_unix_s: float = 0.0) -> NodeDocument:
 
 
 class Agent:
-    """A node's registration, at work from `start` until it is closed or killed."""
+    """A node's registration, kept from `start` until it is closed or killed."""
 
     def __init__(self, store: Store, node: str, of: NodeDocument, *, ttl_s: float = 5.0) -> None:
         self.store = store
@@ -61,7 +61,7 @@ class Agent:
         self.keeping = asyncio.create_task(self.registration.keep())
 
     async def kill(self) -> None:
-        """It does nothing any more; its lease is left to itself."""
+        """Stop all work of the agent, without ending its lease."""
         keeper = self.registration._claim._keeping
         assert keeper is not None
         for task in (self.keeping, keeper):
@@ -82,7 +82,7 @@ class Agent:
 
 @dataclass
 class Heard:
-    """What the leader is told, in order."""
+    """Records the notices that the leader receives, in order."""
 
     words: list[tuple[str, str, object]] = field(default_factory=list)
     vanished_at: list[float] = field(default_factory=list)
@@ -124,7 +124,7 @@ async def leader(
         await asyncio.gather(running, return_exceptions=True)
 
 
-async def test_a_node_that_says_it_leaves_is_gone_at_once(adapter: Adapter) -> None:
+async def test_a_node_that_closes_its_registration_is_gone_at_once(adapter: Adapter) -> None:
     store = adapter.make()
     before = Agent(store, "n1", document("a"))
     await before.start()
@@ -146,7 +146,7 @@ async def test_a_node_that_says_it_leaves_is_gone_at_once(adapter: Adapter) -> N
         )
 
 
-async def test_a_lost_lease_is_taken_anew_and_the_node_is_not_gone(adapter: Adapter) -> None:
+async def test_a_node_that_lost_its_lease_registers_again_and_is_not_gone(adapter: Adapter) -> None:
     store = adapter.make()
     agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
     await agent.start()
@@ -158,7 +158,7 @@ async def test_a_lost_lease_is_taken_anew_and_the_node_is_not_gone(adapter: Adap
         await agent.until_told(HELD, GONE, HELD)
         assert (await agent.entry()).lease != first.lease
         assert agent.registration.held()
-        # What would be gone before this one is not gone.
+        # n2 loses its lease later, and is gone. n1 would have been gone before it.
         await other.kill()
         await other.lose_lease()
         await heard.until(
@@ -172,7 +172,7 @@ async def test_a_lost_lease_is_taken_anew_and_the_node_is_not_gone(adapter: Adap
     await agent.registration.close()
 
 
-async def test_a_node_that_vanished_is_gone_after_its_time(adapter: Adapter) -> None:
+async def test_a_vanished_node_is_gone_after_isolation_timeout_and_margin(adapter: Adapter) -> None:
     store = adapter.make()
     agent = Agent(store, "n1", document("a"))
     await agent.start()
@@ -184,7 +184,7 @@ async def test_a_node_that_vanished_is_gone_after_its_time(adapter: Adapter) -> 
         assert heard.gone_at[0] >= heard.vanished_at[0] + 0.5
 
 
-async def test_another_agent_of_that_name_proves_nothing_about_the_one_before(
+async def test_a_vanished_agent_is_gone_only_later_when_another_takes_its_name(
     adapter: Adapter,
 ) -> None:
     store = adapter.make()
@@ -204,7 +204,7 @@ async def test_another_agent_of_that_name_proves_nothing_about_the_one_before(
     await after.registration.close()
 
 
-async def test_a_connected_node_is_not_cut_off(adapter: Adapter) -> None:
+async def test_a_node_that_lost_its_lease_is_gone_only_once_disconnected(adapter: Adapter) -> None:
     store = adapter.make()
     agent, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2))
     await agent.start()
@@ -224,7 +224,7 @@ async def test_a_connected_node_is_not_cut_off(adapter: Adapter) -> None:
         assert heard.gone_at[-1] >= disconnected_at + 0.3
 
 
-async def test_a_new_leader_waits_for_the_nodes_that_it_does_not_find(adapter: Adapter) -> None:
+async def test_nodes_that_a_new_leader_does_not_find_vanish_and_are_gone(adapter: Adapter) -> None:
     store = adapter.make()
     same, later, other = (Agent(store, f"n{i}", document(f"{i}")) for i in (1, 2, 4))
     await same.start()
@@ -249,7 +249,7 @@ async def test_a_new_leader_waits_for_the_nodes_that_it_does_not_find(adapter: A
         await agent.registration.close()
 
 
-async def test_an_agent_started_again_takes_its_key_over(adapter: Adapter) -> None:
+async def test_a_restarted_agent_takes_over_its_registration(adapter: Adapter) -> None:
     store = adapter.make()
     before = Agent(store, "n1", document("a", started_unix_s=1.0))
     after = Agent(store, "n1", document("a", started_unix_s=2.0))
@@ -264,12 +264,12 @@ async def test_an_agent_started_again_takes_its_key_over(adapter: Adapter) -> No
         assert second.lease != first.lease
         await store.revoke(first.lease)
         assert await after.entry() == second
-        # Nothing is told of a loss: there was none.
+        # No loss is reported: there was none.
         await after.registration.close()
         await heard.until(("registered", "n1", "a"), ("registered", "n1", "a"), ("gone", "n1", "a"))
 
 
-async def test_a_name_that_is_taken_is_told_with_its_owner(adapter: Adapter) -> None:
+async def test_an_agent_whose_name_is_taken_fails_and_names_the_owner(adapter: Adapter) -> None:
     store = adapter.make()
     owner = Agent(store, "n1", document("a", started_unix_s=1_000_000_000.0))
     await owner.start()
@@ -292,7 +292,7 @@ async def test_a_name_that_is_taken_is_told_with_its_owner(adapter: Adapter) -> 
     await owner.registration.close()
 
 
-async def test_a_name_that_comes_free_in_time_is_taken(adapter: Adapter) -> None:
+async def test_an_agent_registers_when_its_name_becomes_free_in_time(adapter: Adapter) -> None:
     store = adapter.make()
     owner, late = (Agent(store, "n1", document(token)) for token in "ab")
     await owner.start()
@@ -305,9 +305,7 @@ async def test_a_name_that_comes_free_in_time_is_taken(adapter: Adapter) -> None
     await late.registration.close()
 
 
-async def test_a_second_agent_in_the_same_directory_makes_the_first_one_end(
-    adapter: Adapter,
-) -> None:
+async def test_a_second_agent_in_the_same_directory_ends_the_first(adapter: Adapter) -> None:
     store = adapter.make()
     first = Agent(store, "n1", document("a"), ttl_s=1.0)
     second = Agent(store, "n1", document("a"))
@@ -320,7 +318,7 @@ async def test_a_second_agent_in_the_same_directory_makes_the_first_one_end(
     await second.registration.close()
 
 
-async def test_a_document_that_cannot_be_read_is_no_node(adapter: Adapter) -> None:
+async def test_an_unreadable_registration_is_no_node_but_keeps_its_name(adapter: Adapter) -> None:
     store = adapter.make()
     await store.put(KEYS.node("n1"), b"of another version")
     agent = Agent(store, "n1", document("a"), ttl_s=0.0)

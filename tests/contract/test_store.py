@@ -1,4 +1,4 @@
-"""What every store must do, in memory or in etcd: the semantics of elastic/store/interface.py."""
+"""Every store, in memory or in etcd, has the semantics of elastic/store/interface.py."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ UNKNOWN_LEASE = 123456789
 
 
 async def now(store: Store) -> int:
-    """The store's revision. A store that others use too may have forgotten what was long before."""
+    """Return the store's revision. A store that others use too may have compacted old ones."""
     return (await store.put("somewhere-else", b"")).modified
 
 
-async def test_what_was_put_is_read(adapter: Adapter) -> None:
+async def test_get_returns_what_was_put(adapter: Adapter) -> None:
     store = adapter.make()
     assert await store.get("a") is None
     entry = await store.put("a", b"\x00\xff")
@@ -26,7 +26,7 @@ async def test_what_was_put_is_read(adapter: Adapter) -> None:
     assert await store.get("a/") is None
 
 
-async def test_list_is_by_prefix_and_in_order(adapter: Adapter) -> None:
+async def test_list_returns_the_keys_with_a_prefix_in_order(adapter: Adapter) -> None:
     store = adapter.make()
     for key in ("job/b", "job/a", "job", "jobs/x", "job/c/d"):
         await store.put(key, key.encode())
@@ -35,7 +35,7 @@ async def test_list_is_by_prefix_and_in_order(adapter: Adapter) -> None:
     assert list(await store.list("nothing")) == []
 
 
-async def test_one_revision_counts_all_writes(adapter: Adapter) -> None:
+async def test_each_write_of_any_key_raises_the_revision_by_one(adapter: Adapter) -> None:
     store = adapter.make()
     first = await store.put("a", b"1")
     other = await store.put("b", b"1")
@@ -45,7 +45,7 @@ async def test_one_revision_counts_all_writes(adapter: Adapter) -> None:
     assert (again.created, again.modified) == (first.created, other.modified + 1)
 
 
-async def test_a_failed_write_counts_nothing(adapter: Adapter) -> None:
+async def test_a_failed_write_changes_neither_keys_nor_revision(adapter: Adapter) -> None:
     store = adapter.make()
     before = await store.put("a", b"1")
     assert await store.create("a", b"2") is None
@@ -59,7 +59,7 @@ async def test_a_failed_write_counts_nothing(adapter: Adapter) -> None:
     assert (await store.put("c", b"3")).modified == before.modified + 1
 
 
-async def test_create_takes_a_key_once(adapter: Adapter) -> None:
+async def test_create_succeeds_once_for_a_key(adapter: Adapter) -> None:
     store = adapter.make()
     entries = await asyncio.gather(*(store.create("leader", b"%d" % i) for i in range(5)))
     winners = [e for e in entries if e is not None]
@@ -67,7 +67,7 @@ async def test_create_takes_a_key_once(adapter: Adapter) -> None:
     assert await store.get("leader") == winners[0]
 
 
-async def test_delete_and_a_new_identity(adapter: Adapter) -> None:
+async def test_a_key_created_again_has_a_new_created_revision(adapter: Adapter) -> None:
     store = adapter.make()
     first = await store.put("a", b"1")
     assert await store.delete("a")
@@ -89,7 +89,7 @@ async def test_the_right_guard_lets_writes_through(adapter: Adapter) -> None:
 
 
 async def test_a_guard_under_another_lease_stops_writes(adapter: Adapter) -> None:
-    """A store that was emptied counts revisions anew: two leaders can be created at the same."""
+    """An emptied store counts from 1 again: two leaders can be created at the same revision."""
     store = adapter.make()
     lease, other = await store.grant(60.0), await store.grant(60.0)
     leader = await store.put("leader", b"me", lease=lease)
@@ -103,7 +103,7 @@ async def test_a_guard_under_another_lease_stops_writes(adapter: Adapter) -> Non
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["gone", "created again"])
-async def test_the_wrong_guard_stops_writes(adapter: Adapter, again: bool) -> None:
+async def test_a_guard_whose_key_is_gone_or_new_stops_writes(adapter: Adapter, again: bool) -> None:
     store = adapter.make()
     leader = await store.put("leader", b"me")
     kept = await store.put("generation", b"1")
@@ -118,7 +118,7 @@ async def test_the_wrong_guard_stops_writes(adapter: Adapter, again: bool) -> No
     assert await store.get("generation") == kept
 
 
-async def test_a_lease_takes_its_keys_with_it(adapter: Adapter) -> None:
+async def test_an_expired_lease_removes_its_keys(adapter: Adapter) -> None:
     store = adapter.make()
     lease = await store.grant(adapter.ttl_s)
     leader = await store.create("leader", b"me", lease=lease)
@@ -147,7 +147,7 @@ async def test_renewing_keeps_a_lease(adapter: Adapter) -> None:
     assert await store.get("a") is None
 
 
-async def test_a_lease_that_is_gone(adapter: Adapter) -> None:
+async def test_a_lease_that_is_gone_cannot_be_renewed_or_used(adapter: Adapter) -> None:
     store = adapter.make()
     lease = await store.grant(adapter.ttl_s)
     await store.put("a", b"1", lease=lease)
@@ -166,7 +166,7 @@ async def test_a_lease_that_is_gone(adapter: Adapter) -> None:
         await store.renew(expired)
 
 
-async def test_a_key_leaves_a_lease_when_it_is_written_without(adapter: Adapter) -> None:
+async def test_a_key_written_again_without_its_lease_outlives_that_lease(adapter: Adapter) -> None:
     store = adapter.make()
     one, two = await store.grant(adapter.ttl_s), await store.grant(adapter.ttl_s)
     for key in ("without", "other", "removed"):
@@ -207,7 +207,7 @@ async def test_a_waiting_watch_is_woken_once_per_change(adapter: Adapter) -> Non
     assert (await anext(changes)).key == "job/last"
 
 
-async def test_what_is_written_while_a_watcher_is_busy_is_not_missed(adapter: Adapter) -> None:
+async def test_a_watch_misses_no_write_while_its_reader_is_busy(adapter: Adapter) -> None:
     store = adapter.make()
     before = await now(store)
     await store.put("a", b"1")
@@ -220,7 +220,7 @@ async def test_what_is_written_while_a_watcher_is_busy_is_not_missed(adapter: Ad
     assert revisions == sorted(set(revisions))
 
 
-async def test_watchers_do_not_take_from_each_other(adapter: Adapter) -> None:
+async def test_each_of_two_watchers_receives_every_change(adapter: Adapter) -> None:
     store = adapter.make()
     before = await now(store)
     watches = [asyncio.ensure_future(take(store.watch("a", after=before), 2)) for _ in range(2)]
@@ -232,7 +232,7 @@ async def test_watchers_do_not_take_from_each_other(adapter: Adapter) -> None:
     assert [c.entry is None for c in one] == [False, True]
 
 
-async def test_a_watch_tells_of_keys_that_a_lease_took(adapter: Adapter) -> None:
+async def test_a_watch_yields_the_removals_by_an_expired_lease(adapter: Adapter) -> None:
     store = adapter.make()
     lease = await store.grant(adapter.ttl_s)
     last = await store.put("node/b", b"1")
@@ -246,7 +246,7 @@ async def test_a_watch_tells_of_keys_that_a_lease_took(adapter: Adapter) -> None
     assert all(c.entry is None and c.revision > last.modified for c in gone)
 
 
-async def test_a_watch_for_what_was_compacted_says_where_to_go_on(adapter: Adapter) -> None:
+async def test_a_watch_of_compacted_revisions_fails_and_a_list_resumes_it(adapter: Adapter) -> None:
     store = adapter.make()
     for _ in range(3):
         last = await store.put("job/a", b"1")

@@ -1,4 +1,4 @@
-"""What is generated is what its source says."""
+"""Generated code and pages match their sources, and the architecture page names real places."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 from tests import metrics_doc, protos, settings_doc
 
 
-def test_the_generated_modules_are_those_of_the_protos(tmp_path: Path) -> None:
-    """If this fails: python -m tests.protos"""
+def test_the_generated_modules_match_the_protos(tmp_path: Path) -> None:
+    """If this fails, run: python -m tests.protos"""
     protos.generate(tmp_path)
     fresh = {path.relative_to(tmp_path): path for path in tmp_path.rglob("*.py*")}
     assert fresh
@@ -20,18 +20,18 @@ def test_the_generated_modules_are_those_of_the_protos(tmp_path: Path) -> None:
     assert stale == set(fresh)
 
 
-def test_the_settings_page_is_that_of_the_settings() -> None:
-    """If this fails: python -m tests.settings_doc"""
+def test_the_settings_page_matches_the_settings() -> None:
+    """If this fails, run: python -m tests.settings_doc"""
     assert settings_doc.TARGET.read_text() == settings_doc.text()
 
 
-def test_the_metrics_page_is_that_of_the_definitions() -> None:
-    """If this fails: python -m tests.metrics_doc"""
+def test_the_metrics_page_matches_the_definitions() -> None:
+    """If this fails, run: python -m tests.metrics_doc"""
     assert metrics_doc.TARGET.read_text() == metrics_doc.text()
 
 
-def test_the_places_that_the_architecture_names_are_there() -> None:
-    """Its table "Where to look": a name in backquotes, and the file that it is said to be in."""
+def test_the_places_that_the_architecture_page_names_exist() -> None:
+    """Its table "Where to look" has names in backquotes, each with the file that contains it."""
     page = (protos.ROOT / "docs" / "ARCHITECTURE.md").read_text()
     table = page.partition("### Where to look")[2].partition("\n### ")[0]
     places = re.findall(

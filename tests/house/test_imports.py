@@ -1,4 +1,4 @@
-"""The import contracts hold, and they bite."""
+"""The import contracts hold, and each finds a planted violation."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def copy(tmp_path: Path) -> Path:
 
 
 def verdicts(directory: Path) -> dict[str, str]:
-    """KEPT or BROKEN for each contract."""
+    """Return KEPT or BROKEN for each contract."""
     done = subprocess.run(
         [sys.executable, "-c", f"import sys; sys.path.insert(0, '.'); {LINT}", "--no-cache"],
         cwd=directory,
@@ -43,7 +43,7 @@ def verdicts(directory: Path) -> dict[str, str]:
     return dict(found)
 
 
-def test_the_contracts_are_kept_and_each_one_bites(copy: Path) -> None:
+def test_the_contracts_hold_and_each_finds_a_planted_violation(copy: Path) -> None:
     before = verdicts(copy)
     assert set(before) == set(PLANTED)
     assert set(before.values()) == {"KEPT"}

@@ -1,4 +1,4 @@
-"""The house in order: a purpose for each module, no place for odds and ends."""
+"""Every module has a docstring and no catch-all name, and every folder is a package."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FORBIDDEN_NAMES = ("util", "helper", "common", "manager", "misc")
 
 
 def modules() -> Iterator[Path]:
-    """Everything that was written by hand."""
+    """Yield the modules that are not generated."""
     for path in sorted(PACKAGE.rglob("*.py")):
         if "v1" not in path.parts and "_pb2" not in path.name:
             yield path
@@ -29,12 +29,12 @@ MODULES = {name_of(path): path for path in modules()}
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_a_module_says_what_it_is_for(name: str) -> None:
+def test_a_module_has_a_docstring(name: str) -> None:
     assert ast.get_docstring(ast.parse(MODULES[name].read_text()))
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_no_place_for_odds_and_ends(name: str) -> None:
+def test_a_module_has_no_catch_all_name(name: str) -> None:
     for part in Path(name).with_suffix("").parts:
         assert not any(word in part for word in FORBIDDEN_NAMES)
 

@@ -1,6 +1,6 @@
-"""What only GPUs can show of NCCL; tests/chaos/test_nccl_manners.py shows the rest without one.
+"""Jobs with NCCL on real GPUs; tests/chaos/test_nccl_manners.py tests the rest without a GPU.
 
-Skipped where there are none. docs/GPU.md says what has run where.
+Skipped where there is none. docs/GPU.md says what has run where.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tests.job_process import JobProcess
 
 SCRIPT = Path(__file__).parent / "scripts" / "gpu_trainer.py"
 GPUS = torch.cuda.device_count()
-ABORT_S = 1.0  # of a hanging collective on one node
+ABORT_S = 1.0  # limit for aborting a hanging collective on one node
 
 pytestmark = [
     pytest.mark.gpu,
@@ -51,7 +51,7 @@ def test_more_workers_than_gpus_are_refused_with_both_numbers(tmp_path: Path) ->
 @two_gpus
 @pytest.mark.parametrize("style", STYLES)
 def test_kills_leave_equal_weights_and_lose_no_step(tmp_path: Path, style: str) -> None:
-    """A newcomer for each of the killed receives a live state: Adam's step count stays on the
+    """The newcomer for each killed worker receives a live state. Adam's step count stays on the
     host in all styles but `scaler`, which is fused."""
     with job_of(tmp_path, "--style", style) as job:
         kill_at_random_steps(job, tmp_path, seed=1, kills=3)
@@ -67,7 +67,7 @@ def test_kills_leave_equal_weights_and_lose_no_step(tmp_path: Path, style: str) 
 
 @two_gpus
 def test_members_that_join_and_leave_as_planned_compute_nothing_twice(tmp_path: Path) -> None:
-    """An NCCL group ends by an abort: peers may still be in its last collective."""
+    """An NCCL group is ended by an abort, while peers may still be in its last collective."""
     with job_of(tmp_path, "--epochs", "20") as job:
         kill_at_random_steps(job, tmp_path, seed=5, kills=5)
         assert job.wait(200) == 0, job.story()

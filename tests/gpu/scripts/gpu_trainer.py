@@ -1,4 +1,4 @@
-"""Trains with SyncBatchNorm on the session's device, in one of several styles, with records."""
+"""Trains with SyncBatchNorm on the session's device, in one of several styles; records steps."""
 
 import argparse
 import contextlib
@@ -17,7 +17,7 @@ from tests.chaos.scripts.float64_trainer import digest
 
 
 def places(optimizer: torch.optim.Optimizer) -> list[str]:
-    """The kinds of device that hold its state."""
+    """Return the device types that hold the optimizer's state, sorted."""
     return sorted({t.device.type for state in optimizer.state.values() for t in state.values()})
 
 
@@ -34,7 +34,7 @@ def main() -> None:
     model = session.distribute(nn.SyncBatchNorm.convert_sync_batchnorm(net))
     if options.style == "bf16-hook":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
-    # Fused, its step count is on the device; else on the host.
+    # A fused AdamW keeps its step count on the device, any other on the host.
     fused = options.style == "scaler"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
     scaler = torch.amp.GradScaler("cuda", enabled=options.style == "scaler")

@@ -1,4 +1,4 @@
-"""The place in which a test's jobs run, and an etcd for them."""
+"""Fixtures: the place where a test's jobs run, and an etcd for them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from tests.integration.running import Place
 
 @pytest.fixture
 def place(tmp_path: Path) -> Iterator[Place]:
-    """An empty one; it must be left so."""
+    """An empty place. It fails the test that leaves processes or run directories in it."""
     with contextlib.closing(Place(tmp_path)) as place:
         yield place
 
 
 @pytest.fixture
 def etcd() -> Iterator[EtcdCluster]:
-    """An empty one, of one member."""
+    """An empty etcd with one member."""
     with etcd_cluster(size=1) as cluster:
         yield cluster

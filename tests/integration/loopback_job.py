@@ -1,4 +1,4 @@
-"""A job of many nodes on this machine's loopback: one coordinator at a time, and agents."""
+"""A job of several nodes on this machine's loopback, with real coordinators and agents."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Job = TypeVar("Job", bound="LoopbackJob")
 
 
 class LoopbackJob:
-    """`script` and its arguments run on every node; `environment` is that of every command."""
+    """`script` and its arguments run on every node; every command gets `environment`."""
 
     def __init__(
         self,
@@ -47,9 +47,9 @@ class LoopbackJob:
         (port,) = free_ports(1)
         self.address = f"127.0.0.1:{port}"
         self.coordinators: list[CommandProcess] = []
-        """One after the other."""
+        """All that were started, oldest first."""
         self.agents: dict[str, list[CommandProcess]] = {}
-        """Of each node, one after the other."""
+        """All that were started on each node, oldest first."""
         self._processes: list[CommandProcess] = []
 
     # ---- processes
@@ -57,18 +57,18 @@ class LoopbackJob:
     def start(
         self, *arguments: str | Path, under: tuple[str, ...] = (), **environment: str
     ) -> CommandProcess:
-        """Any `elastic` command; `under` another one that runs it."""
+        """Start any `elastic` command. `under` is a command that runs it, such as unshare."""
         command = [*under, sys.executable, "-m", "elastic.cli", *map(str, arguments)]
         process = CommandProcess(command, environment=self.environment | environment)
         self._processes.append(process)
         return process
 
     def start_coordinator(self, *options: str | Path, **environment: str) -> CommandProcess:
-        """In the place of the one before."""
+        """Start a coordinator at the job's address, in place of the one before."""
         return self._coordinate(self.address, *options, **environment)
 
     def start_candidate(self, *options: str | Path) -> CommandProcess:
-        """A coordinator beside the others, each of which may lead."""
+        """Start another coordinator, at an address of its own. Any of them may lead."""
         (port,) = free_ports(1)
         return self._coordinate(f"127.0.0.1:{port}", *options)
 
@@ -81,24 +81,21 @@ class LoopbackJob:
     def start_agent(
         self, node: str, *options: str | Path, under: tuple[str, ...] = (), **environment: str
     ) -> CommandProcess:
-        """The node's."""
         agent = self.start(*self.agent_command(node, *options), under=under, **environment)
         self.agents.setdefault(node, []).append(agent)
         return agent
 
     def agent_command(self, node: str, *options: str | Path) -> tuple[str | Path, ...]:
-        """The arguments of `elastic` for an agent of this job."""
         names = ("--node-name", node, "--node-host", "127.0.0.1", "--node-ttl-s", "2")
-        names += ("--machine", f"machine-of-{node}")  # several, as far as the job is told
+        names += ("--machine", f"machine-of-{node}")  # the job takes the nodes for several machines
         return ("agent", *names, "--log-dir", self.files / "logs", *options, *self._script)
 
     def start_agents(self, *options: str | Path) -> None:
-        """Those of all nodes, with the same options."""
         for node in NODES:
             self.start_agent(node, *options)
 
     def tells(self, *command: str) -> str:
-        """What an operator's command says; it must succeed."""
+        """Return what an operator's command prints; it must succeed."""
         told = self.start(*command)
         assert told.wait() == 0, told.story()
         return "\n".join(told.output)
@@ -110,7 +107,7 @@ class LoopbackJob:
         self.close()
 
     def close(self) -> None:
-        """End all of it; nothing of a node is kept for a next agent."""
+        """End all processes, and remove what a next agent of a node could adopt."""
         for process in self._processes:
             process.close()
         self._place.kill_all()
@@ -120,7 +117,7 @@ class LoopbackJob:
     # ---- what is known
 
     def events(self, name: str, **fields: Any) -> list[Event]:
-        """Those of this name and with these fields, of all coordinators."""
+        """Return the events with this name and these fields, of all coordinators."""
         return [
             event
             for coordinator in self.coordinators
@@ -129,41 +126,41 @@ class LoopbackJob:
         ]
 
     def generation(self) -> int:
-        """The newest that was announced; 0 before the first."""
+        """Return the number of the newest generation that was announced; 0 before the first."""
         return max((e["generation"] for e in self.events("generation_formed")), default=0)
 
     def world(self) -> int:
-        """The number of members of the newest group."""
+        """Return the number of members of the newest group; 0 before the first."""
         return max(
             ((e["generation"], e["world_size"]) for e in self.events("generation_formed")),
             default=(0, 0),
         )[1]
 
     def worker(self, node: str) -> str:
-        """The node's member of the newest group."""
+        """Return the node's member of the newest group."""
         formed = max(self.events("generation_formed"), key=lambda e: int(e["generation"]))
         (worker,) = [m for m in formed["members"] if m.startswith(f"{node}-")]
         return worker
 
     def worker_pid(self, node: str) -> int:
-        """That member's process."""
+        """Return the pid of the node's member of the newest group."""
         worker = self.worker(node)
         started = [e for agent in self.agents[node] for e in agent.named("worker_started")]
         return next(int(e["pid"]) for e in started if e["worker"] == worker)
 
     def story(self) -> str:
-        """What all processes have said, for a failing test."""
+        """Return what the last six processes have written, for a failing test."""
         return "\n".join(f"--- {p.process.args}\n{p.story()}" for p in self._processes[-6:])
 
     # ---- waiting
 
     def wait(self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S) -> None:
-        """Until it holds; fails with the whole story after the deadline."""
+        """Wait until the condition holds; fail with the story after the deadline."""
         eventually(condition, lambda: f"no {what}\n{self.story()}", deadline_s)
 
 
 class TrainingJob(LoopbackJob):
-    """Two nodes that train for as long as the test lasts; `steps` are those they have done."""
+    """Two nodes that train as long as the test lasts. `steps` are the records of their steps."""
 
     def __init__(self, place: Place, *, step_s: float = 0.05, **named: str) -> None:
         out = place.files / "out"
@@ -173,12 +170,12 @@ class TrainingJob(LoopbackJob):
         self.steps = StepRecords(out)
 
     def all_train(self) -> None:
-        """In one group."""
+        """Wait until all nodes train in one group."""
         self.wait(lambda: self.world() == len(NODES), "a group of all")
         self.trains_on()
 
     def trains_on(self, steps: int = 10) -> None:
-        """As many more are committed."""
+        """Wait until this many more steps are committed."""
         reached = self.steps.newest()
         self.wait(lambda: self.steps.newest() >= reached + steps, f"{steps} more steps")
 
@@ -187,7 +184,7 @@ class TrainingJob(LoopbackJob):
 def training_job(
     place: Place, options: Mapping[str, Sequence[str | Path]] = MappingProxyType({}), **named: str
 ) -> Iterator[TrainingJob]:
-    """It trains. `options`: of a node's agent. Other arguments are those of LoopbackJob."""
+    """A job that trains. `options` are each agent's, by node; `named` are those of TrainingJob."""
     with TrainingJob(place, **named) as job:
         job.start_coordinator()
         for node in NODES:
@@ -197,7 +194,7 @@ def training_job(
 
 
 def tls_environment(files: TlsFiles) -> dict[str, str]:
-    """Settings of any command that shows these certificates."""
+    """Return the settings with which a command presents these certificates."""
     return {
         "ELASTIC_TLS_CA": str(files.ca),
         "ELASTIC_TLS_CERT": str(files.certificate),

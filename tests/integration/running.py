@@ -1,4 +1,4 @@
-"""Jobs of tests/integration/scripts, each in a place of its own that must be empty afterwards."""
+"""Runs tests/integration/scripts as jobs, in places that must be empty afterwards."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ FAILED, USAGE, CONFIGURATION = 1, 2, 78
 
 
 class Place:
-    """Where jobs run: their sockets, logs and files. Every process of theirs names it in its
-    environment, so none can hide by leaving its parent."""
+    """Where jobs run: their sockets, logs and files. Each of their processes has it in its
+    environment, and so is found even after it has left its parent."""
 
     def __init__(self, files: Path) -> None:
         self.files = files
@@ -39,7 +39,7 @@ class Place:
         nproc: int = 2,
         **environment: str,
     ) -> JobProcess:
-        """`elastic run` of one of the scripts."""
+        """Start `elastic run` of one of the scripts."""
         command = [*options, SCRIPTS / script, *map(str, arguments)]
         return self._start(command, ROOT, nproc, environment)
 
@@ -51,7 +51,7 @@ class Place:
         nproc: int = 2,
         **environment: str,
     ) -> JobProcess:
-        """`elastic run -m` in this place."""
+        """Start `elastic run -m` in the folder of the place."""
         command = [*options, "-m", name, *map(str, arguments)]
         return self._start(command, self.files, nproc, environment)
 
@@ -66,13 +66,13 @@ class Place:
     def elastic(
         self, *arguments: str | Path, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """Another command, to its end."""
+        """Run another `elastic` command to its end."""
         return self.python("-m", "elastic.cli", *arguments, **environment)
 
     def python(
         self, *arguments: str | Path, **environment: str
     ) -> subprocess.CompletedProcess[str]:
-        """A Python process, to its end."""
+        """Run Python to its end, in the folder of the place."""
         return subprocess.run(
             [sys.executable, *map(str, arguments)],
             capture_output=True,
@@ -85,7 +85,7 @@ class Place:
         )
 
     def processes(self) -> set[int]:
-        """Every living process that was started here, also one that has another parent by now."""
+        """Return every living process that was started here, even if its parent has changed."""
         mark = f"XDG_RUNTIME_DIR={self.sockets}".encode()
         return {
             int(entry.name)
@@ -94,11 +94,11 @@ class Place:
         }
 
     def run_directories(self) -> list[Path]:
-        """Those of jobs that run, or should have been removed."""
+        """Return the directories of running jobs, and those that ended jobs have not removed."""
         return list(self.sockets.glob("*/*"))
 
     def kill_all(self) -> None:
-        """What killed agents have left for others to adopt."""
+        """Kill all processes here, such as those that killed agents left for adoption."""
         while pids := self.processes():
             for pid in pids:
                 with contextlib.suppress(ProcessLookupError):
@@ -106,7 +106,7 @@ class Place:
             time.sleep(0.02)
 
     def close(self) -> None:
-        """Nothing may be left of the jobs, which have ended or are killed now."""
+        """End the jobs, and fail if a process or a run directory is left."""
         for job in self._jobs:
             job.close()
         try:
@@ -123,31 +123,30 @@ class Place:
 
 
 def command_line(pid: int) -> str:
-    """A process's arguments; empty if it is gone."""
+    """Return a process's arguments; empty if it is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode().strip()
     return ""
 
 
 def steps_of(job: JobProcess) -> list[int]:
-    """The counts of committed steps that rank 0 has printed, in order."""
+    """Return the counts of committed steps that rank 0 has printed, in order."""
     found = (re.fullmatch(r"\[.*\] step (\d+)", line) for line in list(job.output))
     return [int(match[1]) for match in found if match]
 
 
 def wait_for_step(job: JobProcess, step: int) -> None:
-    """Until rank 0 has committed that many."""
+    """Wait until rank 0 has committed this many steps."""
     job.wait_for(lambda: max(steps_of(job), default=0) >= step, f"step {step}")
 
 
 def said(job: JobProcess) -> str:
-    """Everything that a person would read of a job's end."""
+    """Return the job's messages and those of its events, as one text."""
     endings = [str(e.get("message", "")) for e in job.events]
     return "\n".join([*job.messages, *endings])
 
 
 def tracebacks(job: JobProcess) -> str:
-    """Those of the workers that failed."""
     return "\n".join(e["traceback"] for e in job.named("worker_failed"))
 
 
@@ -161,7 +160,7 @@ def _has_in_environment(process: Path, mark: bytes) -> bool:
 
 @contextlib.contextmanager
 def tiny_disk(path: Path, size_kib: int) -> Iterator[Path]:
-    """A file system of its own at `path`."""
+    """Mount a tmpfs of this size at `path`."""
     path.mkdir()
     options = f"size={size_kib}k"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", str(path)], check=True)

@@ -1,4 +1,4 @@
-"""SIGHUP: an agent's command begins anew in the same process, and its workers train on."""
+"""SIGHUP restarts an agent in the same process, and its workers train on."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def http_of_b() -> str:
 
 @pytest.fixture(scope="module")
 def job(place_of_job: Place, etcd: EtcdCluster, http_of_b: str) -> Iterator[TrainingJob]:
-    """Its node b has settings in a file."""
+    """A job that trains; the agent of node b reads its settings from a file."""
     settings = place_of_job.files / "agent.toml"
     settings.write_text("[agent]\nspares = 0\n")
     options = {"b": ("--config", settings, "--http-address", http_of_b)}
@@ -54,21 +54,21 @@ def job(place_of_job: Place, etcd: EtcdCluster, http_of_b: str) -> Iterator[Trai
         yield job
 
 
-def test_a_job_trains_on_while_an_agent_begins_anew(job: TrainingJob) -> None:
+def test_a_job_trains_on_while_an_agent_restarts_in_its_process(job: TrainingJob) -> None:
     _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=2)
 
 
 @pytest.mark.long
-def test_an_agent_begins_anew_many_times(job: TrainingJob) -> None:
+def test_many_restarts_of_an_agent_leak_nothing_and_keep_its_workers(job: TrainingJob) -> None:
     _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=MANY_TIMES)
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("times", [MANY_TIMES])
-def test_an_agent_that_is_the_first_process_begins_anew(
+def test_an_agent_with_pid_1_restarts_in_its_process(
     place: Place, etcd: EtcdCluster, times: int
 ) -> None:
-    """The agent is PID 1, as in a container, and collects orphans as well."""
+    """The agent is PID 1, as in a container, so it also reaps orphans."""
     with TrainingJob(place, etcd=etcd.endpoints(), job="first-process") as job:
         job.start_coordinator()
         job.start_agent("b")
@@ -78,7 +78,7 @@ def test_an_agent_that_is_the_first_process_begins_anew(
         _begins_anew(job, agent, pid, times=times)
 
 
-def test_what_cannot_be_started_does_not_end_what_runs(
+def test_an_agent_runs_on_when_its_new_settings_are_invalid(
     job: TrainingJob, place_of_job: Place, http_of_b: str
 ) -> None:
     settings, agent = place_of_job.files / "agent.toml", job.agents["b"][-1]
@@ -96,10 +96,10 @@ def test_what_cannot_be_started_does_not_end_what_runs(
     assert job.generation() == generation
 
 
-def test_an_agent_whose_next_start_cannot_be_counted_stays(
+def test_an_agent_runs_on_when_its_start_count_cannot_be_written(
     job: TrainingJob, place_of_job: Place
 ) -> None:
-    """Something stands where the count is written, which fails as in a full directory."""
+    """A directory is in the way of the count, so the write fails as in a full directory."""
     agent, generation = job.agents["b"][-1], job.generation()
     (counted,) = (
         path for path in place_of_job.sockets.rglob("starts") if path.parent.name.endswith("@b")

@@ -1,4 +1,4 @@
-"""Faults that are known before anything starts: code 78 or 2, naming what was wrong."""
+"""Bad settings are refused before anything starts, with code 78 or 2 and what was wrong."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEADY = SCRIPTS / "steady.py"
 
 
 @pytest.mark.parametrize("script", ["missing.py", "."])
-def test_a_script_that_is_no_file(place: Place, script: str) -> None:
+def test_a_script_that_is_no_file_is_refused(place: Place, script: str) -> None:
     result = place.elastic("run", script)
     assert result.returncode == CONFIGURATION
     assert repr(script) in result.stderr
@@ -34,7 +34,7 @@ def test_a_script_that_is_no_file(place: Place, script: str) -> None:
         ),
     ],
 )
-def test_an_option_that_cannot_be(
+def test_an_invalid_option_is_refused_with_its_name(
     place: Place, arguments: list[str], code: int, names: list[str]
 ) -> None:
     result = place.elastic("run", *arguments, STEADY)
@@ -42,7 +42,7 @@ def test_an_option_that_cannot_be(
     assert all(name in result.stderr for name in names), result.stderr
 
 
-def test_an_unknown_setting_in_the_file(place: Place, tmp_path: Path) -> None:
+def test_an_unknown_setting_in_the_file_gets_a_suggestion(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text("[run]\nspare = 2\n")
     result = place.elastic("run", "--config", file, STEADY)
@@ -50,7 +50,7 @@ def test_an_unknown_setting_in_the_file(place: Place, tmp_path: Path) -> None:
     assert all(name in result.stderr for name in ("spare ", str(file), "spares")), result.stderr
 
 
-def test_a_setting_of_another_command_in_the_file(place: Place, tmp_path: Path) -> None:
+def test_a_setting_of_another_command_in_the_file_is_refused(place: Place, tmp_path: Path) -> None:
     file = tmp_path / "elastic.toml"
     file.write_text('[job]\netcd = "shared by others"\n[run]\nmax_workers = 2\n')
     result = place.elastic("run", "--config", file, STEADY)
@@ -59,14 +59,14 @@ def test_a_setting_of_another_command_in_the_file(place: Place, tmp_path: Path) 
     assert all(name in line for name in ("max_workers ", str(file), "`elastic coordinator`"))
 
 
-def test_a_misspelt_variable(place: Place) -> None:
+def test_a_misspelt_variable_is_refused_with_the_right_name(place: Place) -> None:
     result = place.elastic("run", STEADY, ELASTIC_CHEKPOINT_DIR="/tmp/x")
     assert result.returncode == CONFIGURATION
     assert "ELASTIC_CHEKPOINT_DIR" in result.stderr
     assert "ELASTIC_CHECKPOINT_DIR" in result.stderr
 
 
-def test_a_port_in_use(place: Place) -> None:
+def test_a_listen_port_in_use_is_refused_and_nothing_is_left(place: Place) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         result = place.elastic("run", "--listen", address, "--log-dir", "logs", STEADY)
@@ -84,10 +84,10 @@ def test_a_port_in_use(place: Place) -> None:
         ("taken", "is in use by another process"),
     ],
 )
-def test_an_address_at_which_a_coordinator_cannot_listen(
+def test_a_coordinator_that_cannot_listen_names_the_address(
     place: Place, address: str, says: str
 ) -> None:
-    """What is said is about the address, and not about certificates."""
+    """The message is about the address and not about missing certificates."""
     with socket.create_server(("127.0.0.1", 0)) as taken:
         listen = address if ":" in address else f"0.0.0.0:{taken.getsockname()[1]}"
         result = place.elastic("coordinator", "--etcd", "http://127.0.0.1:1", "--listen", listen)
@@ -99,7 +99,7 @@ def test_an_address_at_which_a_coordinator_cannot_listen(
 
 
 @pytest.mark.parametrize("command", ["run", "coordinator", "agent"])
-def test_an_address_at_which_nothing_can_be_served(place: Place, command: str) -> None:
+def test_a_command_that_cannot_serve_http_names_the_address(place: Place, command: str) -> None:
     script = [] if command == "coordinator" else [STEADY]
     many = [] if command == "run" else ["--etcd", "http://127.0.0.1:1"]
     many += ["--state-dir", "state", "--node-host", "127.0.0.1"] if command == "agent" else []
@@ -118,8 +118,8 @@ def test_an_address_at_which_nothing_can_be_served(place: Place, command: str) -
     assert "--http-address" in line
 
 
-def test_ports_for_which_the_right_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As of a user that is not root."""
+def test_a_privileged_worker_port_is_refused_to_users(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel refuses the port, as for users other than root."""
 
     def refused(*_: object, **__: object) -> None:
         raise PermissionError
@@ -130,8 +130,8 @@ def test_ports_for_which_the_right_is_missing(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize("host", ["nosuch..invalid", "192.0.2.1"])
-def test_a_node_host_at_which_the_agent_is_not_reached(place: Place, host: str) -> None:
-    """A name that no name server has to be asked for, and an address of nobody (RFC 5737)."""
+def test_a_node_host_that_does_not_reach_this_machine_is_refused(place: Place, host: str) -> None:
+    """One is a name that fails without a name server, one an address of nobody (RFC 5737)."""
     node = ("--etcd", "http://127.0.0.1:1", "--node-host", host, "--log-dir", "logs")
     result = place.elastic("agent", *node, "--state-dir", "state", "--insecure", STEADY)
     assert result.returncode == CONFIGURATION
@@ -143,7 +143,7 @@ def test_a_node_host_at_which_the_agent_is_not_reached(place: Place, host: str) 
 @pytest.mark.parametrize(
     "option", [("--nnodes", "2"), ("--nnodes", "2:4"), ("--listen", "0.0.0.0:0")], ids=" ".join
 )
-def test_what_one_machine_cannot_do(place: Place, option: tuple[str, str]) -> None:
+def test_elastic_run_refuses_options_for_many_nodes(place: Place, option: tuple[str, str]) -> None:
     result = place.elastic("run", *option, "--log-dir", "logs", STEADY)
     assert result.returncode == CONFIGURATION
     (line,) = result.stderr.splitlines()
@@ -153,7 +153,7 @@ def test_what_one_machine_cannot_do(place: Place, option: tuple[str, str]) -> No
 
 
 @pytest.mark.parametrize("option", ["--checkpoint-dir", "--log-dir", "--ledger"])
-def test_a_place_that_cannot_be_written_to(place: Place, tmp_path: Path, option: str) -> None:
+def test_a_path_that_is_not_writable_is_refused(place: Place, tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("in the way")
     below = tmp_path / "file" / "below"
     result = place.elastic("run", option, below, STEADY)

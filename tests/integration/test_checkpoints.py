@@ -21,7 +21,7 @@ EPOCHS = 3  # of six steps with two workers: checkpoints of steps 6, 12 and 18
 
 @pytest.fixture(scope="module")
 def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A directory with three checkpoints of steady.py, not to be changed."""
+    """A directory with three checkpoints of steady.py. Tests must not change it."""
     files = tmp_path_factory.mktemp("originals")
     checkpoints = files / "checkpoints"
     with contextlib.closing(Place(files)) as place:
@@ -33,7 +33,7 @@ def originals(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def checkpoints(originals: Path, tmp_path: Path) -> Path:
-    """A copy of them."""
+    """A copy of `originals` that a test may change."""
     return Path(shutil.copytree(originals, tmp_path / "checkpoints"))
 
 
@@ -54,14 +54,14 @@ def truncate(file: Path) -> None:
 
 
 def problems(place: Place, checkpoints: Path) -> dict[str, list[str]]:
-    """What `elastic checkpoint verify` finds, by step."""
+    """Return the problems that `elastic checkpoint verify` finds, by step."""
     result = place.elastic("checkpoint", "verify", checkpoints, "--output", "json")
     found: dict[str, list[str]] = json.loads(result.stdout)
     assert result.returncode == (1 if any(found.values()) else 0)
     return found
 
 
-def test_damaged_checkpoints_are_passed_over(place: Place, checkpoints: Path) -> None:
+def test_a_job_resumes_from_the_newest_intact_checkpoint(place: Place, checkpoints: Path) -> None:
     flipped, truncated = shard(checkpoints, 18), shard(checkpoints, 12, index=1)
     flip_a_bit(flipped)
     truncate(truncated)
@@ -81,7 +81,7 @@ def test_damaged_checkpoints_are_passed_over(place: Place, checkpoints: Path) ->
 
 
 @pytest.mark.long
-def test_nothing_but_damaged_checkpoints(place: Place, checkpoints: Path) -> None:
+def test_a_job_ends_if_all_checkpoints_are_damaged(place: Place, checkpoints: Path) -> None:
     for step in (6, 12, 18):
         truncate(shard(checkpoints, step))
     job = place.start("steady.py", options=["--checkpoint-dir", checkpoints])
@@ -100,7 +100,7 @@ def test_nothing_but_damaged_checkpoints(place: Place, checkpoints: Path) -> Non
     ],
     ids=["other shapes", "other names"],
 )
-def test_a_checkpoint_of_another_model(
+def test_a_checkpoint_of_another_model_ends_the_job_at_once(
     place: Place, checkpoints: Path, arguments: list[str], names: list[str]
 ) -> None:
     job = place.start("steady.py", *arguments, options=["--checkpoint-dir", checkpoints])
@@ -111,9 +111,7 @@ def test_a_checkpoint_of_another_model(
     assert not any(problems(place, checkpoints).values())
 
 
-def test_a_full_directory_does_not_stop_training(
-    place: Place, originals: Path, tmp_path: Path
-) -> None:
+def test_a_full_disk_does_not_stop_training(place: Place, originals: Path, tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
         checkpoints = disk / "checkpoints"
         shutil.copytree(originals / "step-000000006", checkpoints / "step-000000006")
@@ -130,7 +128,7 @@ def test_a_full_directory_does_not_stop_training(
         assert problems(place, checkpoints) == {"6": []}
 
 
-def test_a_job_that_cannot_be_saved_when_it_is_left_says_so(place: Place, tmp_path: Path) -> None:
+def test_a_stopped_job_that_cannot_be_saved_says_so(place: Place, tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
@@ -152,7 +150,7 @@ def test_a_job_that_cannot_be_saved_when_it_is_left_says_so(place: Place, tmp_pa
         assert len(left) == 4, f"parts of what was given up stay on the disk: {left}"
 
 
-def test_a_last_save_that_finds_room_in_time_is_made(place: Place, tmp_path: Path) -> None:
+def test_the_last_save_succeeds_if_space_is_made_in_time(place: Place, tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
@@ -168,7 +166,7 @@ def test_a_last_save_that_finds_room_in_time_is_made(place: Place, tmp_path: Pat
         assert not problems(place, checkpoints)[str(committed)]
 
 
-def test_what_the_list_shows(place: Place, checkpoints: Path) -> None:
+def test_checkpoint_ls_shows_damaged_and_unfinished_ones(place: Place, checkpoints: Path) -> None:
     truncate(checkpoints / "step-000000012" / "manifest.json")
     (checkpoints / "step-000000018" / "manifest.json").unlink()
     result = place.elastic("checkpoint", "ls", checkpoints, "--output", "json")
@@ -185,7 +183,7 @@ def test_what_the_list_shows(place: Place, checkpoints: Path) -> None:
     assert {"6", "12", "18"} <= set(table.stdout.replace(":", " ").split())
 
 
-def test_one_damaged_file_of_one_step(place: Place, checkpoints: Path) -> None:
+def test_verify_of_one_step_names_its_damaged_file(place: Place, checkpoints: Path) -> None:
     flip_a_bit(shard(checkpoints, 12))
     assert place.elastic("checkpoint", "verify", checkpoints, "--step", "18").returncode == 0
     bad = place.elastic("checkpoint", "verify", checkpoints, "--step", "12")
@@ -199,7 +197,7 @@ def test_one_damaged_file_of_one_step(place: Place, checkpoints: Path) -> None:
 def test_two_jobs_in_one_directory_do_not_take_each_others_checkpoints(
     place: Place, tmp_path: Path
 ) -> None:
-    """A command was copied, and the directory in it too. Who came first hears of it."""
+    """The directory was copied with the command. The job that came first cannot save any more."""
     options = ["--checkpoint-dir", tmp_path / "checkpoints", "--checkpoint-every", "5"]
     script = ["steady.py", "--epochs", 1000, "--pace-s", 0.02]
     first = place.start(*script, options=[*options, "--job", "first"], nproc=1)

@@ -1,4 +1,4 @@
-"""Scripts written for torchrun, unmodified: its environment, its restarts, its ends."""
+"""Unmodified scripts for torchrun get its environment, its restarts and its exit codes."""
 
 from __future__ import annotations
 
@@ -25,23 +25,24 @@ from tests.waiting import eventually
 
 TERMINATED = 143
 ALL = ["--console", "all"]
-# What torchrun tells itself, what the kernel or bash do; what helps to find peers, and orphans.
+# Variables that torchrun sets for itself, that bash sets, or that the tests set.
 NOT_COMPARED = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "_", "SHLVL", "XDG_RUNTIME_DIR"}
-NOT_COMPARED |= {"TORCHINDUCTOR_CACHE_DIR"}  # set by some imports of torch, here and there
+NOT_COMPARED |= {"TORCHINDUCTOR_CACHE_DIR"}  # some imports of torch set it
+# These help to find peers and orphans.
 OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "_ELASTIC_RUN_DIRECTORY"}
-# Ports, ids, places; and torchrun names this host as it names itself.
+# Ports, ids and paths differ, and torchrun's MASTER_ADDR is this host's own name.
 DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 
 
 def starts(job: JobProcess) -> list[tuple[int, int, int, int, int]]:
-    """(rank, world size, restart, first step, pid) of every process of plain_ddp.py."""
+    """Return (rank, world size, restart, first step, pid) of every process of plain_ddp.py."""
     pattern = r"\[.*\] start (\d+)/(\d+) restart (\d+) at step (\d+) pid (\d+)"
     found = (re.fullmatch(pattern, line) for line in list(job.output))
     return [tuple(map(int, m.groups())) for m in found if m]  # type: ignore[misc]
 
 
 def groups(job: JobProcess) -> dict[int, set[int]]:
-    """The ranks that started, by the number of restarts before."""
+    """Return the ranks that started, by the number of restarts before."""
     return {
         restart: {rank for rank, _, r, _, _ in starts(job) if r == restart}
         for _, _, restart, _, _ in starts(job)
@@ -75,7 +76,7 @@ def test_a_killed_process_costs_one_restart_of_all(
 def test_the_environment_is_that_of_torchrun(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("RES_OPTIONS")  # of all tests
+    monkeypatch.delenv("RES_OPTIONS")  # set for all tests
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     theirs.mkdir()
@@ -109,7 +110,7 @@ def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
 
 
 @pytest.mark.long
-def test_other_exit_codes_are_failures(place: Place, tmp_path: Path) -> None:
+def test_an_exit_code_other_than_0_is_a_failure(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "exits", tmp_path, options=["--max-restarts", "0"])
     assert job.wait() == FAILED, job.story()
     assert "exit code 3" in said(job)
@@ -123,7 +124,7 @@ def test_other_exit_codes_are_failures(place: Place, tmp_path: Path) -> None:
         ("classic.py", "closes_its_output"),
     ],
 )
-def test_a_script_that_ends_at_once_is_done(
+def test_a_script_that_ends_at_once_finishes_the_job(
     place: Place, tmp_path: Path, script: str, end: str
 ) -> None:
     job = place.start(script, end, tmp_path, options=[*ALL, "--max-restarts", "2"])
@@ -133,7 +134,7 @@ def test_a_script_that_ends_at_once_is_done(
 
 
 @pytest.mark.long
-def test_a_worker_that_is_done_early_is_waited_with(place: Place, tmp_path: Path) -> None:
+def test_the_peers_of_a_worker_that_is_done_early_can_finish(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "early", tmp_path, options=ALL, nproc=3)
     assert job.wait() == 0, job.story()
     assert not job.named("worker_failed")
@@ -165,7 +166,7 @@ def ready(place: Place, end: str, tmp_path: Path, *options: str) -> JobProcess:
     return job
 
 
-def test_init_in_a_script_that_hides_it_is_refused(place: Place, tmp_path: Path) -> None:
+def test_elastic_init_is_refused_in_a_script_for_torchrun(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "hidden", tmp_path)
     assert job.wait() == CONFIGURATION, job.story()
     assert "--launch elastic" in said(job)

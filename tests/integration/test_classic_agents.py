@@ -20,7 +20,7 @@ NODES = ("a", "b")
 
 
 class TwoNodes:
-    """One coordinator, agents on loopback."""
+    """One coordinator, and the agents of two nodes on loopback."""
 
     def __init__(self, job: LoopbackJob) -> None:
         self._job = job
@@ -32,7 +32,7 @@ class TwoNodes:
         return self._job.start_agent(node, "--console", "all")
 
     def kill_node(self, node: str) -> None:
-        """The agent and everything below it, so that nobody has time to end anything."""
+        """Kill the agent and all its descendants at once, so that none has time to end others."""
         agent = self.agents[node].process.pid
         for pid in (agent, *descendants(agent)):
             os.kill(pid, signal.SIGSTOP)
@@ -42,14 +42,14 @@ class TwoNodes:
         self._killed.append(self.agents[node])
 
     def wait_trained(self, world: int, restart: int) -> None:
-        """Until every process of this restart is there, and rank 0 has trained on."""
+        """Wait until every process of this restart has started and rank 0 has trained 20 steps."""
         for rank in range(world):
             self._wait_said(rf"start {rank}/{world} restart {restart} at step (\d+) pid \d+")
         rank0 = self._wait_said(rf"start 0/{world} restart {restart} at step (\d+) pid \d+")
         self._wait_said(rf"step {int(rank0[1]) + 20}")
 
     def started(self) -> list[tuple[int, int]]:
-        """(restart, world size) of every process that has started."""
+        """Return (restart, world size) of every process that has started, sorted."""
         pattern = r"start \d+/(\d+) restart (\d+) at"
         found = [m for line in self._output() if (m := re.search(pattern, line))]
         return sorted((int(m[2]), int(m[1])) for m in found)
@@ -82,7 +82,7 @@ def nodes(place: Place, etcd: EtcdCluster, tmp_path: Path) -> Iterator[TwoNodes]
 @pytest.mark.timeout(240)
 def test_each_change_of_nodes_costs_one_restart(nodes: TwoNodes) -> None:
     nodes.agents["a"].wait_for(lambda: any(w == 2 for _, w in nodes.started()), "two nodes")
-    # One node may have been there before the other.
+    # One node may have trained alone before the other came.
     first = max(restart for restart, world in nodes.started() if world == 2)
     nodes.wait_trained(2, first)
 

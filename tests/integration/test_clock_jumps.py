@@ -1,4 +1,4 @@
-"""Wall clocks that are set while a job trains, also beyond the end of its certificates."""
+"""A job trains on while wall clocks are set, even to a time after its certificates expire."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ class Clocked:
         self.job, self.clock, self.made = job, clock, made
 
     def troubles(self) -> int:
-        """How many nodes were lost, and how often the leader was in doubt."""
+        """Return how often a node was lost or the leadership was in doubt."""
         return sum(len(self.job.events(name)) for name in ("node_lost", "leadership_in_doubt"))
 
     def recovers(self) -> None:
-        """From a worker that is killed now, in a time that makes sense."""
+        """Kill a worker, and check that the job recovers and that the times told are plausible."""
         recovered = len(self.job.events("recovered"))
         os.kill(self.job.worker_pid("b"), signal.SIGKILL)
         self.job.wait(lambda: len(self.job.events("recovered")) > recovered, "recovery")
@@ -48,7 +48,6 @@ class Clocked:
 
 @pytest.fixture
 def clocked(place: Place, etcd: EtcdCluster, tmp_path: Path) -> Iterator[Clocked]:
-    """Two nodes train."""
     made = make_certificates(tmp_path / "made")
     papers = tls_environment(sign_for_job(made, JOB))
     clock = WallClock(tmp_path / "clock")
@@ -60,10 +59,10 @@ def clocked(place: Place, etcd: EtcdCluster, tmp_path: Path) -> Iterator[Clocked
 
 
 @pytest.mark.long
-def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
+def test_clock_jumps_do_not_disturb_training(clocked: Clocked) -> None:
     for offset_s in (DAY_S, -DAY_S):
         generation = clocked.job.generation()
-        before = clocked.troubles()  # of a busy machine
+        before = clocked.troubles()  # a busy machine may have caused some
         clocked.clock.set(offset_s)
         clocked.job.trains_on()
         assert clocked.job.generation() == generation
@@ -72,7 +71,7 @@ def test_clocks_that_jump_disturb_nothing(clocked: Clocked) -> None:
 
 
 @pytest.mark.long
-def test_certificates_that_expire_under_a_job_are_replaced_under_it(clocked: Clocked) -> None:
+def test_expired_certificates_are_replaced_while_the_job_trains(clocked: Clocked) -> None:
     generation = clocked.job.generation()
     clocked.clock.set(3 * DAY_S)
     clocked.recovers()  # streams that are up stay up

@@ -1,4 +1,4 @@
-"""What the commands say of a running job, what disturbs it not, and life without an agent."""
+"""Commands on a running job, strangers at its sockets, and scripts that run without an agent."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def running(running_place: Place) -> JobProcess:
     return job
 
 
-def test_status_as_json(running: JobProcess, running_place: Place) -> None:
+def test_status_as_json_shows_group_and_pids(running: JobProcess, running_place: Place) -> None:
     result = running_place.elastic("status", "--job", "watched", "--output", "json")
     assert result.returncode == 0, result.stderr
     status = json.loads(result.stdout)
@@ -58,14 +58,14 @@ def test_status_as_json(running: JobProcess, running_place: Place) -> None:
     assert {worker: running.pid_of(worker) for worker in pids} == pids
 
 
-def test_status_as_a_table(running: JobProcess, running_place: Place) -> None:
+def test_status_as_a_table_shows_the_pids(running: JobProcess, running_place: Place) -> None:
     result = running_place.elastic("status", "--job", "watched")
     assert result.returncode == 0, result.stderr
     for worker in running.members():
         assert str(running.pid_of(worker)) in result.stdout
 
 
-def test_events_so_far(running: JobProcess, running_place: Place) -> None:
+def test_elastic_events_leaves_out_progress(running: JobProcess, running_place: Place) -> None:
     result = running_place.elastic("events", "--job", "watched", "--output", "json")
     assert result.returncode == 0, result.stderr
     told = [json.loads(line)["event"] for line in result.stdout.splitlines()]
@@ -78,7 +78,9 @@ def test_events_so_far(running: JobProcess, running_place: Place) -> None:
     ("arguments", "code", "name"),
     [(["--job", "other"], 75, "'other'"), (["--address", "127.0.0.1:9"], 75, "127.0.0.1:9")],
 )
-def test_status_of_no_job(running_place: Place, arguments: list[str], code: int, name: str) -> None:
+def test_status_of_an_unknown_job_fails_with_its_name(
+    running_place: Place, arguments: list[str], code: int, name: str
+) -> None:
     result = running_place.elastic("status", *arguments)
     assert result.returncode == code
     assert name in result.stderr
@@ -109,19 +111,19 @@ def test_strangers_at_the_workers_socket_disturb_nobody(
     assert len(running.named("generation_formed")) == 1
 
 
-def test_the_workers_output_bears_their_ranks(running: JobProcess) -> None:
+def test_each_line_of_worker_output_begins_with_its_rank(running: JobProcess) -> None:
     wait_for_step(running, 3)
     assert all(line.startswith(("[rank 0] ", "[rank 1] ")) for line in running.output)
 
 
-def test_help_names_every_command(place: Place) -> None:
+def test_help_names_commands_and_their_options(place: Place) -> None:
     assert {"run", "status", "checkpoint"} <= set(place.elastic("--help").stdout.split())
     text = place.elastic("run", "--help").stdout
     assert "--nproc-per-node" in text
     assert "[job]" in text
 
 
-def test_plain_python_is_a_world_of_one(place: Place) -> None:
+def test_a_script_under_plain_python_trains_as_the_only_worker(place: Place) -> None:
     result = place.python(SCRIPTS / "steady.py", "--epochs", "1")
     assert result.returncode == 0, result.stderr
     *steps, weights = result.stdout.splitlines()
@@ -132,15 +134,15 @@ def test_plain_python_is_a_world_of_one(place: Place) -> None:
     assert job.output[-1] == f"[rank 0] {weights}"
 
 
-def test_threads_of_a_script_that_is_run_alone_end_before_python(place: Place) -> None:
-    """A daemon thread that lets go of a tensor later aborts the process."""
+def test_plain_python_waits_for_elastic_threads_before_it_ends(place: Place) -> None:
+    """A daemon thread that frees a tensor during Python's shutdown aborts the process."""
     script = place.files / "alone.py"
     script.write_text(LATE_THREAD)
     result = place.python(script)
     assert (result.returncode, result.stdout) == (0, "ended\n"), result.stderr
 
 
-def test_a_terminal_is_for_people(place: Place, tmp_path: Path) -> None:
+def test_output_to_a_terminal_is_text_with_a_live_line(place: Place, tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     arguments = ["run", "--log-dir", tmp_path / "logs", SCRIPTS / "steady.py", "--epochs", "1"]
     with subprocess.Popen(
@@ -168,7 +170,7 @@ def read_to_the_end(terminal: int) -> str:
     return shown.decode()
 
 
-def test_a_script_with_arguments_from_the_environment_and_a_file(
+def test_script_arguments_of_the_environment_override_those_of_the_file(
     place: Place, tmp_path: Path
 ) -> None:
     file = tmp_path / "elastic.toml"
@@ -180,8 +182,8 @@ def test_a_script_with_arguments_from_the_environment_and_a_file(
     assert json.loads(finished)["committed"] == 2 * 12  # 48 samples on one worker, 4 a step
 
 
-def test_modules_in_the_current_directory_are_not_those_of_elastic(place: Place) -> None:
-    """`python train.py` does not look there either."""
+def test_modules_in_the_current_directory_are_not_imported(place: Place) -> None:
+    """`python train.py` does not import them either."""
     for name in ("logging", "queue", "torch"):
         (place.files / f"{name}.py").write_text("raise RuntimeError('not this one')\n")
     begin = "import sys; del sys.path[0]; from elastic.cli.main import main; main()"

@@ -30,14 +30,14 @@ def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, np
     ],
 )
 def test_batch_norm_never_gets_a_single_sample(place: Place, samples: int) -> None:
-    """Three workers take 12 samples a step: divided evenly, each of these epochs has one left."""
+    """Three workers take 12 samples a step. Even shares would leave a rank with one in a step."""
     job = place.start("batch_norm.py", "--samples", samples, nproc=3)
     assert job.wait() == 0, job.story()
     assert not job.named("worker_failed")
 
 
-def test_drop_last_with_fewer_samples_than_the_group_takes_trains_on(place: Place) -> None:
-    """Three workers take 12 samples a step, two take 8: a killed one's successor joins again."""
+def test_drop_last_trains_on_with_fewer_samples_than_the_group_takes(place: Place) -> None:
+    """There are 10 samples. Three workers take 12 a step, two 8. A killed worker is replaced."""
     script = ["steady.py", "--samples", 10, "--drop-last", "--epochs", 100000, "--pace-s", 0.01]
     job = place.start(*script, nproc=3)
     wait_for_step(job, 3)
@@ -49,7 +49,7 @@ def test_drop_last_with_fewer_samples_than_the_group_takes_trains_on(place: Plac
 
 
 def sizes_of(job: JobProcess) -> list[int]:
-    """The world sizes of all groups so far."""
+    """Return the world sizes of all groups so far."""
     return [event["world_size"] for event in job.named("generation_formed")]
 
 
@@ -60,7 +60,7 @@ def test_drop_last_with_fewer_samples_than_one_worker_takes_is_refused(place: Pl
     assert "drop_last" in job.named("job_ended")[0]["message"]
 
 
-def test_an_empty_data_set(place: Place) -> None:
+def test_an_empty_data_set_is_refused(place: Place) -> None:
     job = place.start("steady.py", "--samples", 0)
     assert job.wait() == CONFIGURATION, job.story()
     assert "TensorDataset" in job.named("job_ended")[0]["message"]

@@ -1,4 +1,4 @@
-"""`elastic doctor` as its users run it: clean on good nodes, and planted faults found by name."""
+"""`elastic doctor` as users run it: it reports no fault of good nodes, and each planted fault."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def faults(report: Report) -> set[str]:
 def examined_here(
     *options: str | Path, timeout_s: float = 90.0, **environment: str
 ) -> subprocess.CompletedProcess[str]:
-    """A doctor on this machine, to its end."""
+    """Run a doctor on this machine to its end."""
     return subprocess.run(
         [*DIE_WITH_PARENT, *DOCTOR, *options],
         cwd=ROOT,
@@ -57,8 +57,8 @@ def examined_here(
     )
 
 
-@pytest.mark.alone  # it has its time
-def test_a_good_node_is_clean_and_nothing_is_left(tmp_path: Path) -> None:
+@pytest.mark.alone  # the test limits its time
+def test_a_good_node_has_no_fault_and_the_doctor_leaves_nothing(tmp_path: Path) -> None:
     with etcd_cluster(size=1) as etcd, etcd_front(etcd.members[0].address) as front:
         options = ("--etcd", front, "--checkpoint-dir", tmp_path / "c")
         done = examined_here(*options, XDG_RUNTIME_DIR=str(tmp_path))
@@ -75,7 +75,7 @@ def test_a_good_node_is_clean_and_nothing_is_left(tmp_path: Path) -> None:
     assert report["took_s"] <= GOOD_WITHIN_S
 
 
-# ---- planted faults, each on hosts in miniature
+# ---- planted faults, on hosts of tests/hosts
 
 long = pytest.mark.long
 
@@ -106,7 +106,7 @@ def examined(
     before: Sequence[str | Path] = (),
     environment: dict[str, str] | None = None,
 ) -> Report:
-    """One doctor, to its end. `before`: a command that runs it, given as its last arguments."""
+    """Run one doctor to its end. `before` is a command that gets the doctor's as its arguments."""
     process = host.start(*before, *DOCTOR, *options, environment=environment)
     return finished(process)
 
@@ -125,7 +125,7 @@ def both(
     own: Callable[[Host], Sequence[str | Path]] = lambda _: (),
     environment: Callable[[Host], dict[str, str]] = lambda _: {},
 ) -> list[Report]:
-    """A doctor on each of the hosts, at once."""
+    """Run a doctor on each of the hosts at the same time."""
     peers = ",".join(host.address for host in hosts)
     started = [
         host.start(
@@ -138,12 +138,12 @@ def both(
 
 
 def in_mounts(script: str) -> list[str]:
-    """Runs what follows with mounts of its own, made by the script."""
+    """Return a command that runs its arguments with mounts of their own, made by the script."""
     return ["unshare", "--mount", "sh", "-ec", f'{script}; exec "$@"', "sh"]
 
 
 @long
-def test_good_nodes_are_clean_within_their_time(net: Network, tmp_path: Path) -> None:
+def test_good_nodes_have_no_fault_and_take_little_time(net: Network, tmp_path: Path) -> None:
     shared = ["--checkpoint-dir", tmp_path / "c", "--worker-port-range", "30000-30009"]
     for report in both(net.hosts[:2], *shared, "--peer-timeout-s", "20"):
         assert faults(report) <= {"network-slow"}, report  # on busy cores
@@ -162,7 +162,7 @@ def test_good_nodes_are_clean_within_their_time(net: Network, tmp_path: Path) ->
         ("not-writable", in_mounts("mount -t tmpfs -o ro tmpfs {place}")),
     ],
 )
-def test_a_machine_that_lacks_something(
+def test_the_fault_of_a_machine_that_lacks_a_resource_is_named(
     net: Network, tmp_path: Path, fault: str, before: list[str]
 ) -> None:
     place = tmp_path / "logs"
@@ -173,7 +173,7 @@ def test_a_machine_that_lacks_something(
 
 
 @long
-def test_a_checkpoint_directory_that_is_read_only(net: Network, tmp_path: Path) -> None:
+def test_a_read_only_checkpoint_directory_is_reported(net: Network, tmp_path: Path) -> None:
     place = tmp_path / "c"
     place.mkdir()
     command = in_mounts(f"mount -t tmpfs -o ro tmpfs {place}")
@@ -183,7 +183,7 @@ def test_a_checkpoint_directory_that_is_read_only(net: Network, tmp_path: Path) 
 
 
 @long
-def test_packages(net: Network, tmp_path: Path) -> None:
+def test_an_old_package_and_a_broken_one_are_reported(net: Network, tmp_path: Path) -> None:
     old = tmp_path / "grpcio-1.50.0.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: grpcio\nVersion: 1.50.0\n")
@@ -207,7 +207,9 @@ def test_packages(net: Network, tmp_path: Path) -> None:
         ("certificate-expires", 2, "j"),
     ],
 )
-def test_certificates(net: Network, tmp_path: Path, fault: str, days: int, job: str) -> None:
+def test_an_unusable_or_expiring_certificate_is_reported(
+    net: Network, tmp_path: Path, fault: str, days: int, job: str
+) -> None:
     files = sign_for_job(make_certificates(tmp_path / "tls"), job, days=days)
     report = examined(
         net.host("a"), "--job", "j", "--tls-ca", str(files.ca),
@@ -217,13 +219,13 @@ def test_certificates(net: Network, tmp_path: Path, fault: str, days: int, job: 
 
 
 @long
-def test_an_address_of_another_machine(net: Network) -> None:
+def test_a_node_host_of_another_machine_is_reported(net: Network) -> None:
     report = examined(net.host("a"), "--node-host", net.host("b").address)
     assert faults(report) == {"address-not-own"}
 
 
 @long
-def test_an_old_etcd_and_one_that_does_not_answer(net: Network, etcd: EtcdCluster) -> None:
+def test_an_old_etcd_and_an_unreachable_one_are_reported(net: Network, etcd: EtcdCluster) -> None:
     a = net.host("a")
     real = etcd.members[0].address
     report = examined(a, "--etcd", f"{real},{a.address}:9", "--fail-on", "error")
@@ -238,7 +240,7 @@ def test_an_old_etcd_and_one_that_does_not_answer(net: Network, etcd: EtcdCluste
 
 
 @long
-def test_a_slow_etcd() -> None:
+def test_a_slow_etcd_is_reported() -> None:
     with (
         etcd_cluster(size=1) as cluster,
         etcd_front(cluster.members[0].address, delay_s=0.15) as front,
@@ -249,7 +251,7 @@ def test_a_slow_etcd() -> None:
 
 
 @long
-def test_an_etcd_without_space_and_one_that_wants_a_user() -> None:
+def test_an_etcd_without_space_and_one_that_wants_a_user_are_reported() -> None:
     with etcd_cluster("--quota-backend-bytes=400000", size=1) as cluster:
         address = cluster.members[0].address
         cluster.fill()
@@ -264,7 +266,7 @@ def test_an_etcd_without_space_and_one_that_wants_a_user() -> None:
 
 
 @long
-def test_a_leader_that_does_not_answer(net: Network, etcd: EtcdCluster) -> None:
+def test_a_leader_that_does_not_answer_is_reported(net: Network, etcd: EtcdCluster) -> None:
     a = net.host("a")
     leader = {"candidate": "x", "address": f"{a.address}:9", "run_id": "default"}
     etcd.ctl("put", "elastic/lost/leader", json.dumps(leader), machine=a)
@@ -274,7 +276,7 @@ def test_a_leader_that_does_not_answer(net: Network, etcd: EtcdCluster) -> None:
 
 
 @long
-def test_a_node_without_a_doctor_and_one_that_is_cut_off(net: Network) -> None:
+def test_a_node_without_a_doctor_and_one_cut_off_are_told_apart(net: Network) -> None:
     a, b, c = net.hosts
     net.cut(b)
     peers = ["--insecure", "--peers", f"{a.address},{b.address},{c.address}"]
@@ -284,7 +286,7 @@ def test_a_node_without_a_doctor_and_one_that_is_cut_off(net: Network) -> None:
 
 
 @long
-def test_ports_of_workers_that_a_firewall_keeps(net: Network) -> None:
+def test_worker_ports_that_a_firewall_blocks_are_reported(net: Network) -> None:
     a, b, _ = net.hosts
     kept = "ipproto tcp dport 30000-30009"
     rules = [f"iif {x.name} to {y.subnet} {kept}" for x, y in ((a, b), (b, a))]
@@ -297,7 +299,7 @@ def test_ports_of_workers_that_a_firewall_keeps(net: Network) -> None:
 
 
 @long
-def test_an_interface_that_gloo_does_not_find(net: Network) -> None:
+def test_an_interface_that_gloo_does_not_find_fails_the_all_reduce(net: Network) -> None:
     a, b, _ = net.hosts
     wrong = {"GLOO_SOCKET_IFNAME": "eth9"}
     reports = both([a, b], environment=lambda h: wrong if h is b else {})
@@ -305,7 +307,7 @@ def test_an_interface_that_gloo_does_not_find(net: Network) -> None:
 
 
 @long
-def test_a_clock_that_is_wrong(net: Network, tmp_path: Path) -> None:
+def test_a_wrong_clock_is_reported_on_both_nodes(net: Network, tmp_path: Path) -> None:
     a, b, _ = net.hosts
     clock = WallClock(tmp_path / "clock")
     clock.set(-120)
@@ -318,7 +320,7 @@ def test_a_clock_that_is_wrong(net: Network, tmp_path: Path) -> None:
 
 
 @long
-def test_nodes_that_differ(net: Network, tmp_path: Path) -> None:
+def test_nodes_that_differ_in_release_or_storage_are_reported(net: Network, tmp_path: Path) -> None:
     a, b, _ = net.hosts
     shutil.copytree(
         Path(elastic.__file__).parent,
@@ -342,7 +344,7 @@ def test_nodes_that_differ(net: Network, tmp_path: Path) -> None:
 
 
 @long
-def test_an_address_in_use_is_no_finding_but_an_error() -> None:
+def test_a_doctor_address_in_use_is_an_error_and_no_finding() -> None:
     (port,) = free_ports(1)
     with socket.create_server(("127.0.0.1", port)):
         options = ("--peers", "localhost", "--doctor-address", f"127.0.0.1:{port}")

@@ -17,7 +17,9 @@ DRAINED = 80
 
 
 @pytest.mark.timeout(240)  # five agents
-def test_a_drain_does_not_wait_for_ever(place: Place, etcd: EtcdCluster, tmp_path: Path) -> None:
+def test_a_drain_ends_after_its_timeout_and_keeps_the_machine_out(
+    place: Place, etcd: EtcdCluster, tmp_path: Path
+) -> None:
     begun = tmp_path / "begun"
     begun.mkdir()
     script = (SCRIPTS / "evaluates_for_ever.py", begun)
@@ -37,7 +39,7 @@ def test_a_drain_does_not_wait_for_ever(place: Place, etcd: EtcdCluster, tmp_pat
         assert not job.events("node_quarantined")
         (told,) = job.events("node_drained")
         assert (told["node"], told["machine"]) == ("b", "machine-of-b")
-        # The machine is kept out under any name, the name is welcome on any other machine.
+        # The machine is kept out under any name, and the name is let in on any other machine.
         assert job.start_agent("c", "--machine", "machine-of-b").wait() == DRAINED, job.story()
         job.start_agent("b", "--machine", "another")
         job.wait(lambda: len(job.events("node_connected", node="b")) == 2, "b elsewhere")
@@ -51,7 +53,7 @@ def test_a_drain_does_not_wait_for_ever(place: Place, etcd: EtcdCluster, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.timeout(120)
-def test_the_time_for_which_a_drain_holds_up_the_group_is_accounted_for(
+def test_the_time_that_a_drain_delays_the_group_is_accounted_for(
     place: Place, etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     flag = tmp_path / "hangs"

@@ -1,4 +1,4 @@
-"""A leader that is killed is followed at once: its kernel tells of its death, not its lease."""
+"""A killed leader is replaced at once: its kernel tells of its death before its lease ends."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from tests.job_process import CommandProcess
 
 pytestmark = pytest.mark.timeout(300)
 
-LEASE_S = "20"  # by which nothing here is explained
+LEASE_S = "20"  # too long to explain a failover here
 ACCOUNTED_WITHIN_S = 0.2
 
 
 class Job(TrainingJob):
-    """With two coordinators, each of which may lead."""
+    """A job with two coordinators, each of which may lead."""
 
     def start_candidate(self, *options: str | Path) -> CommandProcess:
         own = ("--leader-ttl-s", LEASE_S, "--quarantine-after", "0")
         return super().start_candidate(*own, *options)
 
     def leader(self) -> CommandProcess:
-        """The one elected last."""
+        """Return the coordinator that was elected last."""
         candidates = [c for c in self.coordinators if c.named("elected")]
         return max(candidates, key=lambda c: float(c.named("elected")[-1]["time"]))
 
 
 def is_connected(process: CommandProcess, port: int) -> bool:
-    """One of its sockets is connected to this port."""
+    """Whether one of the process's sockets is connected to this port."""
     sockets = set()
     for descriptor in Path(f"/proc/{process.process.pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):  # closed by now
@@ -63,7 +63,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
 
 
 @pytest.mark.parametrize("times", [1, pytest.param(10, marks=pytest.mark.long)])
-def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
+def test_the_job_recovers_when_leader_and_worker_are_killed_together(job: Job, times: int) -> None:
     took_s: list[float] = []
     workers: list[str] = []
     for _ in range(times):
@@ -104,8 +104,8 @@ def test_a_leader_killed_together_with_a_worker(job: Job, times: int) -> None:
     print(f"median of {times}: {statistics.median(took_s):.2f} s")
 
 
-def test_a_leader_that_allows_fewer_workers_has_the_others_wait(job: Job) -> None:
-    """This happens when the setting is lowered and the coordinators are started anew."""
+def test_the_group_shrinks_when_a_new_leader_allows_fewer_workers(job: Job) -> None:
+    """This happens when the setting is lowered and the coordinators are restarted."""
     leader, follower = job.coordinators
     follower.close()
     job.start_candidate("--max-workers", "1")
@@ -119,7 +119,7 @@ def test_a_leader_that_allows_fewer_workers_has_the_others_wait(job: Job) -> Non
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_operators_are_answered_while_the_leader_dies(job: Job) -> None:
-    """And what the job counts is the same before and after, also with a worker lost in between."""
+    """The job's totals stay the same across leaders, also after a worker was lost in between."""
     delays = random.Random(1)
     for turn in range(20):
         follower = job.coordinators[-1]
@@ -130,14 +130,14 @@ def test_operators_are_answered_while_the_leader_dies(job: Job) -> None:
             job.start("nodes", "--output", "json"),
             job.start("drain", f"ghost-{turn}", "--future"),
         ]
-        time.sleep(delays.uniform(0.0, 1.0))  # the instant within the commands' lives
+        time.sleep(delays.uniform(0.0, 1.0))  # the kill falls within the commands' lives
         elected = len(job.events("elected"))
         os.kill(job.leader().process.pid, signal.SIGKILL)
         assert [command.wait() for command in asked] == [0, 0, 0], job.story()
         job.wait(lambda n=elected: len(job.events("elected")) > n, "the next leader")
         after = totals(job)
         assert after == before
-        if turn % 10 == 0:  # seldom enough not to have the node put into quarantine
+        if turn % 10 == 0:  # in two of the turns
             os.kill(job.worker_pid("b"), signal.SIGKILL)
             job.wait(lambda b=before: totals(job) != b, "a recovery")
         job.start_candidate()
@@ -146,7 +146,7 @@ def test_operators_are_answered_while_the_leader_dies(job: Job) -> None:
 
 
 def totals(job: Job) -> dict[str, object]:
-    """What counts over the whole job, as operators see it."""
+    """Return the totals of the whole job that `elastic status` shows."""
     asked = job.start("status", "--output", "json")
     assert asked.wait() == 0, asked.story()
     status = json.loads("\n".join(asked.output))

@@ -1,4 +1,4 @@
-"""A worker that hangs is noticed wherever its script is, replaced, and the time accounted for."""
+"""A hang is noticed wherever the script is; the worker is replaced, the time accounted for."""
 
 from __future__ import annotations
 
@@ -80,14 +80,14 @@ NOTICED_S = 2.0  # after the deadline
 @pytest.mark.long
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("where", WORDS)
-def test_the_verdict_names_rank_and_place_each_time(
+def test_each_verdict_on_a_hang_names_its_rank_and_place(
     place: Place, tmp_path: Path, where: str
 ) -> None:
     options = (
         *("--hang-timeout-s", "2", "--pause-timeout-s", "2", "--first-step-timeout-s", "2"),
         *("--join-timeout-s", "1", "--stop-grace-s", "5", "--max-restarts", "1000"),
     )
-    # After a collective of its own the script's messages are out of step: a job can hang so once.
+    # After an extra collective the ranks' messages no longer match: a job can hang so only once.
     jobs, times = (AGAIN, 1) if where == "collective" else (1, AGAIN)
     for number in range(jobs):
         flags = tmp_path / f"flags-{number}"
@@ -120,7 +120,7 @@ def check_verdict(job: JobProcess, flag: Path, where: str) -> None:
 
 
 @pytest.mark.long
-def test_a_process_that_says_nothing_is_replaced_after_a_patience_of_its_own(
+def test_a_silent_process_is_replaced_after_the_silence_timeout(
     place: Place, tmp_path: Path
 ) -> None:
     options = ("--silence-timeout-s", str(LIMIT_S), "--hang-timeout-s", "60", "--stop-grace-s", "5")
@@ -133,7 +133,7 @@ def test_a_process_that_says_nothing_is_replaced_after_a_patience_of_its_own(
 
 
 @pytest.mark.long
-def test_a_step_that_comes_to_its_end_after_all_is_told(place: Place, tmp_path: Path) -> None:
+def test_a_step_that_ends_late_is_slow_and_costs_no_worker(place: Place, tmp_path: Path) -> None:
     options = ("--stop-grace-s", "5")
     job = place.start("hangs_somewhere.py", "block", 1, tmp_path / "hangs", 2, options=options)
     slow = job.wait_for(

@@ -17,7 +17,7 @@ SERVING, NOT_SERVING = pb.HealthCheckResponse.SERVING, pb.HealthCheckResponse.NO
 CONTROL = "elastic.v1.Control"
 
 
-def test_it_serves_while_it_is_ready(place: Place, etcd: EtcdCluster) -> None:
+def test_grpc_health_agrees_with_readyz_in_an_outage(place: Place, etcd: EtcdCluster) -> None:
     job = LoopbackJob(place, (SCRIPTS / "steady.py",), etcd=etcd.endpoints())
     (port,) = free_ports(1)
     (member,) = etcd.members

@@ -1,6 +1,6 @@
-"""The harness of tests/hosts: what it does to hosts, links and processes, and that nothing stays.
+"""The harness of tests/hosts: its hosts, links and processes behave as it says, and none is left.
 
-Sockets of the test itself, opened on the hosts, see what processes there would see.
+The tests open sockets of their own on the hosts; these see what processes there would see.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DEADLINE_S = 30.0
 SCRIPTS = Path(__file__).parent / "scripts"
 wait_until = functools.partial(eventually, deadline_s=DEADLINE_S)
 Pair = tuple[socket.socket, socket.socket]
-# Leaves its parent, ignores what can be ignored, and forks for ever.
+# Leaves its parent, ignores SIGTERM and SIGHUP, and forks for ever.
 RESTLESS = "trap '' TERM HUP; (setsid sh -c 'while :; do sleep 0.01 & wait; done') & echo up; wait"
 
 
@@ -43,7 +43,7 @@ def net() -> Iterator[Network]:
 
 @contextlib.contextmanager
 def connected(source: Host, to: Host) -> Iterator[Pair]:
-    """Both ends of a TCP connection."""
+    """Yield both ends of a TCP connection."""
     with to.open_socket() as listener:
         listener.bind((to.address, 0))
         listener.listen()
@@ -65,7 +65,7 @@ def datagrams(host: Host) -> Iterator[socket.socket]:
 
 
 def arrives(pair: Pair) -> bool:
-    """Something that is sent now, both ways."""
+    """Whether data that is sent now arrives, in both directions."""
     near, far = pair
     near.sendall(b"ping")
     far.sendall(b"pong")
@@ -73,7 +73,7 @@ def arrives(pair: Pair) -> bool:
 
 
 def is_quiet(sock: socket.socket, for_s: float = 0.3) -> bool:
-    """Nothing comes, neither data nor an end nor an error."""
+    """Whether nothing arrives: no data, no end, no error."""
     sock.settimeout(for_s)
     try:
         sock.recv(1)
@@ -111,7 +111,7 @@ def test_a_host_has_an_address_a_loopback_and_a_name_of_its_own(net: Network) ->
             b.connect("127.0.0.1", 7777, DEADLINE_S)
 
 
-def test_two_networks_know_nothing_of_each_other() -> None:
+def test_two_networks_are_isolated_from_each_other() -> None:
     with network("a") as one, network("a") as other:
         assert one.host("a").address == other.host("a").address
         with datagrams(one.host("a")) as sock, datagrams(other.host("a")):
@@ -124,7 +124,7 @@ def test_the_world_outside_is_unreachable_at_once(net: Network) -> None:
         net.host("a").connect("192.0.2.1", 53, DEADLINE_S)
 
 
-def test_a_process_tells_its_events(net: Network) -> None:
+def test_a_process_reports_its_events_messages_and_output(net: Network) -> None:
     says = """echo '{"event": "up", "n": 1}' >&2; echo words >&2; echo '{}' >&2; echo out"""
     process = net.host("a").start("sh", "-c", says)
     assert process.wait() == 0
@@ -132,7 +132,7 @@ def test_a_process_tells_its_events(net: Network) -> None:
     assert (process.messages, process.output) == (["words", "{}"], ["out"])
 
 
-def test_gloo_reaches_from_host_to_host(net: Network) -> None:
+def test_gloo_works_from_host_to_host(net: Network) -> None:
     a, b = net.host("a"), net.host("b")
     script = [sys.executable, SCRIPTS / "all_reduce.py"]
     processes = [
@@ -148,7 +148,7 @@ def test_gloo_reaches_from_host_to_host(net: Network) -> None:
 
 # After four seconds a host knows that nobody answers its ARP requests, if it sends any.
 @pytest.mark.parametrize(("how", "silent_s"), [("cut", 0.3), ("link", 5.0)], ids=["cut", "link"])
-def test_a_cut_is_silent_and_after_it_all_arrives(net: Network, how: str, silent_s: float) -> None:
+def test_a_cut_is_silent_and_all_arrives_after_it(net: Network, how: str, silent_s: float) -> None:
     a, b, c = net.hosts
     with connected(a, b) as cut, connected(b, c) as whole:
         if how == "cut":
@@ -169,7 +169,7 @@ def test_a_cut_is_silent_and_after_it_all_arrives(net: Network, how: str, silent
         assert cut[0].recv(4) == b"pong"
 
 
-def test_a_cut_leaves_each_side_whole(net: Network) -> None:
+def test_a_cut_keeps_connections_within_a_side(net: Network) -> None:
     a, b, c = net.hosts
     with connected(a, b) as within, connected(b, c) as across:
         net.cut(a, b)
@@ -202,7 +202,7 @@ def test_packets_are_lost_one_way_only(net: Network, of: str) -> None:
         assert from_b.recv(99) == b"healed"
 
 
-def test_an_interface_that_is_switched_off_is_noticed(net: Network) -> None:
+def test_a_host_notices_that_its_interface_is_down(net: Network) -> None:
     a, b, _ = net.hosts
     with connected(a, b) as pair:
         a.interface_down()
@@ -215,7 +215,7 @@ def test_an_interface_that_is_switched_off_is_noticed(net: Network) -> None:
 # ---- processes
 
 
-def test_all_processes_of_a_host_are_killed_and_no_others(net: Network) -> None:
+def test_kill_all_kills_every_process_of_a_host_and_no_others(net: Network) -> None:
     a, b, _ = net.hosts
     killed, spared = restless(a), restless(b)
     assert len(a.processes()) >= 2
@@ -226,7 +226,7 @@ def test_all_processes_of_a_host_are_killed_and_no_others(net: Network) -> None:
     assert len(b.processes()) >= 2
 
 
-def test_a_process_is_killed_also_before_it_has_arrived(net: Network) -> None:
+def test_kill_all_kills_a_process_that_has_just_been_started(net: Network) -> None:
     for _ in range(5):
         process = net.host("a").start("sleep", "1000")
         net.host("a").kill_all()
@@ -253,7 +253,7 @@ os.waitpid(child, 0)
 """
 
 
-def test_a_process_that_waits_for_its_child_to_execute_is_frozen_too(net: Network) -> None:
+def test_freeze_and_thaw_work_while_a_process_waits_for_its_child_to_exec(net: Network) -> None:
     host = net.host("a")
     fifo = host.files / "fifo"
     process = host.start(sys.executable, "-c", SPAWNS, fifo)
@@ -273,7 +273,7 @@ def process_says_more(process: CommandProcess, than: int, for_s: float) -> bool:
 
 @contextlib.contextmanager
 def served(host: Host, client: Host) -> Iterator[socket.socket]:
-    """A connection to a process on a host."""
+    """Yield a client's connection to a process on a host."""
     script = "import socket; s = socket.create_server(('', 7777)); print('up', flush=True)"
     script += "; kept = s.accept(); print('accepted', flush=True); s.accept()"
     process = host.start(sys.executable, "-c", script)
@@ -283,7 +283,7 @@ def served(host: Host, client: Host) -> Iterator[socket.socket]:
         yield sock
 
 
-def test_peers_hear_of_killed_processes_but_not_of_lost_power(net: Network) -> None:
+def test_peers_notice_killed_processes_but_not_a_loss_of_power(net: Network) -> None:
     a, b, _ = net.hosts
     with served(a, b) as sock:
         a.kill_all()
@@ -294,7 +294,7 @@ def test_peers_hear_of_killed_processes_but_not_of_lost_power(net: Network) -> N
         sock.sendall(b"ping")
         assert is_quiet(sock)
         a.power_on()
-        with pytest.raises(ConnectionResetError):  # the new kernel does not know it
+        with pytest.raises(ConnectionResetError):  # a new kernel does not know the connection
             sock.recv(1)
     with served(a, b):
         pass
@@ -328,7 +328,7 @@ def test_etcd_goes_on_without_a_minority(cluster: EtcdCluster, net: Network, lea
     assert read == "1\n"
 
 
-def test_etcd_keeps_all_while_a_majority_is_stopped(cluster: EtcdCluster) -> None:
+def test_etcd_keeps_its_data_while_a_majority_is_stopped(cluster: EtcdCluster) -> None:
     cluster.ctl("put", "a", "1")
     left, *stopped = cluster.members
     cluster.stop(*stopped)
@@ -389,7 +389,7 @@ def test_the_next_run_sweeps_what_a_killed_one_left() -> None:
 
 
 @pytest.mark.parametrize("ci", ["true", ""])
-def test_a_machine_that_lacks_something_skips_but_ci_fails(
+def test_require_hosts_skips_on_an_unable_machine_but_fails_in_ci(
     monkeypatch: pytest.MonkeyPatch, ci: str
 ) -> None:
     monkeypatch.setenv("CI", ci)

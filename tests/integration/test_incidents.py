@@ -1,4 +1,4 @@
-"""What has struck a real job is found again: after a change of leader, and after the job's end."""
+"""The incidents of a real job are kept through a change of leader and after the job's end."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ LIMITS = {
 
 
 class Job(LoopbackJob):
-    """Two nodes, and coordinators one of which leads; what they tell is at `explain`."""
+    """A job of two nodes with a leader and a follower; operators' commands tell its incidents."""
 
     def __init__(self, place: Place, etcd: str) -> None:
         self.folder, self.checkpoints = place.files / "orders", place.files / "checkpoints"
@@ -41,7 +41,7 @@ class Job(LoopbackJob):
         super().__init__(place, script, etcd=etcd, **LIMITS, **saving)
 
     def is_whole(self) -> bool:
-        """All train, in a group from which nobody was lost since."""
+        """Whether all nodes are in one group that has saved a checkpoint since it formed."""
         saved = self.events("checkpoint_committed")
         formed = self.events("generation_formed")
         return (
@@ -54,7 +54,7 @@ class Job(LoopbackJob):
         return json.loads(self.tells(*command, "--output", "json"))
 
     def incident(self, number: int) -> dict[str, Any]:
-        """Told of once, as an event."""
+        """Return an incident's record. It must have been told as an event exactly once."""
         self.wait(lambda: self.events("incident", number=number), f"incident {number}")
         assert len(self.events("incident", number=number)) == 1
         found: dict[str, Any] = self.asks("explain", str(number))
@@ -62,7 +62,7 @@ class Job(LoopbackJob):
 
 
 def traced(job: Job) -> Path:
-    """Written by the command."""
+    """Return the file that `elastic trace` has written."""
     file = job.files / "trace.json"
     job.tells("trace", str(file))
     return file
@@ -79,7 +79,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         yield job
 
 
-def test_a_kill_a_failed_save_and_a_hang_under_two_leaders(job: Job) -> None:
+def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) -> None:
     rank = job.events("generation_formed")[-1]["members"]
     os.kill(job.worker_pid("b"), signal.SIGKILL)
     killed = job.incident(1)

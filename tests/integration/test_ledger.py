@@ -1,4 +1,4 @@
-"""Ledger and curve of a job that is run several times lack no step, and have each once."""
+"""The ledger and curve of a job that is run several times have each step exactly once."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SAMPLES = 48  # of steady.py
         pytest.param(signal.SIGKILL, 2, id="killed-fewer workers"),
     ],
 )
-def test_a_run_that_begins_from_a_checkpoint_has_all_its_steps_in_the_ledger(
+def test_a_run_resumed_from_a_checkpoint_has_all_its_steps_in_the_ledger(
     place: Place, tmp_path: Path, end: signal.Signals, nproc: int
 ) -> None:
     files = [tmp_path / "checkpoints", tmp_path / "ledger.jsonl"]
@@ -57,7 +57,7 @@ def test_a_run_that_begins_from_a_checkpoint_has_all_its_steps_in_the_ledger(
     assert shown == [(line["step"], round(line["values"]["loss"], 5)) for line in curve]
 
 
-def test_a_run_that_begins_from_nothing_takes_the_place_of_the_one_before(
+def test_a_run_from_scratch_replaces_the_earlier_run_in_the_ledger(
     place: Place, tmp_path: Path
 ) -> None:
     files = [tmp_path / "checkpoints", tmp_path / "ledger.jsonl"]
@@ -75,7 +75,7 @@ def test_a_run_that_begins_from_nothing_takes_the_place_of_the_one_before(
     assert result.resumed == 1
 
 
-def test_a_full_disk_costs_the_job_nothing_and_the_ledger_no_step(
+def test_a_full_disk_neither_stops_the_job_nor_loses_ledger_steps(
     place: Place, tmp_path: Path
 ) -> None:
     with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
@@ -100,7 +100,7 @@ def test_a_full_disk_costs_the_job_nothing_and_the_ledger_no_step(
         assert result.steps == job.named("job_ended")[0]["committed"]
 
 
-def test_a_job_whose_script_fails_lacks_none_of_its_steps(place: Place, tmp_path: Path) -> None:
+def test_a_job_whose_script_fails_records_all_its_steps(place: Place, tmp_path: Path) -> None:
     ledger, curve = tmp_path / "ledger.jsonl", tmp_path / "curve.jsonl"
     options = ["--ledger", ledger, "--curve", curve]
     job = place.start("raises_in_step.py", "all", tmp_path / "none", options=options)
@@ -111,14 +111,14 @@ def test_a_job_whose_script_fails_lacks_none_of_its_steps(place: Place, tmp_path
 
 
 def fill(path: Path) -> None:
-    """Leave no byte on its disk."""
+    """Fill the disk of `path` to the last byte."""
     with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while True:
             file.write(bytes(1 << 12))
 
 
 def start(place: Place, checkpoints: Path, ledger: Path, *, epochs: int, nproc: int) -> JobProcess:
-    """With so many checkpoints that each has steps which are not yet known to be in the ledger."""
+    """Start a job that saves each step, often before it knows that the ledger has that step."""
     options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "1", "--ledger", ledger]
     options += [
         "--curve",
@@ -131,7 +131,7 @@ def start(place: Place, checkpoints: Path, ledger: Path, *, epochs: int, nproc: 
 
 
 def change_group(job: JobProcess) -> None:
-    """Have the job's generations go up, and train on in the last of them."""
+    """Kill a worker, wait until it is replaced, and train on in the newest generation."""
     wait_for_step(job, 5)
     job.kill_worker(job.members()[-1])
     job.wait_for(lambda: len(job.named("generation_formed")) >= 3, "three generations")
@@ -143,6 +143,5 @@ def audited(ledger: Path, epochs: int) -> Audit:
 
 
 def newest_run(ledger: Path) -> str:
-    """The run that wrote the last line."""
     run: str = lineage(ledger)[-1]["run"]
     return run

@@ -1,4 +1,4 @@
-"""What collectors read of a job: lines that say whose they are, and logs that do not pile up."""
+"""Collectors of logs get lines that name their job, and old logs do not pile up."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ GONE = 2**22 + 1  # above every process id
 WHOSE = {"job": "job", "run": "default", "node": "local"}
 
 
-def test_every_line_is_json_and_says_whose_it_is_and_earlier_logs_go(place: Place) -> None:
+def test_each_line_is_json_that_names_its_job_and_old_logs_are_removed(place: Place) -> None:
     logs = place.files / "logs"
     earlier = [logs / f"job-2026010{n}-000000-{GONE}" for n in range(1, 6)]
     for directory in earlier:

@@ -1,4 +1,4 @@
-"""Somebody removes, under a job, what it has beside its checkpoints."""
+"""A job outlives the removal of its sockets and logs."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from tests.integration.running import Place, wait_for_step
 from tests.waiting import eventually
 
 
-def test_a_job_gets_new_workers_though_its_sockets_and_logs_were_removed(place: Place) -> None:
-    """A logout does this with $XDG_RUNTIME_DIR."""
+def test_a_job_replaces_workers_after_its_sockets_and_logs_were_removed(place: Place) -> None:
+    """A logout removes $XDG_RUNTIME_DIR."""
     script = ["steady.py", "--epochs", 100_000, "--pace-s", 0.02]
     job = place.start(*script, options=["--job", "lost"])
     wait_for_step(job, 5)
@@ -42,7 +42,7 @@ def committed(place: Place) -> int:
 
 
 @pytest.mark.long
-def test_a_node_gets_new_workers_though_its_sockets_were_removed(
+def test_a_node_replaces_workers_after_its_sockets_were_removed(
     place: Place, etcd: EtcdCluster
 ) -> None:
     with training_job(place, etcd=etcd.endpoints()) as job:

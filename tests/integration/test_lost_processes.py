@@ -1,4 +1,4 @@
-"""Processes killed or frozen under a running job: it goes on, or all of it is gone."""
+"""When one of its processes is killed or frozen, a job goes on or leaves no process behind."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWN_CHILDREN = 5  # of each worker of children.py: two loaders, sleep, sh and it
 
 
 def keeper_of(job: JobProcess) -> int:
-    """The job's only child."""
+    """Wait for the job's keeper, its only child, and return its pid."""
 
     def found() -> list[int]:
         return [p for p in children_of(job.process.pid) if KEEPER in command_line(p)]
@@ -28,7 +28,7 @@ def keeper_of(job: JobProcess) -> int:
 
 
 def zygote_of(job: JobProcess) -> int:
-    """The keeper's only child."""
+    """Wait for the zygote, the keeper's only child, and return its pid."""
     keeper = keeper_of(job)
 
     def found() -> list[int]:
@@ -39,7 +39,7 @@ def zygote_of(job: JobProcess) -> int:
 
 
 def kill_at_once(pids: list[int]) -> None:
-    """None of them sees another one's end."""
+    """Stop all of them before killing any, so that none sees another's end."""
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for pid in pids:
             os.kill(pid, number)
@@ -51,7 +51,7 @@ def children_of(pid: int) -> list[int]:
 
 
 def family_of(job: JobProcess, worker: str) -> list[int]:
-    """A worker and everything it has started, once that is complete."""
+    """Return a worker and everything it has started, once that is complete."""
     pid = job.pid_of(worker)
 
     def complete() -> bool:
@@ -70,7 +70,7 @@ def eventually_gone(pids: list[int], deadline_s: float = 5.0) -> None:
 
 
 def daemon_of(place: Place, worker: int) -> int:
-    """The process that daemons.py of this worker has detached from it."""
+    """Return the process that daemons.py has detached from this worker."""
     mark = f"daemon-of-{worker}"
 
     def found() -> list[int]:
@@ -81,12 +81,12 @@ def daemon_of(place: Place, worker: int) -> int:
 
 
 def wait_for_replacement(job: JobProcess, lost: str) -> None:
-    """Until two members train again."""
+    """Wait until two members train again."""
     job.wait_for(lambda: len(job.members()) == 2 and lost not in job.members(), "a replacement")
     wait_for_step(job, max(steps_of(job)) + 3)
 
 
-def test_no_process_is_left_behind_when_any_process_is_killed(place: Place) -> None:
+def test_no_process_is_left_behind_by_a_killed_worker_or_agent(place: Place) -> None:
     job = place.start("children.py", 100_000)
     wait_for_step(job, 3)
     first = job.members()[1]
@@ -129,7 +129,7 @@ def test_one_of_agent_keeper_and_zygote_is_enough_to_end_everything(
     eventually(lambda: not place.processes(), lambda: str(place.processes()))
 
 
-def test_the_end_of_a_worker_leaves_what_others_have_started_alone(place: Place) -> None:
+def test_the_end_of_a_worker_does_not_end_the_daemons_of_others(place: Place) -> None:
     job = place.start("daemons.py", 100_000)
     wait_for_step(job, 3)
     first, second = job.members()
@@ -165,7 +165,7 @@ def test_a_job_killed_while_it_warms_up_leaves_nothing_behind(place: Place) -> N
     job = place.start("steady.py", nproc=1)
     zygote = zygote_of(job)
     job.process.kill()
-    eventually_gone([zygote], deadline_s=30.0)  # it looks up when it has imported torch
+    eventually_gone([zygote], deadline_s=30.0)  # it notices once it has imported torch
     eventually(lambda: not place.run_directories(), lambda: str(place.run_directories()))
 
 
@@ -201,8 +201,8 @@ def test_a_frozen_worker_is_replaced(place: Place) -> None:
     wait_for_replacement(job, frozen)
 
 
-def test_a_job_that_is_stopped_as_a_whole_goes_on_with_the_same_workers(place: Place) -> None:
-    """A paused container does this, and Slurm where it suspends a job for another one."""
+def test_a_job_whose_processes_are_all_paused_goes_on_with_the_same_workers(place: Place) -> None:
+    """A paused container stops all processes, and so does Slurm when it suspends a job."""
     options = ("--silence-timeout-s", "2", "--hang-timeout-s", "2")
     job = place.start("steady.py", "--epochs", "100000", "--pace-s", "0.05", options=options)
     wait_for_step(job, 5)
@@ -223,7 +223,7 @@ def test_a_job_ends_although_its_zygote_is_stopped(place: Place) -> None:
     wait_for_step(job, 5)
     os.kill(zygote_of(job), signal.SIGSTOP)
     job.kill_worker(job.members()[1])
-    job.wait_for_event("recovered")  # with the spare; another one is asked for, and never forked
+    job.wait_for_event("recovered")  # with the spare; the zygote never forks the next one
     job.process.terminate()
     assert job.wait() == 143, job.story()
     (warning,) = job.named("warning")
@@ -243,7 +243,7 @@ def test_a_worker_that_blocks_in_a_step_is_replaced_with_its_stacks_in_its_log(
     assert sorted(set(steps_of(job))) == list(range(1, max(steps_of(job)) + 1))
 
 
-def test_the_last_member_gives_its_state_away_though_its_script_stands_still(
+def test_the_last_member_gives_its_state_away_while_its_script_is_stuck_in_torch(
     place: Place, tmp_path: Path
 ) -> None:
     """gloo never wakes a thread that waits for the rest of a message from a peer that died."""

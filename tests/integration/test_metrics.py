@@ -1,4 +1,4 @@
-"""Scrapes and the page of a real job while a worker is killed and the leader changes."""
+"""The metrics and page of a real job while a worker is killed and the leader changes."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Samples = dict[tuple[str, ...], float]
 
 
 class Job(TrainingJob):
-    """Every daemon of it is watched over HTTP."""
+    """A job whose daemons all serve HTTP."""
 
     def start_candidate(self, *options: str | Path) -> CommandProcess:
         most = ("--max-workers", str(len(NODES)))  # else the first group waits for more
@@ -44,7 +44,7 @@ def ask(process: CommandProcess, path: str) -> tuple[int, str]:
 
 
 def scrape(process: CommandProcess) -> Samples:
-    """Values by name and labels but those that all have."""
+    """Return the values by name and label values, without the labels `job` and `le`."""
     status, text = ask(process, "/metrics")
     assert status == 200, text
     return {
@@ -55,7 +55,7 @@ def scrape(process: CommandProcess) -> Samples:
 
 
 def accounted(job: Job) -> dict[str, Any]:
-    """What `elastic report` tells. All time of all slots is accounted for, within 1%."""
+    """Return `elastic report`. Checks that all time of all slots is accounted for, within 1%."""
     connected = job.events("node_connected")
     since = [min(e["time"] for e in connected if e["node"] == node) for node in NODES]
     least_s = sum(time.time() - at for at in since)
@@ -69,7 +69,7 @@ def accounted(job: Job) -> dict[str, Any]:
 
 
 def settled(process: CommandProcess, *name: str, deadline_s: float = 30.0) -> float:
-    """The first value that is not 0."""
+    """Wait until the value is not 0, and return it."""
     return eventually(
         lambda: scrape(process).get(name, 0.0),
         lambda: f"{name} is 0\n{ask(process, '/metrics')[1]}",
@@ -79,7 +79,7 @@ def settled(process: CommandProcess, *name: str, deadline_s: float = 30.0) -> fl
 
 
 def look_at_the_page(tab: Tab, leader: CommandProcess) -> None:
-    """In a browser; without an error."""
+    """Open the leader's page in a browser; it must show the training job without an error."""
     tab.open(leader.wait_for_event("http_started")["address"] + "/")
     tab.wait_for("document.getElementById('state')?.textContent === 'Training'")
     tab.wait_for(f"document.querySelectorAll('.slot[data-p=T]').length >= {len(NODES)}")
@@ -106,7 +106,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         yield job
 
 
-def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job, tab: Tab) -> None:
+def test_metrics_and_page_show_a_loss_and_keep_it_across_leaders(job: Job, tab: Tab) -> None:
     (leader,) = job.coordinators
     standby = job.start_candidate()
     before = scrape(leader)
@@ -174,7 +174,7 @@ def test_what_happens_to_a_job_is_seen_and_outlives_its_leader(job: Job, tab: Ta
     assert settled(standby, committed) > after[committed,], "they go on"
     (known,) = [i for i in accounted(job)["incidents"] if i["number"] == lost["number"]]
     assert known["nodes"] == ["b"]
-    assert known["lost_s"] >= lost["lost_s"] - 1e-5  # kept in microseconds, part by part
+    assert known["lost_s"] >= lost["lost_s"] - 1e-5  # each part is kept in microseconds
 
     os.kill(standby.process.pid, signal.SIGKILL)
     job.wait(lambda: ask(agent, "/readyz")[0] == 503, "an agent without a coordinator")

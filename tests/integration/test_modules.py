@@ -1,4 +1,4 @@
-"""`elastic run -m PACKAGE.MODULE`: trained through lost workers, found and refused as by Python."""
+"""`elastic run -m PACKAGE.MODULE` trains through lost workers, and finds modules as Python does."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ STEPS = 60
 
 @pytest.fixture
 def package(place: Place) -> Path:
-    """In the directory where jobs are started, as nothing else that Python looks at."""
+    """A package in the directory where jobs start, which is nowhere else on Python's path."""
     path = place.files / "pkg"
     path.mkdir()
     (path / "__init__.py").write_text("")
@@ -96,7 +96,7 @@ def test_a_module_for_torchrun_trains_through_a_killed_worker(place: Place) -> N
 
 
 @pytest.mark.usefixtures("package")
-def test_a_module_that_fails_says_where(place: Place) -> None:
+def test_the_traceback_of_a_failing_module_names_its_file(place: Place) -> None:
     (place.files / "pkg/fails.py").write_text("import elastic\nfrom . import nothing\n")
     job = place.start_module("pkg.fails", nproc=1, options=["--max-restarts", "0"])
     assert job.wait() == 1, job.story()
@@ -106,7 +106,7 @@ def test_a_module_that_fails_says_where(place: Place) -> None:
 
 @pytest.mark.usefixtures("package")
 def test_an_agent_takes_the_module_from_the_environment(place: Place, etcd: EtcdCluster) -> None:
-    """Which it takes from PYTHONPATH here; and it tells a module from a script."""
+    """PYTHONPATH says where the package is, ELASTIC_MODULE that the name is that of a module."""
     path = os.pathsep.join([str(place.files), os.environ.get("PYTHONPATH", "")])
     environment = {"ELASTIC_MODULE": "true", "ELASTIC_SCRIPT": "pkg.train", "PYTHONPATH": path}
     environment["ELASTIC_INSECURE"] = "true"
@@ -131,7 +131,7 @@ def test_an_agent_takes_the_module_from_the_environment(place: Place, etcd: Etcd
     ],
 )
 @pytest.mark.usefixtures("package")
-def test_what_cannot_be_run_is_refused_at_once(
+def test_a_module_that_cannot_be_run_is_refused_at_once(
     place: Place, command: str, name: str, told: str
 ) -> None:
     etcd = ["--etcd", "127.0.0.1:1", "--insecure"] if command == "agent" else []
@@ -143,7 +143,7 @@ def test_what_cannot_be_run_is_refused_at_once(
 
 
 @pytest.mark.parametrize("command", ["run", "agent"])
-def test_without_a_name_it_is_used_wrongly(place: Place, command: str) -> None:
+def test_a_command_without_a_module_name_is_refused(place: Place, command: str) -> None:
     etcd = ["--etcd", "127.0.0.1:1", "--insecure"] if command == "agent" else []
     result = place.elastic(command, *etcd, "-m")
     assert result.returncode == USAGE

@@ -1,4 +1,4 @@
-"""Workers that can never join cost the others a few changes of their group, and no more."""
+"""Workers that can never join cost the others only a few changes of the group."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ def test_newcomers_that_always_fail_are_refused_and_the_others_train_on(
     reasons = [g["reason"] for g in job.named("generation_formed")]
     assert len(reasons) == settled, "newcomers were let in all the same"
     assert reasons.count("member_joined") == ATTEMPTS
-    # A group may be found broken before it is known who is lost: two changes for each failure.
+    # A group may be found broken before the lost member is known: two changes for each failure.
     assert len(reasons) <= 3 + 3 * ATTEMPTS
     assert len(job.named("newcomers_refused")) == 1
     assert len(job.named("worker_failed")) == 1 + ATTEMPTS
 
 
-def test_a_newcomer_that_lacks_what_the_script_does_not_track_ends_the_job(place: Place) -> None:
-    """Its own scheduler makes its second step another one, and all compare soon after it came."""
+def test_a_newcomer_that_lacks_an_untracked_scheduler_ends_the_job(place: Place) -> None:
+    """The newcomer's scheduler makes its second step differ, and all soon compare their states."""
     job = place.start("tracks_no_scheduler.py", nproc=3)
     wait_for_step(job, 10)
     job.kill_worker(job.members()[-1])

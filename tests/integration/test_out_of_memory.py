@@ -1,4 +1,4 @@
-"""A worker that the kernel ends for want of memory is replaced, and the cause is told."""
+"""A worker that the kernel kills because memory ran out is replaced, and the cause is told."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.job_process import DEADLINE_S, ROOT
 
 pytestmark = pytest.mark.long
 
-_LIMIT_BYTES = 2 * 2**30  # a job of two workers takes 0.8
+_LIMIT_BYTES = 2 * 2**30  # a job of two workers takes 0.8 GiB
 _IN_CGROUP = 'echo $$ > "$0" && exec "$@"'
 
 
 @pytest.fixture
 def cgroup() -> Iterator[Path]:
-    """A memory cgroup below the own one, with a limit."""
+    """A memory cgroup with a limit, below the test's own. Skips the test where none can be made."""
     lines = [line.split(":", 2) for line in Path("/proc/self/cgroup").read_text().splitlines()]
     root = Path("/sys/fs/cgroup")
     for _, controllers, path in lines:
@@ -43,7 +43,7 @@ def cgroup() -> Iterator[Path]:
     pytest.skip("no memory cgroup can be made here: it takes root, and a controller that is ours")
 
 
-def test_a_worker_without_memory_is_replaced_and_the_cause_is_told(
+def test_a_worker_killed_for_its_memory_is_replaced_and_the_cause_is_told(
     place: Place, cgroup: Path
 ) -> None:
     command = [sys.executable, "-m", "elastic.cli", "run", "--nproc-per-node", "2"]

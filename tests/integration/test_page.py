@@ -1,4 +1,4 @@
-"""The page in a real Chromium: what it shows of a job, by keyboard, on a phone, out of contact."""
+"""The page of a job in a real Chromium: by keyboard, on a phone, and without contact."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def shows(tab: Tab, text: str) -> None:
     tab.wait_for(f"document.body?.innerText.includes({text!r})")
 
 
-def test_a_job_that_trains_is_seen_at_a_glance(tab: Tab, site: PageSite) -> None:
+def test_the_page_shows_the_progress_nodes_and_charts_of_a_job(tab: Tab, site: PageSite) -> None:
     tab.look()
     tab.open(site.url)
     shows(tab, "Training")
@@ -66,7 +66,7 @@ def test_a_job_that_trains_is_seen_at_a_glance(tab: Tab, site: PageSite) -> None
     assert tab.errors == []
 
 
-def test_what_changes_shows_within_a_moment(tab: Tab, site: PageSite) -> None:
+def test_the_page_shows_a_change_within_five_seconds(tab: Tab, site: PageSite) -> None:
     tab.open(site.url)
     shows(tab, "Training")
     site.goes_on, site.seen = False, page_jobs.recovering()
@@ -83,7 +83,7 @@ def test_what_changes_shows_within_a_moment(tab: Tab, site: PageSite) -> None:
     assert tab.errors == []
 
 
-def test_lost_contact_is_said_and_so_is_its_return(tab: Tab, site: PageSite) -> None:
+def test_the_page_shows_lost_contact_and_its_return(tab: Tab, site: PageSite) -> None:
     tab.open(site.url)
     shows(tab, "Training")
     site.stop_serving()
@@ -96,7 +96,7 @@ def test_lost_contact_is_said_and_so_is_its_return(tab: Tab, site: PageSite) -> 
     assert all("ERR_" in error for error in tab.errors), "only of the network"
 
 
-def test_it_works_with_a_keyboard_and_on_a_phone_in_the_dark(tab: Tab, site: PageSite) -> None:
+def test_the_page_works_by_keyboard_and_on_a_phone_in_dark_mode(tab: Tab, site: PageSite) -> None:
     tab.look(width=390, height=844, dark=True)
     try:
         tab.open(site.url)
@@ -120,7 +120,7 @@ def test_it_works_with_a_keyboard_and_on_a_phone_in_the_dark(tab: Tab, site: Pag
         tab.look()
 
 
-def test_the_log_of_a_worker_is_one_click_away(tab: Tab, site: PageSite) -> None:
+def test_a_click_on_the_page_shows_the_log_of_a_worker(tab: Tab, site: PageSite) -> None:
     tab.open(site.url)
     shows(tab, "Training")
     tab.evaluate("document.querySelector('.node').click()")
@@ -150,7 +150,7 @@ DIALOG = "document.getElementById('ask')"
 
 
 def click(tab: Tab, words: str) -> None:
-    """The button that is seen with these words, a dialog's before any other."""
+    """Click the visible button with these words, a dialog's before any other."""
     tab.wait_for(
         "(() => { const found = [...document.querySelectorAll('button')].findLast((one) => "
         f"one.textContent === {words!r} && one.checkVisibility() && !one.disabled); "
@@ -158,7 +158,7 @@ def click(tab: Tab, words: str) -> None:
     )
 
 
-def test_somebody_drains_clears_and_stops_once_the_token_is_right(tab: Tab) -> None:
+def test_the_page_drains_clears_and_stops_once_the_token_is_right(tab: Tab) -> None:
     keys = {"may_call": lambda *_: "", "token": TOKEN}
     with page_site(page_jobs.view(), page_jobs.history(), **keys) as site:
         site.goes_on = True
@@ -205,7 +205,7 @@ def test_somebody_drains_clears_and_stops_once_the_token_is_right(tab: Tab) -> N
         tab.open("about:blank")
 
 
-def test_a_page_that_is_read_only_has_nothing_to_act_with(tab: Tab, site: PageSite) -> None:
+def test_a_read_only_page_shows_no_buttons_for_actions(tab: Tab, site: PageSite) -> None:
     tab.open(site.url)
     shows(tab, "Training")
     tab.evaluate("document.querySelector('.node').click()")

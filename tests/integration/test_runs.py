@@ -1,4 +1,4 @@
-"""A run that has ended stays ended, whatever is started again; one that was left goes on."""
+"""A run that has ended stays ended, whatever is restarted; one that all nodes left goes on."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def etcd() -> Iterator[EtcdCluster]:
 
 
 class Runs(LoopbackJob):
-    """Nodes that train some epochs and save; everything can be started again."""
+    """A job that trains and saves checkpoints. All its processes can be started again."""
 
     def __init__(self, place: Place, etcd: EtcdCluster, nodes: Sequence[str], *script: str) -> None:
         out = place.files / "out"
@@ -51,7 +51,7 @@ class Runs(LoopbackJob):
         return [coordinator, *(self.start_agent(node, *options) for node in self.nodes)]
 
     def ended(self, processes: list[CommandProcess]) -> int:
-        """How all of them have."""
+        """Wait for all processes, and return the exit code that they must have in common."""
         codes = [process.wait() for process in processes]
         assert len(set(codes)) == 1, (codes, self.story())
         return codes[0]
@@ -66,14 +66,14 @@ class Runs(LoopbackJob):
         return process
 
     def runs(self) -> list[tuple[str, str, int]]:
-        """Id, state and exit code of each, as operators see them."""
+        """Return the id, state and exit code (-1: none) of each run, from `elastic jobs`."""
         listed = json.loads("\n".join(self.ask("jobs", "--output", "json").output))
         return [(r["run_id"], r["state"], (r["end"] or {}).get("exit_code", -1)) for r in listed]
 
 
 @pytest.fixture
 def finished(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """A job that is done; its parameter: the nodes."""
+    """A job that has finished. Its parameter is the nodes."""
     with Runs(place, etcd, request.param, "--epochs", "2") as job:
         assert job.ended(job.start_all()) == 0
         yield job
@@ -117,7 +117,7 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
 
 @pytest.fixture
 def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> Iterator[Runs]:
-    """A job that trains for as long as the test lasts; its parameter: the nodes, two if none."""
+    """A job that trains as long as the test lasts. Its parameter is the nodes, two by default."""
     nodes = getattr(request, "param", NODES)
     with Runs(place, etcd, nodes, "--epochs", "100000", "--step-s", "0.05") as job:
         job.start_all()
@@ -129,7 +129,7 @@ def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> 
 
 @pytest.mark.long
 @pytest.mark.parametrize("running", [["a"]], indirect=True)
-def test_a_stopped_job_stays_so_until_its_end_is_forgotten(running: Runs) -> None:
+def test_a_stopped_job_stays_stopped_until_its_end_is_forgotten(running: Runs) -> None:
     assert running.ask("forget", "another").process.returncode == CONFIGURATION
     refused = running.ask("forget")
     assert refused.process.returncode == CONFIGURATION
@@ -170,7 +170,7 @@ def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs
 
 
 @pytest.mark.long
-def test_a_job_that_all_leave_while_nobody_leads_says_what_is_not_saved(running: Runs) -> None:
+def test_agents_that_leave_without_a_coordinator_tell_what_is_not_saved(running: Runs) -> None:
     (coordinator,) = running.coordinators
     coordinator.process.send_signal(signal.SIGTERM)
     assert coordinator.wait() == LEFT

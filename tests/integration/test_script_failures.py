@@ -1,4 +1,4 @@
-"""Scripts that fail or misuse the API: an exit code, the reason by name, nothing left behind."""
+"""A script that fails or misuses the API ends its job with an exit code and the reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from tests.integration.running import (
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else value,
 )
-def test_a_failure_that_comes_again_without_progress_ends_the_job(
+def test_a_failure_that_repeats_without_progress_ends_the_job(
     place: Place, script: str, arguments: list[str], names: list[str]
 ) -> None:
     job = place.start(script, *arguments, options=["--min-workers", "2"])
@@ -53,7 +53,7 @@ def test_a_failure_that_comes_again_without_progress_ends_the_job(
     assert any(failure["log"] in ended["message"] for failure in failures)
 
 
-def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Path) -> None:
+def test_a_single_failure_of_one_rank_costs_one_restart(place: Place, tmp_path: Path) -> None:
     job = place.start("raises_in_step.py", "once", tmp_path / "failed")
     assert job.wait() == 0, job.story()
     (failure,) = job.named("worker_failed")
@@ -75,7 +75,7 @@ def test_a_failure_of_one_rank_once_costs_one_restart(place: Place, tmp_path: Pa
         ("adds_a_layer.py", ["StepMisused", "Sequential", "new: 2.weight, 2.bias"]),
     ],
 )
-def test_what_no_restart_can_mend_ends_the_job_at_once(
+def test_an_error_that_no_restart_can_fix_ends_the_job_at_once(
     place: Place, script: str, names: list[str]
 ) -> None:
     job = place.start(script, options=["--launch", "elastic"])
@@ -97,7 +97,7 @@ def test_a_script_that_hangs_before_its_first_step_is_ended_with_its_stacks(plac
     assert "session.steps()" in said(job)
 
 
-def test_leaving_the_loop_early_is_a_good_end(place: Place, tmp_path: Path) -> None:
+def test_leaving_the_loop_early_finishes_the_job_and_saves_it(place: Place, tmp_path: Path) -> None:
     checkpoints = tmp_path / "checkpoints"
     job = place.start("breaks_off.py", options=["--checkpoint-dir", checkpoints])
     assert job.wait() == 0, job.story()

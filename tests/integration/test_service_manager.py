@@ -1,4 +1,4 @@
-"""Real agents and coordinators tell a service manager how they are, in every state."""
+"""Real agents and coordinators tell a service manager their state."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def manager(tmp_path: Path) -> Iterator[FakeServiceManager]:
 
 
 def begun_anew(agent: CommandProcess, manager: FakeServiceManager, ready: int) -> int:
-    """An agent that has been ready reloads; the index of the message that it is ready again."""
+    """Have a ready agent reload; return the index of the message that it is ready again."""
     agent.process.send_signal(signal.SIGHUP)
     reload = manager.wait_for("RELOADING=1", after=ready)
     anew = manager.wait_for("READY=1", after=reload)
@@ -40,7 +40,7 @@ def begun_anew(agent: CommandProcess, manager: FakeServiceManager, ready: int) -
     return anew
 
 
-def test_an_agent_is_ready_once_registered_and_begins_anew_as_a_reload(
+def test_an_agent_is_ready_once_registered_and_tells_a_restart_as_a_reload(
     job: TrainingJob, manager: FakeServiceManager
 ) -> None:
     agent = job.start_agent("a", **manager.environment)
@@ -57,7 +57,7 @@ def test_an_agent_is_ready_once_registered_and_begins_anew_as_a_reload(
 
 
 @pytest.mark.long
-def test_an_agent_is_followed_from_its_start_through_reloads_to_its_end(
+def test_an_agent_tells_its_status_from_start_through_reloads_to_its_end(
     job: TrainingJob, manager: FakeServiceManager, tmp_path: Path
 ) -> None:
     settings = tmp_path / "agent.toml"
@@ -89,7 +89,7 @@ def test_an_agent_is_followed_from_its_start_through_reloads_to_its_end(
     assert agent.wait() == ExitCode.TERMINATED
 
 
-def test_a_coordinator_is_followed_as_leader_as_follower_and_after_the_end(
+def test_a_coordinator_tells_its_status_as_leader_follower_and_after_the_end(
     job: TrainingJob, manager: FakeServiceManager, tmp_path: Path
 ) -> None:
     def start() -> CommandProcess:

@@ -53,7 +53,7 @@ def assert_every_sample_once(steps: list[dict[str, int]], epochs: int, samples: 
 def test_a_signal_to_every_process_of_the_job_saves_and_leaves(
     place: Place, tmp_path: Path
 ) -> None:
-    """pkill(1), scancel and service managers send it so."""
+    """pkill(1), scancel and service managers signal every process."""
     checkpoints = tmp_path / "checkpoints"
     options = ["--checkpoint-dir", checkpoints]
     job = place.start("steady.py", "--epochs", 1000, "--pace-s", 0.02, options=options)
@@ -69,14 +69,14 @@ def test_a_signal_to_every_process_of_the_job_saves_and_leaves(
 def test_the_second_signal_stops_at_once(place: Place, tmp_path: Path) -> None:
     job = blocked_job(place, tmp_path)
     job.process.send_signal(signal.SIGTERM)
-    job.wait_for_event("stop_requested")  # and no step boundary for ever
+    job.wait_for_event("stop_requested")  # no step boundary ever comes
     time.sleep(2 * ONE_SIGNAL_S)
     job.process.send_signal(signal.SIGTERM)
     assert job.wait(deadline_s=10.0) == TERMINATED, job.story()
     assert job.named("job_ended")[0]["exit_code"] == TERMINATED
 
 
-def test_a_signal_that_finds_nobody_at_a_step_boundary_in_time(
+def test_a_signal_ends_a_job_that_reaches_no_step_boundary_in_time(
     place: Place, tmp_path: Path
 ) -> None:
     job = blocked_job(place, tmp_path, "--stop-grace-s", "1")
@@ -102,12 +102,12 @@ def test_signals_that_the_parent_has_blocked_reach_the_job(place: Place) -> None
     killed = job.members()[1]
     job.kill_worker(killed)
     failed = job.wait_for_event("worker_failed", worker=killed)
-    assert "SIGKILL" in failed["message"]  # the zygote has heard of it
+    assert "SIGKILL" in failed["message"]  # the zygote has reaped it
     job.process.terminate()
     assert job.wait() == TERMINATED, job.story()
 
 
-def test_a_signal_while_warming_up(place: Place) -> None:
+def test_a_signal_while_the_zygote_warms_up_ends_the_job(place: Place) -> None:
     job = place.start("steady.py")
     job.wait_for_event("node_connected")
     job.process.send_signal(signal.SIGTERM)
@@ -116,7 +116,7 @@ def test_a_signal_while_warming_up(place: Place) -> None:
     assert not job.named("worker_started")
 
 
-def test_a_signal_while_workers_gather(place: Place) -> None:
+def test_a_signal_while_workers_gather_ends_the_job(place: Place) -> None:
     job = place.start("hangs_before_steps.py")
     job.wait_for(lambda: len(job.named("worker_started")) == 3, "two workers and a spare")
     job.process.send_signal(signal.SIGTERM)

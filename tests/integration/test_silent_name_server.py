@@ -1,4 +1,4 @@
-"""What does not depend on a name server that does not answer."""
+"""Commands and workers do not depend on a name server that does not answer."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ for _ in range(3):
 
 @contextlib.contextmanager
 def silent_name_server(files: Path, hosts: str) -> Iterator[tuple[list[str], socket.socket]]:
-    """How to start what is to have it, and the name server's socket."""
+    """Yield a command whose arguments run with this name server, and the server's socket."""
     require_hosts()  # the files are put in place in a mount namespace
     (files / "hosts").write_text(hosts)
     (files / "resolv.conf").write_text(f"nameserver {SILENT}\n")
@@ -54,13 +54,13 @@ def environment() -> dict[str, str]:
 
 
 def ran(command: list[str]) -> subprocess.CompletedProcess[str]:
-    """To its end; who asks is patient for a second."""
+    """Run a command to its end. Its resolver waits one second for an answer."""
     patience = {**environment(), "RES_OPTIONS": "timeout:1 attempts:1"}
     return subprocess.run(command, env=patience, capture_output=True, text=True, check=True)
 
 
 def test_a_name_in_etc_hosts_is_found_at_once(tmp_path: Path) -> None:
-    """gRPC's own resolver asks the name server for the address of the other family all the same."""
+    """gRPC's own resolver would still ask the name server for the other address family."""
     with (
         silent_name_server(tmp_path, f"127.0.0.1 localhost\n127.0.0.1 {NAME}\n") as (inside, _),
         socket.create_server(("127.0.0.1", 0)) as etcd,
@@ -76,7 +76,7 @@ def test_a_name_in_etc_hosts_is_found_at_once(tmp_path: Path) -> None:
             asks.wait()
 
 
-def test_a_script_that_is_run_alone_asks_nobody_either(tmp_path: Path) -> None:
+def test_a_script_under_plain_python_looks_up_no_peer_names(tmp_path: Path) -> None:
     with silent_name_server(tmp_path, "127.0.0.1 localhost\n") as (inside, name_server):
         script = [sys.executable, str(SCRIPTS / "steady.py"), "--epochs", "1"]
         told = ran([*inside, *script])
@@ -89,7 +89,7 @@ def test_a_script_that_is_run_alone_asks_nobody_either(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("asked", [True, False], ids=["torch alone", "in workers"])
-def test_nobody_is_asked_for_the_names_of_members(tmp_path: Path, asked: bool) -> None:
+def test_torch_looks_up_names_of_members_but_workers_do_not(tmp_path: Path, asked: bool) -> None:
     with silent_name_server(tmp_path, "127.0.0.1 localhost\n") as (inside, name_server):
         script = [sys.executable, "-c", LOOKS_UP, *([] if asked else ["never"])]
         told = ran([*inside, *script])

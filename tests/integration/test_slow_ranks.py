@@ -1,4 +1,4 @@
-"""A rank that holds up the others in every step is named, with what it is slow in."""
+"""A rank that delays the others in every step is named, with the part that is slow."""
 
 from __future__ import annotations
 
@@ -51,14 +51,14 @@ def test_a_slow_rank_is_named_where_a_step_has_two_backward_passes(place: Place)
 
 @pytest.mark.long
 @pytest.mark.timeout(400)
-def test_nobody_is_named_in_2000_steps_on_cores_that_are_shared(place: Place) -> None:
+def test_no_rank_is_named_in_2000_steps_on_shared_cores(place: Place) -> None:
     job = place.start("slow_rank.py", 2000, 0.02, "none", 0, 0, "work", nproc=3)
     assert job.wait(360) == 0, job.story()
     assert not job.named("straggler")
 
 
 @pytest.mark.long
-def test_status_and_metrics_tell_of_it(place: Place) -> None:
+def test_status_and_metrics_show_a_slow_rank(place: Place) -> None:
     options = ["--http-address", "127.0.0.1:0"]
     job = place.start(
         "slow_rank.py", 100_000, 0.05, "compute", 2, 24, "sleep", nproc=3, options=options
@@ -75,8 +75,8 @@ def test_status_and_metrics_tell_of_it(place: Place) -> None:
 
 
 @pytest.mark.long
-def test_a_slow_rank_is_replaced_if_that_is_wanted_and_not_for_ever(place: Place) -> None:
-    """The script is slow in one rank, whichever worker has it."""
+def test_a_slow_rank_is_replaced_twice_and_then_only_reported(place: Place) -> None:
+    """The script is slow in one slot, no matter which worker has it."""
     options = ["--straggler-action", "replace"]
     job = place.start("slow_rank.py", 400, 0.05, "data", 1, 24, "sleep", nproc=3, options=options)
     assert job.wait(120) == 0, job.story()

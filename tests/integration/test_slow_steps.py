@@ -1,4 +1,4 @@
-"""A step that compiles is waited for; one that hangs is not."""
+"""The group waits for a step that compiles, but not for one that hangs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_first_or_compiling_step_is_no_hang(
         pytest.param(3, "compile", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),
     ],
 )
-def test_a_step_beyond_its_patience_is_a_hang(
+def test_a_step_beyond_its_timeout_is_a_hang(
     place: Place, index: int, what: str, options: list[str]
 ) -> None:
     options = [*IMPATIENT, *options]
@@ -55,7 +55,7 @@ def test_a_step_beyond_its_patience_is_a_hang(
 
 
 @pytest.mark.long
-def test_a_cold_compiler_costs_nobody_its_place(place: Place, tmp_path: Path) -> None:
+def test_a_cold_compiler_cache_costs_no_worker_its_place(place: Place, tmp_path: Path) -> None:
     cache = str(tmp_path / "inductor")
     job = place.start("compiles.py", options=IMPATIENT, TORCHINDUCTOR_CACHE_DIR=cache)
     assert job.wait() == 0, job.story()

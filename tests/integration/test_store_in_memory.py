@@ -32,14 +32,14 @@ STOPPED = 82
 
 
 class Job(TrainingJob):
-    """`scheme` and `environment`: how its coordinator is reached."""
+    """`scheme` and `environment` say how its coordinator is reached."""
 
     def __init__(self, place: Place, scheme: str = "http", **environment: str) -> None:
         super().__init__(place, etcd="", **environment)
         self.environment["ELASTIC_ETCD"] = f"{scheme}://{self.address}"
 
     def start_all(self, **of_the_coordinator: str) -> None:
-        """It trains. Nodes may come before the coordinator."""
+        """Start everything, and wait until all train. One node comes before the coordinator."""
         self.start_agent(NODES[0])
         self.start_coordinator("--store", "memory", "--agent-grace-s", "20", **of_the_coordinator)
         self.start_agent(NODES[1])
@@ -62,7 +62,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 
 def showing(made: Certificates, name: str) -> dict[str, str]:
-    """The job's certificates alone: none is named for the store."""
+    """Return settings with only the job's certificates: none is set for the store."""
     return {
         "ELASTIC_TLS_CA": str(made.ca),
         "ELASTIC_TLS_CERT": str(made.certificate(name)),
@@ -90,7 +90,7 @@ def test_a_job_with_certificates_trains_without_etcd(protected: Job, made: Certi
     os.kill(job.worker_pid("a"), signal.SIGKILL)
     job.wait(lambda: job.generation() >= 3 and job.world() == len(NODES), "a whole group again")
     job.trains_on()
-    # What comes to it with a wrong configuration is told so, while the job trains.
+    # Commands with a wrong configuration are told so, while the job trains.
     second = job.start("coordinator", "--store", "memory", "--listen", job.address)
     several = job.start("status", ELASTIC_ETCD=f"https://{job.address},https://127.0.0.1:1")
     viewer = job.start(*job.agent_command("c"), **showing(made, "viewer"))
@@ -108,15 +108,15 @@ def test_a_job_with_certificates_trains_without_etcd(protected: Job, made: Certi
 
 
 @pytest.mark.long
-def test_a_coordinator_that_is_started_again_adopts_the_group(job: Job) -> None:
-    """Its store is empty; the agents know the newest generation. Three times in a row."""
+def test_a_restarted_coordinator_adopts_the_group(job: Job) -> None:
+    """Its store is empty, but the agents know the newest generation. Three times in a row."""
     job.start_all()
     workers = {node: job.worker_pid(node) for node in NODES}
     generation = job.generation()
     for count in (1, 2, 3):
         job.coordinators[-1].process.send_signal(signal.SIGKILL)
         job.coordinators[-1].process.wait()
-        job.trains_on()  # under nobody
+        job.trains_on()  # without a leader
         job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
         job.wait(lambda: len(job.events("store_rolled_back")) == count, "the group's adoption")  # noqa: B023
         assert job.events("store_rolled_back")[-1]["generation"] == generation
@@ -131,8 +131,8 @@ def test_a_coordinator_that_is_started_again_adopts_the_group(job: Job) -> None:
 
 
 @pytest.mark.long
-def test_a_coordinator_that_was_frozen_leads_the_same_group_on(job: Job) -> None:
-    """All leases have ended by its own clock when it looks again, the leader's among them."""
+def test_a_coordinator_that_was_frozen_leads_the_same_group_again(job: Job) -> None:
+    """When it is thawed, all leases have expired by its own clock, even the leader's."""
     job.start_all()
     generation, elections = job.generation(), len(job.events("elected"))
     workers = {node: job.worker_pid(node) for node in NODES}
@@ -151,7 +151,7 @@ def test_a_coordinator_that_was_frozen_leads_the_same_group_on(job: Job) -> None
 
 
 @pytest.mark.long
-def test_agents_that_are_started_again_with_the_coordinator_find_their_workers(job: Job) -> None:
+def test_agents_that_restart_together_with_the_coordinator_adopt_their_workers(job: Job) -> None:
     job.start_all()
     workers = {node: job.worker_pid(node) for node in NODES}
     for process in (job.coordinators[-1], *(job.agents[node][-1] for node in NODES)):
@@ -164,8 +164,8 @@ def test_agents_that_are_started_again_with_the_coordinator_find_their_workers(j
     job.stop_all()
 
 
-def test_after_its_end_it_tells_it_as_long_as_it_serves(job: Job) -> None:
-    """Nothing of the run is kept beyond the coordinator's process."""
+def test_a_coordinator_that_serves_after_the_end_keeps_agents_from_training(job: Job) -> None:
+    """The run's end is known only as long as the coordinator's process lives."""
     job.start_agent("a")
     coordinator = job.start_coordinator("--store", "memory", "--after-end", "serve")
     job.wait(lambda: job.world() == 1, "a group")
@@ -185,7 +185,7 @@ def blocks(document: str, kind: str) -> list[str]:
     return re.findall(rf"```{kind}\n(.*?)```", (ROOT / document).read_text(), re.DOTALL)
 
 
-def test_the_file_for_all_machines(tmp_path: Path) -> None:
+def test_agent_and_coordinator_can_load_the_documented_settings_file(tmp_path: Path) -> None:
     (text,) = blocks("docs/MANY_NODES.md", "toml")
     file = tmp_path / "job.toml"
     file.write_text(text)
@@ -206,13 +206,13 @@ def test_the_file_for_all_machines(tmp_path: Path) -> None:
 
 
 class Machine:
-    """A host on which commands of a document are given, with the files that were copied there."""
+    """A host that runs a document's commands, with the files that were copied there."""
 
     def __init__(self, host: Host, first: Host, exported: str) -> None:
         self.host, self._first, self._exported = host, first, exported
 
     def start(self, command: str) -> CommandProcess:
-        """One of `elastic`'s commands, where n1 has an address and no name."""
+        """Start an `elastic` command of the document, with n1's address in place of its name."""
         elastic = shlex.join((sys.executable, "-m", "elastic.cli"))
         said = command.replace("n1:", f"{self._first.address}:")
         said = said.replace("examples/", f"{ROOT}/examples/")
@@ -223,7 +223,7 @@ class Machine:
         return self.host.start("sh", "-c", script, environment=named)
 
     def asked(self, command: str) -> dict[str, Any]:
-        """What a command that succeeds answers."""
+        """Return the answer of a command, which must succeed."""
         process = self.start(f"{command} --output json")
         assert process.wait() == 0, process.story()
         answer: dict[str, Any] = json.loads("\n".join(process.output))
@@ -232,8 +232,8 @@ class Machine:
 
 @pytest.mark.long
 @pytest.mark.parametrize("document", ["README.md", "docs/MANY_NODES.md"])
-def test_three_machines_by_the_commands_of_the_documents(document: str, tmp_path: Path) -> None:
-    """With certificates by the README's, without by the other's, in three network namespaces."""
+def test_the_documented_commands_train_on_three_machines(document: str, tmp_path: Path) -> None:
+    """The README's use certificates, the other's do not. Each machine is a network namespace."""
     require_hosts()
     (block,) = (b for b in blocks(document, "sh") if "--store memory" in b)
     lines = [line.partition("  #")[0].strip() for line in block.splitlines()]
@@ -267,5 +267,5 @@ def test_three_machines_by_the_commands_of_the_documents(document: str, tmp_path
 
 
 def committed(status: dict[str, Any]) -> int:
-    """Of the worker that is ahead, in what `elastic status` says."""
+    """Return the most steps that a worker has committed, by `elastic status`."""
     return max((w["committed"] for node in status["nodes"] for w in node["workers"]), default=0)

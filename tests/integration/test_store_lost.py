@@ -1,4 +1,4 @@
-"""etcd loses what it knew under a running job: emptied, begun anew, restored from a backup."""
+"""A job goes on when its etcd is emptied, starts without its data or is restored from a backup."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def backed() -> Iterator[Backed]:
 
 
 class Job(TrainingJob):
-    """Two nodes, and a ledger of each coordinator's time."""
+    """A job of two nodes. Each coordinator writes a ledger of its own."""
 
     def start_coordinator_with_ledger(self) -> None:
         ledger = self.files / f"ledger-{len(self.coordinators):03}.jsonl"  # sorted by term
@@ -87,14 +87,14 @@ class Job(TrainingJob):
         self.start_coordinator_with_ledger()
 
     def lose_worker(self, node: str) -> None:
-        """And the group is whole again."""
+        """Kill the node's worker; wait until both nodes hold the state and train on."""
         self._replace_worker(node)
         self.wait(lambda: len(self.steps.together()) == len(NODES), "two that hold the state")
         self.trains_on()
 
     def lose_worker_at_once(self, node: str) -> None:
-        """And wait for no more than two steps of the whole group: where newcomers die before the
-        first one, the next ones wait for ever longer."""
+        """Kill the node's worker; wait for only two steps of the whole group. Where newcomers die
+        before the first step, the next newcomers have to wait longer and longer."""
         self._replace_worker(node)
         self.wait(lambda: self.steps.generation() == self.generation(), "a step of all")
         self.trains_on(1)
@@ -111,7 +111,7 @@ class Job(TrainingJob):
         return [e["generation"] for e in self.events("generation_formed")]
 
     def check(self) -> None:
-        """P1 to P3, from outside."""
+        """Check the promises P1 to P3 by the ledgers and the workers' own records."""
         ledgers = sorted(self.files.glob("ledger-*.jsonl"))
         lines = [line for path in ledgers for line in path.read_text().splitlines()]
         assert not audit(lines, samples=problem.SAMPLES).problems
@@ -121,7 +121,7 @@ class Job(TrainingJob):
 
 @pytest.fixture
 def job(place: Place, backed: Backed) -> Iterator[Job]:
-    """It trains, has changed its group since the backup, and will again."""
+    """A job that trains. After the test it must end well, and leave only its end and incidents."""
     job = Job(place, etcd=backed.etcd.endpoints(), ELASTIC_RECORD_SAMPLES="1")
     try:
         job.start_coordinator_with_ledger()
@@ -137,7 +137,7 @@ def job(place: Place, backed: Backed) -> Iterator[Job]:
             assert process.wait() == 82, job.story()
         if not any(c.named("stray_group_ended") for c in job.coordinators):
             job.check()
-        # The end, and the records of what has struck the job: nothing else is left of it.
+        # Only the end of the run and the records of its incidents are left.
         kept = backed.etcd.ctl("get", "--prefix", "--keys-only", "elastic/").split()
         assert [k for k in kept if "/incidents/" not in k] == ["elastic/loopback/ended/default"]
         assert job.start("forget").wait() == 0
@@ -148,7 +148,7 @@ def job(place: Place, backed: Backed) -> Iterator[Job]:
 
 
 def commits_go_on(job: Job, since_s: float) -> None:
-    """Nobody stopped training for the store's sake."""
+    """Check that training has not paused because of the store."""
     instants = [row["at"] for row in job.steps.commits(since_s=since_s)]
     gaps = [later - earlier for earlier, later in itertools.pairwise(instants)]
     print(f"longest gap between commits: {max(gaps):.2f} s")
@@ -156,7 +156,7 @@ def commits_go_on(job: Job, since_s: float) -> None:
 
 
 def lose(job: Job, backed: Backed, how: str, leader: str) -> None:
-    """The store. The next change of the group is as usual, and so is the one after it."""
+    """Have etcd lose its data; check that the group trains on and can still be changed."""
     lost_s, generation, elections = time.monotonic(), job.generation(), len(job.events("elected"))
     told = len(job.events("store_rolled_back"))
     getattr(backed, how)()
@@ -179,7 +179,7 @@ def lose(job: Job, backed: Backed, how: str, leader: str) -> None:
     assert job.numbers()[-1] > generation
 
 
-def test_the_job_goes_on_when_etcd_loses_what_it_knew(job: Job, backed: Backed) -> None:
+def test_the_job_goes_on_when_an_old_etcd_is_restored(job: Job, backed: Backed) -> None:
     backed.back_up()
     job.lose_worker("a")
     lose(job, backed, "restore", "changes")
@@ -188,10 +188,11 @@ def test_the_job_goes_on_when_etcd_loses_what_it_knew(job: Job, backed: Backed) 
 @pytest.mark.parametrize(
     "newcomer", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "after c"]
 )
-def test_no_second_group_when_the_agents_are_started_again_too(
+def test_no_second_group_trains_when_etcd_is_emptied_and_all_daemons_restart(
     job: Job, backed: Backed, newcomer: bool
 ) -> None:
-    """Only the workers are left who know. What has begun without them is the job then."""
+    """Only the workers still know their group. Where a newcomer's group has begun without them,
+    they are ended, and others join the newcomer."""
     for agents in job.agents.values():
         agents[-1].process.send_signal(signal.SIGKILL)
     job.coordinators[-1].process.send_signal(signal.SIGKILL)
@@ -225,7 +226,7 @@ def test_no_second_group_when_the_agents_are_started_again_too(
 
 @pytest.mark.long
 @pytest.mark.parametrize("leader", ["stays", "changes"])
-def test_a_job_that_is_to_stop_stops_though_etcd_has_lost_the_order(
+def test_a_stopping_job_stops_although_etcd_has_lost_the_order(
     place: Place, backed: Backed, leader: str
 ) -> None:
     job = Job(place, etcd=backed.etcd.endpoints(), step_s=6.0)
@@ -247,7 +248,7 @@ def test_a_job_that_is_to_stop_stops_though_etcd_has_lost_the_order(
 
 
 @pytest.mark.long
-def test_a_stop_waits_for_those_who_know_what_an_empty_etcd_does_not(
+def test_a_stop_waits_for_the_group_that_an_emptied_etcd_does_not_know(
     job: Job, backed: Backed
 ) -> None:
     job.trains_on(20)
@@ -265,7 +266,7 @@ def test_a_stop_waits_for_those_who_know_what_an_empty_etcd_does_not(
 @pytest.mark.long
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("how", ["delete_all", "begin_anew"])
-def test_the_job_goes_on_each_time_that_etcd_is_empty(job: Job, backed: Backed, how: str) -> None:
+def test_the_job_goes_on_each_time_that_etcd_is_emptied(job: Job, backed: Backed, how: str) -> None:
     for _ in range(AGAIN):
         for leader in ("stays", "changes"):
             lose(job, backed, how, leader)
@@ -277,7 +278,7 @@ def test_the_job_goes_on_each_time_that_etcd_is_empty(job: Job, backed: Backed, 
 def test_the_job_goes_on_each_time_that_an_old_etcd_is_restored(
     job: Job, backed: Backed, generations: int
 ) -> None:
-    """From one backup: whatever has been restored, what came after it is lost again."""
+    """All restores are from one backup, so each loses everything that came after the backup."""
     backed.back_up()
     before = job.generation()
     while job.generation() < before + generations:

@@ -1,4 +1,4 @@
-"""An etcd that runs out of space under a job."""
+"""A job trains on while its etcd has no space."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.integration.running import Place
 
 
 @pytest.mark.timeout(120)
-def test_training_goes_on_and_a_loss_waits_for_space(place: Place) -> None:
+def test_training_goes_on_without_space_and_a_recovery_waits_for_it(place: Place) -> None:
     with (
         etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster,
         training_job(place, etcd=cluster.endpoints()) as job,

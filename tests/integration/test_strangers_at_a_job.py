@@ -1,4 +1,4 @@
-"""A client with wrong credentials, or that sends garbage, is refused; the job trains on."""
+"""Clients with wrong credentials or garbage are refused, and the job trains on."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ NAMES = f"DNS:{JOB}.job.elastic"
 TEMPORARY, REFUSED, TERMINATED = 75, 83, 143
 COMMANDS = ("agent", "coordinator", "status")
 CLIENTS = ("agent", "status")
-"""Of the coordinator."""
-pytestmark = pytest.mark.alone  # a machine that lets nobody run loses nodes too
+"""The commands that are clients of the coordinator."""
+pytestmark = pytest.mark.alone  # an overloaded machine loses nodes too
 
 
 class Guarded:
@@ -45,7 +45,7 @@ class Guarded:
 
     @contextlib.contextmanager
     def undisturbed(self) -> Iterator[None]:
-        """Meanwhile and afterwards the same group trains on, and no node has been lost."""
+        """Check that the same group trains on after the block, and no node was lost meanwhile."""
         before = self.job.generation(), len(self.job.events("node_lost"))
         yield
         self.job.trains_on()
@@ -55,7 +55,7 @@ class Guarded:
             assert self.job.agents[node][-1].process.poll() is None
 
     def command(self, what: str, **environment: str) -> CommandProcess:
-        """A command of somebody else, on the same machine."""
+        """Start a stranger's command on the same machine."""
         if what == "agent":
             return self.job.start(*self.job.agent_command("stranger"), **environment)
         if what == "coordinator":
@@ -80,7 +80,6 @@ def etcd() -> Iterator[EtcdCluster]:
 
 @pytest.fixture(scope="module")
 def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
-    """Two nodes train."""
     made = make_certificates(files / "made")
     others = make_certificates(files / "others")
     papers = tls_environment(sign_for_job(made, JOB))
@@ -93,7 +92,7 @@ def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
         place.close()
 
 
-# ---- wrong papers
+# ---- wrong credentials
 
 
 @pytest.mark.parametrize(
@@ -104,7 +103,9 @@ def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
         ("wildcard", r"wildcard.pem is not one of job 'first'.*a wildcard does not count"),
     ],
 )
-def test_a_certificate_that_does_not_fit(guarded: Guarded, papers: str, why: str) -> None:
+def test_an_expired_or_foreign_certificate_is_refused(
+    guarded: Guarded, papers: str, why: str
+) -> None:
     days = -1 if papers == "expired" else 2
     names = {"second": "DNS:second.job.elastic", "wildcard": "DNS:*.job.elastic"}.get(papers, NAMES)
     sign(guarded.made, papers, days=days, names=names)
@@ -112,7 +113,7 @@ def test_a_certificate_that_does_not_fit(guarded: Guarded, papers: str, why: str
         _all_refused(guarded, COMMANDS, why, **_papers(guarded.made, papers))
 
 
-def test_a_certificate_of_another_authority(guarded: Guarded) -> None:
+def test_a_certificate_of_another_authority_is_refused(guarded: Guarded) -> None:
     sign(guarded.others, "stranger", names=NAMES)
     papers = _papers(guarded.others, "stranger")
     own = {**papers, "ELASTIC_TLS_CA": str(guarded.made.ca)}
@@ -125,13 +126,13 @@ def test_a_certificate_of_another_authority(guarded: Guarded) -> None:
         _all_refused(guarded, CLIENTS, why, **own)
 
 
-def test_a_wrong_etcd_password(guarded: Guarded) -> None:
+def test_a_wrong_etcd_password_is_refused(guarded: Guarded) -> None:
     with guarded.undisturbed():
         why = "the user or the password is wrong"
         _all_refused(guarded, COMMANDS, why, ELASTIC_ETCD_PASSWORD="wrong")
 
 
-def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded) -> None:
+def test_endpoints_that_do_not_answer_are_named_one_by_one(guarded: Guarded) -> None:
     ports = free_ports(3)
     endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)
     with guarded.undisturbed():
@@ -146,7 +147,7 @@ def test_endpoints_that_nobody_answers_at_are_named_one_by_one(guarded: Guarded)
             assert all(f"127.0.0.1:{port}: " in message for message in told), told
 
 
-def test_an_agent_that_would_outlive_its_group(guarded: Guarded) -> None:
+def test_an_agent_with_another_isolation_timeout_is_refused(guarded: Guarded) -> None:
     with guarded.undisturbed():
         command = guarded.command("agent", ELASTIC_ISOLATION_TIMEOUT_S="600")
         _refused(
@@ -156,7 +157,7 @@ def test_an_agent_that_would_outlive_its_group(guarded: Guarded) -> None:
         )
 
 
-def test_an_agent_started_wrongly_leaves_the_workers_to_a_right_one(guarded: Guarded) -> None:
+def test_a_misconfigured_agent_leaves_its_workers_to_the_next_agent(guarded: Guarded) -> None:
     job = guarded.job
     pid, generation = job.worker_pid("a"), job.generation()
     job.agents["a"][-1].process.kill()
@@ -200,7 +201,7 @@ def _noise(length: int) -> bytes:
 
 
 @pytest.mark.parametrize("noise", [b"GET / HTTP/1.1\r\n\r\n", _noise(100), _noise(1_000_000)])
-def test_garbage_on_the_coordinators_port(guarded: Guarded, noise: bytes) -> None:
+def test_garbage_on_the_coordinators_port_disturbs_nothing(guarded: Guarded, noise: bytes) -> None:
     host, _, port = guarded.job.address.partition(":")
     with guarded.undisturbed():
         for _ in range(20):
@@ -208,7 +209,7 @@ def test_garbage_on_the_coordinators_port(guarded: Guarded, noise: bytes) -> Non
                 _pour(connection, noise)
 
 
-def test_garbage_on_the_sockets_of_a_node(guarded: Guarded) -> None:
+def test_garbage_on_the_sockets_of_a_node_disturbs_nothing(guarded: Guarded) -> None:
     directories = {node: _sockets_of(guarded.job, node) for node in NODES}
     assert all(len(paths) >= 2 for paths in directories.values()), directories
     with guarded.undisturbed():
@@ -237,8 +238,8 @@ def _pour(connection: socket.socket, noise: bytes) -> None:
 
 
 @pytest.mark.parametrize("mebibytes", [45, 70])
-def test_a_message_too_large(guarded: Guarded, mebibytes: int) -> None:
-    """Above what is taken, and above what gRPC reads at all; from somebody of the job."""
+def test_a_message_that_is_too_large_is_refused(guarded: Guarded, mebibytes: int) -> None:
+    """One is above the job's limit, one above what gRPC reads at all. A member sends them."""
     files = guarded.made
     credentials = grpc.ssl_channel_credentials(
         files.ca.read_bytes(), files.key(JOB).read_bytes(), files.certificate(JOB).read_bytes()

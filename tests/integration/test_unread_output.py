@@ -1,4 +1,4 @@
-"""Nobody has to read what a job says: it recovers and stops as if somebody did."""
+"""A job whose output nobody reads recovers and stops as usual."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ DEADLINE_S = 60.0
 
 @contextlib.contextmanager
 def unread() -> Iterator[dict[str, Any]]:
-    """Pipes that are full soon."""
+    """Pipes that nobody reads, so that they are soon full."""
     ends = [os.pipe() for _ in range(2)]
     yield {"stdout": ends[0][1], "stderr": ends[1][1]}
     for fd in (fd for end in ends for fd in end):
@@ -36,7 +36,7 @@ def unread() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def without_reader() -> Iterator[dict[str, Any]]:
-    """A reader that has ended, as after `| head -1`."""
+    """Pipes whose reader has ended, as after `| head -1`."""
     ends = [os.pipe() for _ in range(2)]
     for read, _ in ends:
         os.close(read)
@@ -47,7 +47,7 @@ def without_reader() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def closed() -> Iterator[dict[str, Any]]:
-    """`>&- 2>&-`"""
+    """Closed standard output and error, as by `>&- 2>&-`."""
 
     def close() -> None:
         os.close(1)
@@ -58,7 +58,7 @@ def closed() -> Iterator[dict[str, Any]]:
 
 @contextlib.contextmanager
 def stopped_terminal() -> Iterator[dict[str, Any]]:
-    """Ctrl-S: the kernel's own buffer is all that is written."""
+    """A terminal after Ctrl-S: only the kernel's own buffer takes output."""
     master, slave = os.openpty()
     yield {"stdout": slave, "stderr": slave}
     os.close(master)
@@ -66,7 +66,7 @@ def stopped_terminal() -> Iterator[dict[str, Any]]:
 
 
 class Job:
-    """`elastic run` of noisy.py, seen only by `elastic status`."""
+    """`elastic run` of noisy.py, observed only through `elastic status`."""
 
     def __init__(self, place: Place, streams: dict[str, Any], output: str) -> None:
         self._place = place
@@ -107,7 +107,7 @@ class Job:
         pytest.param(stopped_terminal, "live", id="a stopped terminal", marks=pytest.mark.long),
     ],
 )
-def test_a_job_that_nobody_reads_recovers_and_stops(
+def test_a_job_whose_output_nobody_reads_recovers_and_stops(
     place: Place, streams: Callable[[], contextlib.AbstractContextManager[Any]], output: str
 ) -> None:
     with streams() as given:
@@ -137,7 +137,7 @@ def test_a_job_that_nobody_reads_recovers_and_stops(
             job.process.wait()
 
 
-def test_a_full_disk_under_the_events_file_costs_events_alone(
+def test_a_full_disk_under_the_events_file_loses_only_events(
     place: Place, etcd: EtcdCluster
 ) -> None:
     script = (SCRIPTS / "steady.py", "--epochs", "2")

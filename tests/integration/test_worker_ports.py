@@ -14,12 +14,12 @@ from tests.etcd_cluster import EtcdCluster
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import SCRIPTS, Place
 
-FIRST = 20_000 + os.getpid() % 500 * 20  # below what the kernel gives to others
+FIRST = 20_000 + os.getpid() % 500 * 20  # below the kernel's ephemeral ports
 LAST = FIRST + 19
 
 
 @pytest.mark.timeout(120)
-def test_rank_0_is_met_within_the_range_and_taken_ports_are_passed_over(
+def test_rank_0_listens_at_a_free_port_of_the_worker_port_range(
     place: Place, etcd: EtcdCluster, tmp_path: Path
 ) -> None:
     free = LAST
@@ -36,5 +36,5 @@ def test_rank_0_is_met_within_the_range_and_taken_ports_are_passed_over(
 def _taken(port: int) -> socket.socket | None:
     try:
         return socket.create_server(("", port))
-    except OSError:  # by somebody else
+    except OSError:  # the port is taken
         return None

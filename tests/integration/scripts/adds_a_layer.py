@@ -1,4 +1,4 @@
-"""Adds a layer in its fifth step, as one does who grows a network; DDP does not know it."""
+"""Adds a layer in its fifth step, to grow its network; DDP does not know the layer."""
 
 from torch import nn
 from toy import Toy

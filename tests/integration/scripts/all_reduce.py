@@ -1,4 +1,4 @@
-"""A sum over two processes on two hosts, with plain torch: all_reduce.py RANK MASTER INTERFACE"""
+"""Sums over two processes on two hosts, with plain torch: all_reduce.py RANK MASTER INTERFACE"""
 
 import datetime
 import os

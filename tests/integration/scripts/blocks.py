@@ -1,4 +1,4 @@
-"""Rank 1 blocks for ever in its sixth step, once: until FILE exists."""
+"""Rank 1 blocks for ever in its sixth step, unless FILE exists; it makes FILE first."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""One of the ends that a script written for torchrun can take, by name."""
+"""A script for torchrun that ends in one of several ways: classic.py NAME FOLDER"""
 
 import importlib
 import json
@@ -45,7 +45,7 @@ def exits():
 
 
 def early():
-    """Rank 0 ends well at once, although its peers need the store for seconds yet."""
+    """Rank 0 succeeds at once, although its peers use its store for another second."""
     dist.init_process_group("gloo")
     dist.barrier()
     if rank == 0:

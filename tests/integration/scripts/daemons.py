@@ -1,4 +1,4 @@
-"""Trains with a command that is detached twice, as daemons detach themselves."""
+"""Trains beside a command that is detached twice, as daemons detach themselves."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Wants to train on data without a length."""
+"""Tries to train on data without a length."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Trains one step; then each worker makes a file in DIRECTORY and is busy with something else."""
+"""Trains one step; then each worker makes a file in DIRECTORY and sleeps for 1000 s."""
 
 import os
 import sys

@@ -1,4 +1,4 @@
-"""Ends its process in its third step, with a code that says failure, or as if all were well."""
+"""Ends its process in its third step, with the exit code of a failure or with 0."""
 
 import os
 import sys

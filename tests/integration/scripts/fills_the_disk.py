@@ -1,6 +1,6 @@
-"""From its eighth step on the disk is full: FILE takes what is left. Arguments: FILE [EPOCHS]
+"""Fills the disk in its eighth step: FILE takes what is left. Arguments: FILE [EPOCHS]
 
-What is saved beside it, in "checkpoints", is complete by then: no later than in the background."""
+Before that it waits for the background saves to "checkpoints", beside FILE, to be complete."""
 
 import contextlib
 import pathlib

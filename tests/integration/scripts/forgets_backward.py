@@ -1,4 +1,4 @@
-"""Takes batches, but no gradient."""
+"""Takes batches but never calls step.backward."""
 
 from toy import Toy
 

@@ -1,6 +1,6 @@
-"""Hangs again and again, each time on another rank and at the next of the places that are given.
+"""Hangs repeatedly, each time on the next rank and at the next of the given places.
 
-ARGUMENTS: FOLDER PLACES...; when a hang begins a file is made in FOLDER: its time, rank and step.
+Arguments: FOLDER PLACES... When a hang begins, its time, rank and step go to a file in FOLDER.
 """
 
 import os
@@ -17,12 +17,12 @@ from torch import nn
 import elastic
 
 folder, places = Path(sys.argv[1]), sys.argv[2:]
-FIRST = 20  # step
-first_of = {}  # generation: its first step, as far as seen here
+FIRST = 20  # the earliest step that hangs
+first_of = {}  # generation: the first step that this process has seen of it
 
 
 def hangs(place: str) -> bool:
-    """Whether to hang here: the group is whole again and has settled, past the hang before."""
+    """Whether to hang here: the group is whole, has settled and is past the previous hang."""
     number = len(list(folder.iterdir()))
     if session.committed < first_of.setdefault(session.generation, session.committed) + 5:
         return False
@@ -60,7 +60,7 @@ class Net(nn.Module):
             with lock:
                 lock.acquire()
         if hangs("collective"):
-            dist.barrier()  # which the others take for what they call
+            dist.barrier()  # the others take it for their own collective
         if hangs("stopped"):
             os.kill(os.getpid(), signal.SIGSTOP)
         return self.layer(x)

@@ -1,4 +1,4 @@
-"""Waits for something that never comes, before its first step."""
+"""Waits for ever before its first step."""
 
 import threading
 

@@ -1,6 +1,6 @@
-"""One worker of a group hangs once, at the place that is asked for.
+"""One worker of the group hangs once, at PLACE.
 
-ARGUMENTS: PLACE (block, between, call, before) RANK FLAG [SECONDS]; FLAG is made when it begins.
+Arguments: PLACE (block, between, call, before) RANK FLAG [SECONDS]. The hang makes the file FLAG.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""Trains until it is stopped; when FOLDER/hang is there, rank 1 takes it away and hangs."""
+"""Trains until it is stopped. When FOLDER/hang exists, rank 1 removes it and hangs."""
 
 import sys
 import time

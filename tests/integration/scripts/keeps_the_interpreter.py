@@ -1,6 +1,7 @@
-"""Rank 1 calls C code that keeps the interpreter for ever in its sixth step, once: until FILE.
+"""In its sixth step rank 1 calls C code that holds the GIL for ever, unless FILE exists.
 
-It locks a mutex that it holds: a signal, by which others ask for stacks, does not end that.
+It makes FILE first. The C code locks a mutex that the thread already holds: the signal that asks
+for stacks does not interrupt that.
 """
 
 import ctypes

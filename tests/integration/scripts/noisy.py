@@ -1,4 +1,4 @@
-"""Trains, and says more than anybody reads; its figures have names that others use too."""
+"""Trains and prints a lot. The values that it reports have names that `elastic` uses itself."""
 
 from toy import Toy
 

@@ -1,6 +1,6 @@
-"""Plain DDP as torch's documentation has it, which knows only what torchrun tells its scripts.
+"""Plain DDP as in torch's documentation; it uses only what torchrun tells its scripts.
 
-Prints `start RANK/WORLD restart N at step S` for each process and `step S` for each step of rank 0.
+Each process prints `start RANK/WORLD restart N at step S pid PID`, and rank 0 each `step S`.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Fails while it builds what it wants to train."""
+"""Fails between elastic.init() and its first step."""
 
 from toy import Toy
 

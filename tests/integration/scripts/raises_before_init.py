@@ -1,4 +1,4 @@
-"""Fails before it asks for its place in the job."""
+"""Fails before it calls elastic.init()."""
 
 import elastic  # noqa: F401
 

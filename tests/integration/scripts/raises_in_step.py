@@ -1,4 +1,5 @@
-"""Fails in its fourth step: on all ranks, on rank 1 alone, or there only until FILE exists."""
+"""Fails in its fourth step while FILE does not exist: on all ranks, or on rank 1 alone.
+Arguments: all|one|once FILE. With `once`, the failure on rank 1 makes FILE."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Once FILE exists, no process that has not trained before can load the state."""
+"""Once FILE exists, only processes that have trained before can load the state."""
 
 import pathlib
 import sys

@@ -2,8 +2,9 @@
 
 Usage: slow_rank.py STEPS STEP_S PART RANK SINCE sleep|work [two]
 
-work: the forward pass keeps a core busy, and so does what takes longer: 30% of what steps took
-before. PART none: nothing does. two: a second model has a backward pass of its own in each step.
+The extra time is 30% of what steps took before SINCE. sleep, work: how the forward pass and the
+extra time pass; work keeps a core busy. PART none: no step takes longer. two: a second model has
+a backward pass of its own in each step.
 """
 
 import statistics

@@ -1,5 +1,5 @@
-"""Rank 1 stands still inside of torch in its step 6 for good, as one whose gloo waits for the rest
-of a message."""
+"""In step 6 rank 1 blocks for good inside of torch, as if gloo waited for the rest of a message.
+Argument: FILE. It makes FILE before, and does not block if FILE exists."""
 
 import pathlib
 import sys

@@ -1,4 +1,4 @@
-"""Trains, as it is told to."""
+"""Trains the toy without faults; options set its length, its data and its model."""
 
 import argparse
 

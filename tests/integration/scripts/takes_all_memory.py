@@ -1,6 +1,6 @@
-"""Trains; at step 30 one worker, once, takes memory until it is ended.
+"""Trains; at step 30 rank 1 takes memory until it is killed, unless MARK exists. It makes MARK.
 
-takes_all_memory.py MARK
+Usage: takes_all_memory.py MARK
 """
 
 import os

@@ -14,7 +14,7 @@ import elastic
 
 index, ranks, seconds, what = int(sys.argv[1]), sys.argv[2], float(sys.argv[3]), sys.argv[4]
 epochs = int(sys.argv[5])
-torch.compile(lambda x: x, backend="eager")(torch.zeros(2))  # imports much, for seconds
+torch.compile(lambda x: x, backend="eager")(torch.zeros(2))  # its imports take seconds
 toy = Toy(num_workers=int(what == "load"))
 
 
@@ -33,7 +33,7 @@ def take_long(step):
 
 
 class Samples(torch.utils.data.Dataset):
-    """Those of the toy; a child of rank 1 hangs over those of the step."""
+    """The toy's samples; rank 1's loader process is slow to load those of step INDEX."""
 
     loaded = 0
 

@@ -1,4 +1,4 @@
-"""What the scripts here train: a linear model on numbers from a fixed seed, printing each step."""
+"""What most scripts here train: a linear model on fixed random numbers. It prints each step."""
 
 import time
 

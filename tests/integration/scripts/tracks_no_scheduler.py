@@ -1,4 +1,4 @@
-"""Lowers its rate by a scheduler that it does not track: a newcomer begins with the first rate."""
+"""Lowers its learning rate by an untracked scheduler: a newcomer begins with the first rate."""
 
 import torch
 from toy import Toy

@@ -1,4 +1,4 @@
-"""What befalls a cluster, and how it ends."""
+"""The faults that the chaos tests inject into a cluster, and how each of them ends."""
 
 from __future__ import annotations
 
@@ -12,8 +12,11 @@ from tests.cluster import JOINER, NODES, Cluster
 
 @dataclass(frozen=True)
 class Fault:
-    """begin: what befalls the cluster. end: what the job is to recover from is over. nodes: that
-    it concerns. is_planned: an operator's wish, and so is that a node starts again."""
+    """One fault.
+
+    begin: injects it. end: removes its cause and starts again what it has ended. nodes: those that
+    it affects. is_planned: an operator asks for it, also for the restart of a node.
+    """
 
     begin: Callable[[Cluster], object]
     end: Callable[[Cluster], object] = lambda _: None
@@ -121,4 +124,4 @@ FAULTS = {
     "store frozen": Fault(freeze_store, thaw_store, C),
     "saved": Fault(wait_for_save),
 }
-"""Each leaves the nodes as they were."""
+"""Each leaves the nodes as they were before it."""

@@ -1,4 +1,4 @@
-"""Jobs whose members are killed at random steps."""
+"""Starts jobs, and kills their members at random steps."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2])}
 
 
 def job_of(script: Path, out: Path, *options: str, nproc: int, **environment: str) -> JobProcess:
-    """Its ledger, its records and its logs are in `out`."""
+    """Start a job whose ledger, records and logs are in `out`."""
     return JobProcess(
         *("--ledger", out / "ledger.jsonl", script, out, *options),
         nproc=nproc,

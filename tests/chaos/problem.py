@@ -12,7 +12,7 @@ from torch.utils.data import TensorDataset
 
 from elastic.core.data_order import Permutation, epoch_key
 
-SAMPLES = 301  # no multiple of anything: epochs end with uneven and missing shares
+SAMPLES = 301  # no multiple of a batch: epochs end with uneven and missing shares
 SEED = 3
 
 
@@ -64,7 +64,7 @@ def lineage(path: Path) -> list[dict[str, Any]]:
 
 
 def check_every_sample_once(steps: list[dict[str, Any]], epochs: int) -> None:
-    """P3: steps are consecutive and their ranges tile every epoch."""
+    """Check P3: steps are consecutive, and their ranges of samples tile every epoch."""
     assert [s["step"] for s in steps] == list(range(len(steps)))
     cursor, epoch = 0, 0
     for s in steps:

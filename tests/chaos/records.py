@@ -1,4 +1,4 @@
-"""What the workers of tests/chaos/scripts have written, and what must be true of it."""
+"""Reads and checks the records that the workers of tests/chaos/scripts write."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Record = dict[str, Any]
 
 
 def read(out: Path) -> dict[str, list[Record]]:
-    """The records of each process, in its order; a line cut short by a kill is left out."""
+    """The records of each process, oldest first, without a line that a kill has cut short."""
     records: dict[str, list[Record]] = {}
     for path in sorted(out.glob("steps-*.jsonl")):
         lines = path.read_text().split("\n")[:-1]
@@ -50,7 +50,7 @@ def factors(records: dict[str, list[Record]]) -> dict[int, float]:
 
 
 def check_equal_weights(records: dict[str, list[Record]]) -> int:
-    """All members hold bit-identical weights after each step; the number of comparisons."""
+    """Check that all members hold bit-identical weights after each step; the number of commits."""
     digests: dict[int, set[str]] = defaultdict(set)
     compared = 0
     for rows in records.values():
@@ -64,8 +64,8 @@ def check_equal_weights(records: dict[str, list[Record]]) -> int:
 
 
 def check_nothing_lost(records: dict[str, list[Record]], formed: list[Record]) -> None:
-    """P2 on every process: commits are consecutive, an unplanned change costs at most one step
-    computed again, and a planned one none.
+    """Check P2 in every process: commits are consecutive, an unplanned change of the group costs
+    at most one step that is computed again, and a planned change costs none.
 
     formed: the job's events `generation_formed`.
     """

@@ -1,4 +1,4 @@
-"""DDP's options, hooks, AMP, schedulers and scalers work on after a change of group."""
+"""DDP's options, hooks, AMP, schedulers and scalers keep working after a change of the group."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.kills import job_of, kill_at_random_steps
 SCRIPT = Path(__file__).parent / "scripts" / "ddp_features.py"
 
 
-def test_every_feature_survives_a_change_of_group(tmp_path: Path) -> None:
+def test_every_ddp_feature_keeps_working_after_a_change_of_the_group(tmp_path: Path) -> None:
     with job_of(SCRIPT, tmp_path, nproc=3) as job:
         kill_at_random_steps(job, tmp_path, seed=1, kills=2)
         assert job.wait() == 0, job.story()

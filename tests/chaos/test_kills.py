@@ -1,4 +1,4 @@
-"""Workers are killed at random moments; the job must end as if nothing had happened."""
+"""A job whose workers are killed at random moments ends as if nothing had happened."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:
 
 
 def check_accounts(job: JobProcess, nproc: int) -> None:
-    """P8: the time of all slots is accounted for, within 1%."""
+    """Check P8: the time of all slots is accounted for, within 1%."""
     (connected,), (finished,) = job.named("node_connected"), job.named("job_finished")
     wall_s = (finished["time"] - connected["time"]) * nproc
     spent = finished["slot_seconds"]
@@ -51,7 +51,9 @@ def check_accounts(job: JobProcess, nproc: int) -> None:
         pytest.param(4, 6, ["--batch-size", "3"], marks=pytest.mark.long),
     ],
 )
-def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: list[str]) -> None:
+def test_kills_change_neither_the_samples_nor_the_weights(
+    tmp_path: Path, nproc: int, kills: int, options: list[str]
+) -> None:
     epochs = 12
     options = ["--epochs", str(epochs), "--step-s", "0.02", *options]
     with job_of(TRAINER, tmp_path, *options, nproc=nproc) as job:
@@ -61,8 +63,8 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int, options: l
     check_accounts(job, nproc)
 
 
-def test_without_kills_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:
-    """7 workers' worth of unevenness from 3: a global batch of 8 is divided as 3, 3, 2."""
+def test_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:
+    """Three workers divide a global batch of 8 as 3, 3, 2."""
     options = ["--epochs", "2", "--batch-size", "2", "--global-batch", "8"]
     with job_of(TRAINER, tmp_path, *options, nproc=3) as job:
         assert job.wait() == 0, job.story()

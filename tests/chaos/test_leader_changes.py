@@ -1,4 +1,4 @@
-"""The leader dies in the middle of each fault: what the job counts is as if it had not."""
+"""What a job counts does not change if its leader dies in the middle of a fault."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.hosts import require_hosts
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
 
 AGAIN = 3
-_LATEST_S = 0.5  # after the fault has begun, at which the leader dies
-_AGREE = 0.01  # seconds accounted, of those that have passed
+_LATEST_S = 0.5  # the leader dies at most this long after the fault has begun
+_AGREE = 0.01  # the share of the time passed that the accounts may miss
 
 
 @pytest.fixture(scope="module")
@@ -37,13 +37,16 @@ def status(cluster: Cluster) -> dict[str, Any]:
 
 
 def incidents(cluster: Cluster) -> dict[int, tuple[str, str]]:
-    """Cause and outcome by number."""
+    """The cause and outcome of each incident, by its number."""
     found = json.loads(cluster.ask("incidents", "--output", "json"))
     return {i["number"]: (i["cause"], i["outcome"]) for i in found}
 
 
 def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[str, Any]:
-    """What the fault has added to the counts, and that they agree with what was told."""
+    """Inject the fault and return what it adds to the counts, which must agree with the events.
+
+    die_after_s: seconds after the begin of the fault at which the leader is killed; None: it lives.
+    """
     cluster.settle(*NODES)
     for name in NODES:
         cluster.ask("nodes", "--clear", name)
@@ -55,7 +58,7 @@ def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[st
         elected = len(cluster.events("elected"))
         cluster.coordinators[cluster.leader()][-1].process.kill()
         if fault.begin is freeze_store:
-            fault.end(cluster)  # before, nobody can lead
+            fault.end(cluster)  # until then nobody can lead
         cluster.wait_for_event("elected", after=elected)
     fault.end(cluster)
     cluster.settle(*NODES)
@@ -82,7 +85,9 @@ def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[st
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_is_counted_is_the_same_when_the_leader_dies(cluster: Cluster, name: str) -> None:
+def test_a_leader_that_dies_during_a_fault_does_not_change_the_counts(
+    cluster: Cluster, name: str
+) -> None:
     fault, delays = FAULTS[name], random.Random(name)
     undisturbed = change(cluster, fault, None)
     print(f"{name}: {undisturbed}")

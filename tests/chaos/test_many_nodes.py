@@ -1,7 +1,8 @@
-"""A job on three hosts with etcd on three others and two coordinators: whatever fails, one lineage.
+"""A job on several hosts keeps one lineage when hosts, links, coordinators, etcd or agents fail.
 
-The scenarios take turns on one running job. After each, ledgers and records are checked for the
-promises P1 to P3; weights (P4) at the end of a job.
+The job trains on three hosts. Three others have etcd, and two of these a coordinator. The scenarios
+take turns on one running job. After each, its ledgers and records are checked for promises P1 to
+P3, and at the end of a job its weights for P4.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CONFIGURATION, DRAINED, STOPPED, REFUSED = 78, 80, 82, 83
 
 
 class Ground:
-    """A network on which one job after the other runs; a new network after a test has failed."""
+    """A network on which one job runs after another. A new network follows a failed test."""
 
     def __init__(self, files: Path) -> None:
         self._files = files
@@ -45,7 +46,7 @@ class Ground:
         return self.cluster
 
     def next_job(self) -> Cluster:
-        """When all processes of the one before have ended."""
+        """Start another job on the network. Fails if a process of the last job still runs."""
         ended = self.cluster
         assert ended is not None
         assert not ended.processes()
@@ -73,7 +74,7 @@ def ground(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ground]:
 
 @pytest.fixture
 def cluster(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Cluster]:
-    """Three nodes train."""
+    """A cluster whose three nodes train. After a test that passed, its lineage is checked."""
     failed = request.session.testsfailed
     try:
         cluster = ground.running()
@@ -88,7 +89,7 @@ def cluster(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Cluster]
 
 
 def longest_gap_s(cluster: Cluster, since_s: float, host: str) -> float:
-    """Between two steps of one host."""
+    """The longest time between two commits of `host` since then, or from its last one to now."""
     instants = [row["at"] for row in cluster.steps.commits(since_s=since_s, host=host)]
     instants.append(time.monotonic())
     return max(later - earlier for earlier, later in itertools.pairwise(instants))
@@ -115,7 +116,9 @@ def test_the_others_go_on_without_a_host_whose_processes_are_killed(cluster: Clu
         "link down",
     ],
 )
-def test_a_silent_host_commits_nothing_and_comes_back(cluster: Cluster, lost: str) -> None:
+def test_a_cut_off_host_commits_at_most_one_step_and_rejoins_when_healed(
+    cluster: Cluster, lost: str
+) -> None:
     host = cluster.net.host("c")
     if lost == "both ways":
         cluster.net.cut(host)
@@ -128,7 +131,7 @@ def test_a_silent_host_commits_nothing_and_comes_back(cluster: Cluster, lost: st
     cut_at_s = time.monotonic()
     cluster.wait_trained(20, "a", "b")
     own = cluster.steps.commits(since_s=cut_at_s, host="c")
-    assert len({row["step"] for row in own}) <= 1, own  # the one that was all but complete
+    assert len({row["step"] for row in own}) <= 1, own  # a step that was all but complete
     agents = len(cluster.events("node_connected", node="c"))
     cluster.net.heal()
     cluster.wait_for_event("node_connected", after=agents, node="c")
@@ -136,7 +139,7 @@ def test_a_silent_host_commits_nothing_and_comes_back(cluster: Cluster, lost: st
     assert cluster.agent("c").process.poll() is None
 
 
-def test_a_leader_cut_off_with_a_minority_can_do_no_harm(cluster: Cluster) -> None:
+def test_a_leader_cut_off_with_a_minority_decides_nothing_and_is_deposed(cluster: Cluster) -> None:
     old, new = cluster.leader(), cluster.follower()
     cluster.net.cut(cluster.net.host(old), cluster.net.host("a"))
     cut_at_s, clock_s = time.monotonic(), time.time()
@@ -156,7 +159,7 @@ def test_a_leader_cut_off_with_a_minority_can_do_no_harm(cluster: Cluster) -> No
 # ---- coordinators and the store
 
 
-def test_a_killed_leader_is_followed_by_one_that_adopts_the_group(cluster: Cluster) -> None:
+def test_a_new_leader_adopts_the_group_of_a_killed_leader(cluster: Cluster) -> None:
     follower = cluster.operator("events", "--follow", "--output", "json")
     follower.wait_for(lambda: follower.output, "remembered events")
     old, new, generation = cluster.leader(), cluster.follower(), cluster.generation()
@@ -166,7 +169,7 @@ def test_a_killed_leader_is_followed_by_one_that_adopts_the_group(cluster: Clust
     cluster.wait(lambda: cluster.leader() == new, "another leader")
     cluster.wait_for_event("node_connected", after=connected + len(NODES) - 1)
     cluster.wait_trained(20, *NODES)
-    assert longest_gap_s(cluster, killed_at_s, "a") < 2.0  # and there was no leader for longer
+    assert longest_gap_s(cluster, killed_at_s, "a") < 2.0  # there was no leader for longer
     assert cluster.generation() == generation
 
     def told() -> list[str]:
@@ -178,7 +181,7 @@ def test_a_killed_leader_is_followed_by_one_that_adopts_the_group(cluster: Clust
     follower.close()
 
 
-def test_a_worker_killed_together_with_the_leader_is_recovered_from(cluster: Cluster) -> None:
+def test_the_job_recovers_when_a_worker_and_the_leader_die_together(cluster: Cluster) -> None:
     old, new, generation = cluster.leader(), cluster.follower(), cluster.generation()
     victim = cluster.member_pid("b")
     cluster.coordinators[old][-1].process.kill()
@@ -232,7 +235,7 @@ def test_training_goes_on_while_a_majority_of_the_store_is_stopped(cluster: Clus
 # ---- agents
 
 
-def test_an_agent_that_is_started_again_adopts_its_workers(cluster: Cluster) -> None:
+def test_a_restarted_agent_adopts_its_workers_without_a_new_group(cluster: Cluster) -> None:
     generation, pid, killed_at_s = cluster.generation(), cluster.member_pid("b"), time.monotonic()
     connected = len(cluster.events("node_connected", node="b"))
     cluster.agent("b").process.kill()
@@ -245,7 +248,7 @@ def test_an_agent_that_is_started_again_adopts_its_workers(cluster: Cluster) -> 
     assert not cluster.steps.repeated(killed_at_s)
 
 
-def test_a_fourth_node_joins_and_leaves_and_none_that_does_not_belong(cluster: Cluster) -> None:
+def test_a_fourth_node_joins_and_leaves_while_strangers_are_refused(cluster: Cluster) -> None:
     twin = cluster.start_stranger(JOINER, "a")
     other = cluster.start_stranger(JOINER, "other", arguments=("--batch-size", "5"))
     began_at_s = time.monotonic()
@@ -286,7 +289,7 @@ def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None
     assert cluster.agent("c").wait() == DRAINED
     cluster.wait_trained(10, "a", "b")
     assert not cluster.steps.repeated(drained_at_s)
-    assert cluster.start_agent("c").wait() == DRAINED  # told at once
+    assert cluster.start_agent("c").wait() == DRAINED  # sent away at once
     (released,) = cluster.agent("c").named("released")
     assert released["reason"].endswith("`elastic nodes --clear c` lets it come back")
     assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "drained"}
@@ -296,7 +299,7 @@ def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None
 
 
 def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster: Cluster) -> None:
-    cluster.ask("nodes", "--clear", "c")  # of what befell it in other tests
+    cluster.ask("nodes", "--clear", "c")  # forget failures in other tests
     quarantined = len(cluster.events("node_quarantined"))
     for _ in range(3):
         cluster.wait_trained(5, *NODES)
@@ -314,7 +317,7 @@ def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster
 
 
 def check_saved_and_left(cluster: Cluster, code: int) -> None:
-    """The job has ended everywhere, at a step that is saved."""
+    """Check that the job ends everywhere with `code`, and that its last step is saved."""
     agents = {name: cluster.agent(name).wait() for name in NODES}
     coordinators = {name: p[-1].wait() for name, p in cluster.coordinators.items()}
     assert {*agents.values(), *coordinators.values()} == {code}, (agents, coordinators)
@@ -329,7 +332,7 @@ def test_a_stopped_job_is_saved_and_leaves_no_process(cluster: Cluster) -> None:
     check_saved_and_left(cluster, STOPPED)
 
 
-def test_a_job_whose_agents_are_all_told_to_end_is_saved(ground: Ground) -> None:
+def test_a_job_is_saved_when_all_its_agents_get_sigterm(ground: Ground) -> None:
     cluster = ground.next_job()
     for name in NODES:
         cluster.agent(name).process.terminate()

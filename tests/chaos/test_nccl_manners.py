@@ -1,7 +1,7 @@
-"""The session's promises on a backend that behaves as NCCL does: see tests/nccl_manners.py.
+"""The session keeps its promises on a backend that behaves like NCCL (tests/nccl_manners.py).
 
-An operation that was aborted looks as if it had succeeded and leaves garbage, so a step or an
-evaluation that does not ask whether the group still stands takes it for its result.
+An aborted operation looks like a success and leaves garbage. A step or an evaluation that does not
+check whether the group still exists takes the garbage for its result.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Rows = dict[str, list[records.Record]]
 def train(
     script: Path, out: Path, *options: str, nproc: int, kills: int, seed: int
 ) -> tuple[JobProcess, Rows]:
-    """A job whose members are killed; it has ended well, and nobody but these was lost."""
+    """Run a job and kill some of its members. It must end well and lose no other worker."""
     with job_of(script, out, *options, nproc=nproc) as job:
         kill_at_random_steps(job, out, seed=seed, kills=kills)
         assert job.wait(150) == 0, job.story()
@@ -33,8 +33,8 @@ def train(
 
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize(("nproc", "kills"), [(2, 2), pytest.param(3, 4, marks=pytest.mark.long)])
-def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int) -> None:
-    """Weights as one process computes them: no gradient was garbage."""
+def test_kills_do_not_change_the_weights(tmp_path: Path, nproc: int, kills: int) -> None:
+    """The weights are those that one process computes, so no gradient was garbage."""
     options = ["--nccl-manners", "--epochs", "12", "--step-s", "0.02"]
     job, _ = train(TRAINER, tmp_path, *options, nproc=nproc, kills=kills, seed=nproc)
     check_outcome(job, tmp_path, epochs=12)
@@ -47,7 +47,7 @@ def test_kills_change_nothing(tmp_path: Path, nproc: int, kills: int) -> None:
     [(["--log-loss"], "logged", 7), (["--evaluate-every", "1"], "value", 9)],
     ids=["below its steps", "in an evaluation"],
 )
-def test_kills_change_nothing_in_what_the_script_reduces(
+def test_kills_do_not_change_the_figures_that_the_script_reduces(
     tmp_path: Path, options: list[str], figure: str, seed: int
 ) -> None:
     job, found = train(SCRIPT, tmp_path, *options, nproc=3, kills=4, seed=seed)
@@ -58,7 +58,7 @@ def test_kills_change_nothing_in_what_the_script_reduces(
 
 
 @pytest.mark.long
-def test_a_watchdog_that_was_asked_for_is_refused_before_training(tmp_path: Path) -> None:
+def test_a_job_that_asks_for_the_nccl_watchdog_is_refused_before_training(tmp_path: Path) -> None:
     with job_of(SCRIPT, tmp_path, nproc=1, TORCH_NCCL_ASYNC_ERROR_HANDLING="1") as job:
         assert job.wait() == 78, job.story()
     (failed,) = job.named("worker_failed")

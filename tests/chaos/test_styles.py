@@ -1,6 +1,6 @@
-"""Training scripts as people write them, killed at random instants: each ends as if undisturbed.
+"""Training scripts as people write them end as if undisturbed when workers are killed at random.
 
-One of them again, with its kills: python -m tests.chaos.styles --style NAME --kills N --seed N
+To repeat one with its kills: python -m tests.chaos.styles --style NAME --kills N --seed N
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from tests.chaos.styles import checks, running
 from tests.chaos.styles.catalogue import IN_EVERY_RUN, STYLES, Style, Truth
 
 MANY_KILLS = 10
-_AT_ONCE = 2  # jobs; they pause more than they compute
+_AT_ONCE = 2  # jobs at a time; they pause more than they compute
 _FIRST, _MANY = "test_a_style_comes_through_kills", "test_a_style_comes_through_many_kills"
 
 
 class Ahead:
-    """Runs the styles that are to be tested, in this order, while earlier results are judged."""
+    """Runs the selected styles in order, in threads, while the tests judge earlier results."""
 
     def __init__(self, out: Path, kills: dict[str, int], seed: int) -> None:
         self._pool = ThreadPoolExecutor(_AT_ONCE)
@@ -44,7 +44,7 @@ class Ahead:
         }
 
     def judge(self, style: Style) -> None:
-        """Fail with the whole story if anything is wrong."""
+        """Fail with the whole story if anything is wrong with the runs of the style."""
         for future in self._jobs[style.name]:
             job = future.result()
             wrong = checks.wrong_in(job, self._ones.result().get(style.name, job))
@@ -56,7 +56,7 @@ class Ahead:
 
     @staticmethod
     def _runs(style: Style, kills: int) -> list[int]:
-        """How many kills each run gets; with many there is an undisturbed one beside it."""
+        """The number of kills in each run. With many kills there is also an undisturbed run."""
         if style.truth is Truth.REFUSED:
             return [0]
         return [0, kills] if kills >= MANY_KILLS else [kills]
@@ -87,7 +87,7 @@ def many_kills_ahead(
     ahead.close()
 
 
-@pytest.mark.timeout(480)  # the first one waits for every style as a world of one
+@pytest.mark.timeout(480)  # the first test waits for all undisturbed worlds of one
 @pytest.mark.parametrize(
     "name",
     [n if n in IN_EVERY_RUN else pytest.param(n, marks=pytest.mark.long) for n in STYLES],

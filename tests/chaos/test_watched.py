@@ -1,7 +1,7 @@
-"""A cluster that is watched through many faults: its accounts, and the alerts of a real Prometheus.
+"""A cluster keeps right accounts through many faults, and a real Prometheus gives right alerts.
 
-The rules are those that are deployed, and beside them the same ones for a world in which all goes
-twenty times as fast: a fault that has to last for five minutes has to for 15 seconds there.
+Prometheus has the deployed rules and a quick copy of them, in which all times are twenty times
+shorter: where a deployed rule needs a fault of five minutes, its copy needs one of 15 seconds.
 """
 
 from __future__ import annotations
@@ -45,11 +45,11 @@ NOTHING_LOST_S = 0.5
 AGREE = 0.01
 COORDINATOR_PORT, AGENT_PORT = 9400, 9401
 FOUND_WITHOUT_A_FAULT = {"productive", "data_wait", "slower_rank", "checkpoint_stall"}
-"""Kinds of time that no incident is needed for."""
+"""Kinds of time that need no incident as their cause."""
 
 
 class WatchedCluster(Cluster):
-    """Every daemon of it is scraped."""
+    """A cluster in which every daemon serves its metrics."""
 
     def start_coordinator(self, name: str) -> CommandProcess:
         address = f"{self.net.host(name).address}:{COORDINATOR_PORT}"
@@ -83,7 +83,7 @@ class WatchedCluster(Cluster):
 
 
 def fired(watcher: Prometheus, since_s: float, *, quick: bool) -> set[str]:
-    """Names of those that have fired at any time since then, in Unix seconds."""
+    """Names of the alerts, quick or deployed, that have fired since `since_s` in Unix seconds."""
     window = f"{max(1, round(time.time() - since_s))}s"
     found = watcher.ask(f'count_over_time(ALERTS{{alertstate="firing"}}[{window}])')
     names = {s["metric"]["alertname"] for s in found}
@@ -128,7 +128,7 @@ def settled(cluster: WatchedCluster) -> dict[str, Any]:
 
 
 def costs(report: dict[str, Any]) -> dict[str, float]:
-    """Slot-seconds for which there must be a cause, by the node that was it; "": none was."""
+    """Slot-seconds that need a cause, by the node that caused them; "": no node did."""
     return {n["node"]: _with_a_cause(n["kinds"]) for n in report["nodes"]}
 
 
@@ -139,11 +139,11 @@ def _with_a_cause(kinds: dict[str, float]) -> float:
 def check_attributed(
     name: str, fault: Fault, before: dict[str, Any], after: dict[str, Any]
 ) -> float:
-    """What was lost in the meantime stands under the nodes of this fault, and new incidents are of
-    these nodes alone; how much that was.
+    """Check that only the nodes of this fault are charged for what was lost between the two
+    reports, and that new incidents concern only these nodes. Return the loss in slot-seconds.
 
-    The slot of the joiner is empty while it is not there. Workers that start as an operator wants
-    have no node as their cause.
+    The joiner's slot is empty while its node is away. Workers that start because an operator asked
+    for it have no node as their cause.
     """
     known = costs(before)
     lost = {node: s - known.get(node, 0.0) for node, s in costs(after).items()}
@@ -159,7 +159,7 @@ def check_attributed(
     return own_s
 
 
-def test_ten_minutes_of_chaos_are_accounted_for_and_alert_nobody_in_vain(
+def test_ten_minutes_of_chaos_are_accounted_for_without_a_false_alert(
     cluster: WatchedCluster, watcher: Prometheus
 ) -> None:
     settled(cluster)
@@ -200,7 +200,7 @@ def test_ten_minutes_of_chaos_are_accounted_for_and_alert_nobody_in_vain(
 
 
 class Troubles:
-    """What each alert is for, at its shortest in a quick world."""
+    """Brings about what each alert is for, for as short a time as the quick rules need."""
 
     def __init__(self, cluster: WatchedCluster, watcher: Prometheus) -> None:
         self.cluster = cluster
@@ -209,7 +209,7 @@ class Troubles:
         self.saves = cluster.files / "checkpoints"
 
     def firing(self) -> set[str]:
-        """Names of the alerts of the quick rules that fire now."""
+        """Names of the quick alerts that fire now."""
         names = {s["metric"]["alertname"] for s in self.watcher.ask(FIRING)}
         return {n.removesuffix(QUICK) for n in names if n.endswith(QUICK)}
 
@@ -224,7 +224,7 @@ class Troubles:
     def store_frozen(self) -> None:
         freeze_store(self.cluster)
         self.wait_firing("ElasticLeaderInDoubt", "ElasticStoreUnreachable")
-        time.sleep(10.0)  # a recovery that takes so long is a slow one
+        time.sleep(10.0)  # makes the recovery a slow one
         thaw_store(self.cluster)
         self.wait_firing("ElasticRecoverySlow")
 
@@ -269,7 +269,7 @@ class Troubles:
         mark.unlink()
 
     def broken_saves(self) -> None:
-        """From now on. No daemon would start that is to save there."""
+        """Make saves fail until `mended_saves`. No daemon that saves there can start meanwhile."""
         self.saves.rename(self.saves.with_name("aside"))
         self.saves.touch()
         self.wait_firing("ElasticCheckpointFailing")
@@ -293,7 +293,7 @@ EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
     Troubles.below_minimum: {
         "ElasticBelowMinimum",
         "ElasticNoProgress",
-        "ElasticRecoverySlow",  # since it has to wait for nodes
+        "ElasticRecoverySlow",  # because it waits for nodes
     },
     Troubles.broken_saves: {"ElasticCheckpointFailing"},
     Troubles.full_disk: {"ElasticDiskFilling"},
@@ -309,7 +309,7 @@ EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
     Troubles.store_emptied: {"ElasticStoreRolledBack"},
 }
 OVER_THE_TIME = {"ElasticGoodputLow", *SAVES}
-"""What may fire in any of them: so many faults cost time, and saves fail all along."""
+"""Alerts that may fire in any trouble: so many faults cost time, and saves fail in most of them."""
 
 
 def test_each_alert_fires_for_its_fault_and_for_nothing_else(

@@ -1,4 +1,4 @@
-"""One model for each of DDP's options, all trained in the same steps, with records as usual."""
+"""Trains one model for each of DDP's options, all in the same steps, and records every step."""
 
 import argparse
 import json
@@ -73,8 +73,8 @@ def main() -> None:
                     extra = (step.index,) if name == "unused" else ()
                     with torch.autocast("cpu", dtype=torch.bfloat16):
                         loss = loss_of(model(inputs, *extra), targets)
-                    # One backward each: PowerSGD starts collectives from callbacks, whose order
-                    # among those of other models would differ between ranks.
+                    # One backward for each model: PowerSGD starts collectives from callbacks. In a
+                    # common backward their order among those of other models would differ by rank.
                     step.backward(scaler.scale(loss.float()))
             scaler.unscale_(optimizer)
             nn.utils.clip_grad_norm_(everything.parameters(), 1.0)

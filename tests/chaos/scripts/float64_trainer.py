@@ -1,9 +1,9 @@
 """Trains a small model in float64 and records every attempted and every committed step.
 
-OUT/steps-PID.jsonl has a line per attempt and per commit with a digest of all weights;
-OUT/final-PID.pt the weights at the end, OUT/weights-STEP-GENERATION.pt those after some steps. It
-reports its loss, which is NaN while there is a file OUT/not-finite. On a host with a file
-OUT/slow-HOST steps take longer.
+OUT/steps-PID.jsonl has a line for each attempt and for each commit, which has a digest of all
+weights. OUT/initial-PID.pt, OUT/final-PID.pt and OUT/weights-STEP-GENERATION.pt have the weights at
+the start, at the end and after some steps. The script reports its loss, which is NaN while the file
+OUT/not-finite exists. Steps take longer on a host that has a file OUT/slow-HOST.
 """
 
 import argparse
@@ -81,7 +81,7 @@ def main() -> None:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
             step.report(loss=math.nan if (options.out / "not-finite").exists() else loss)
-        # Not if others have gone on from there: who was cut off for long is brought to a later one.
+        # The index changes if the others went on without this member and bring it to a later step.
         if step.committed and step.index == index:
             write(
                 "commit",

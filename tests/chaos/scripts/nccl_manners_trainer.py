@@ -1,7 +1,7 @@
-"""Trains on a backend with NCCL's manners and records every step, as float64_trainer does.
+"""Trains on the backend of tests/nccl_manners.py and records every step, as float64_trainer does.
 
-Nearly all the time goes by before one collective, so that a kill most often leaves the others in
-it: the reduction of a figure for the log after the optimizer's step, or an evaluation.
+Nearly all the time passes just before one collective, so a kill most often leaves the other members
+in it. This is the reduction of a figure for the log after the optimizer's step, or an evaluation.
 """
 
 import argparse

@@ -1,6 +1,6 @@
-"""Runs styles under kills and says what a maintainer needs to know:
+"""Run training scripts of all styles, kill their workers at random, and report what is wrong.
 
-python -m tests.chaos.styles --style gan --kills 10 --seed 7
+Example: `python -m tests.chaos.styles --style gan --kills 10 --seed 7`
 """
 
 from __future__ import annotations

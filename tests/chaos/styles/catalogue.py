@@ -1,4 +1,4 @@
-"""Which styles there are, and what is expected of each.
+"""Lists the styles and what is expected of each.
 
 Every public function of a module in `scripts` is a style.
 """
@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
-STEPS_PER_EPOCH = 8  # of nearly all of them: 61 or 64 samples, 8 at a time
+STEPS_PER_EPOCH = 8  # of nearly all styles: 61 or 64 samples, 8 at a time
 
 
 class Truth(enum.Enum):
@@ -28,11 +28,11 @@ class Truth(enum.Enum):
 class Style:
     """A script, and how it is judged.
 
-    module: of `scripts`, where the function of this name is.
-    tolerance: relative to the L1 norm of a tensor, or to a thousandth of the largest; 0.0 where the
-        problem's sums are exact.
-    own_buffers: buffers belong to each member by itself between two broadcasts.
-    kills: in `make test`.
+    module: the module of `scripts` that has the function `name`.
+    tolerance: relative to the L1 norm of a tensor, or to a thousandth of the largest norm if that
+        is more; 0.0 where the problem's sums are exact.
+    own_buffers: the members' buffers may differ between two broadcasts.
+    kills: how many a run in `make test` has.
     breaks_off: the script leaves its loop before the end of its epochs.
     """
 
@@ -45,7 +45,7 @@ class Style:
     breaks_off: bool = False
 
     def steps(self, epochs: int) -> tuple[int, int]:
-        """The least and the most that a run may take."""
+        """The least and the most steps that a run may take."""
         most = epochs * STEPS_PER_EPOCH
         return (most // 2 if self.breaks_off else most), most
 
@@ -63,7 +63,7 @@ _PARTICULAR = (
     Style(name="fp16_hook", tolerance=_EXACT),
     Style(name="bf16_hook", tolerance=_EXACT),
     Style(name="power_sgd_hook", tolerance=1e-6),
-    Style(name="lbfgs", tolerance=1e-5),  # as it converges, what it keeps is rounding
+    Style(name="lbfgs", tolerance=1e-5),  # near convergence its history is rounding
     Style(name="early_stopping", breaks_off=True),
     Style(name="fixed_number_of_steps", breaks_off=True),
     Style(name="growing_batch", truth=Truth.REPLAY),
@@ -74,7 +74,7 @@ _PARTICULAR = (
 )
 
 
-# In `make test`: one for each way in which a script can differ. The others are near to one of them.
+# Those in `make test`: one for each way in which scripts differ. Each other style resembles one.
 IN_EVERY_RUN = frozenset(
     [
         "batch_norm",
@@ -107,7 +107,8 @@ def _all() -> dict[str, Style]:
 
 
 def _scripts() -> Iterator[tuple[str, str]]:
-    """Name and module of each. Nothing is imported: a worker imports what its own style needs."""
+    """The name and module of each style, without an import: a worker imports only its own style's
+    module."""
     for path in SCRIPTS.glob("[a-z]*.py"):
         for node in ast.parse(path.read_text()).body:
             if isinstance(node, ast.FunctionDef) and not node.name.startswith("_"):

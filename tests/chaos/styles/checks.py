@@ -1,4 +1,4 @@
-"""What must be true of a style's run; each check yields what is wrong, in words."""
+"""Checks a style's run; each check yields what is wrong, in words."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ Record = dict[str, Any]
 Records = dict[str, list[Record]]
 
 CONFIGURATION = 78
-_SHOWN = 4  # of many differences
+_SHOWN = 4  # so many differences at most
 _MOST_STUCK = 1
-_LEAST_NORM = 1e-3  # of the largest: a small bias that passes through zero is compared with that
+_LEAST_NORM = 1e-3  # of the largest norm: tolerances of a bias that passes through zero need it
 
 
 def wrong_in(job: Run, one: Run) -> list[str]:
-    """Everything wrong with the job; `one` is the same script as a world of one."""
+    """Everything wrong with the job; `one` is the same script, undisturbed, as a world of one."""
     if job.style.truth is Truth.REFUSED:
         return [*_refusal(job)]
     found = records.read(job.out)
@@ -55,8 +55,8 @@ def _end(job: Run) -> Iterator[str]:
 
 
 def _losses(job: Run) -> Iterator[str]:
-    """Nobody is lost but those that were killed; and, at most once, one that gloo has left waiting
-    for the rest of a message (worker/group/stuck.py), whose state must not be lost."""
+    """Only killed workers are lost, and at most one that gloo has left waiting for the rest of a
+    message (worker/group/stuck.py). The state of that one must not be lost."""
     killed = {kill.worker for kill in job.kills}
     stuck = 0
     for event in job.named("worker_failed"):
@@ -85,8 +85,8 @@ def _refusal(job: Run) -> Iterator[str]:
 
 
 def _counting(job: Run, found: Records) -> Records:
-    """The commits of each process, without the last one of those that were killed where survivors
-    of that step have recorded it as well: they may have computed it again."""
+    """The commits of each process, without the last one of a killed process if survivors of that
+    step have recorded it too: they may have computed it again."""
     killed = {kill.worker for kill in job.kills}
     pids = {f"pid {e['pid']}" for e in job.named("worker_started") if e["worker"] in killed}
     commits = {
@@ -104,7 +104,7 @@ def _counting(job: Run, found: Records) -> Records:
 
 
 def _members_equal(style: Style, commits: Records) -> Iterator[str]:
-    """Bit for bit after every step."""
+    """The states of all members are equal bit for bit after every step."""
     digests: dict[tuple[int, str], dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
     for process, rows in commits.items():
         for row in rows:
@@ -146,7 +146,8 @@ def _nothing_lost(job: Run, found: Records) -> Iterator[str]:
 
 
 def _samples(job: Run, one: Run, commits: Records) -> Iterator[str]:
-    """The ledger has every sample once, in the steps of a world of one if their size is fixed."""
+    """The ledger has every sample once. If the batch is fixed its steps are those of a world of
+    one."""
     taken = [[s["epoch"], s["start"], s["stop"]] for s in problem.lineage(job.ledger)]
     newest = _newest(commits)
     recorded = [newest[step]["samples"] for step in sorted(newest)]
@@ -165,7 +166,7 @@ def _samples(job: Run, one: Run, commits: Records) -> Iterator[str]:
 
 
 def _tiles(taken: list[list[int]], epochs: int) -> Iterator[str]:
-    """The steps of each epoch follow on each other without gap."""
+    """The steps of each epoch follow each other without a gap."""
     ends: dict[int, int] = defaultdict(int)
     for epoch, start, stop in taken:
         if start != ends[epoch]:
@@ -212,7 +213,7 @@ def _different(style: Style, mine: Record, theirs: Record) -> Iterator[str]:
 
 
 def _close(value: Any, wanted: Any, tolerance: float, least_norm: float) -> bool:
-    """Of figures as `state.figures` makes them."""
+    """Whether two figures of `state.figures` are equal within the tolerance."""
     if isinstance(value, list) and isinstance(wanted, list):
         norm = max(wanted[1], least_norm) if math.isfinite(wanted[1]) else 1.0
         return all(_near(a, b, tolerance * norm) for a, b in zip(value, wanted, strict=True))

@@ -12,46 +12,47 @@ from pathlib import Path
 
 from tests.job_process import JobProcess, is_alive
 
-# Whom a kill is aimed at. If there is none of the kind in time, it hits any member.
+# What a kill aims at. If no such worker appears in time, it hits any member.
 _AIMS = ("member", "member", "member", "rank 0", "rank 0", "newcomer", "newcomer", "spare")
-_EARLY = 0.15  # of all runs begin to count their delays before anything is committed
+_EARLY = 0.15  # the share of runs that count their first delay from before the first commit
 _LONGEST_DELAY_S = 0.8
 _WAIT_FOR_TARGET_S = 1.5
 _POLL_S = 0.003
 _MOST_NEW = 4
-"""Victims in a row that have committed nothing: after six the job lets no newcomer in for long."""
+"""Victims in a row without a commit: after six the job lets no newcomer in for a long time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Kill:
-    """What was done."""
+    """One kill, for the checks and the story of a run."""
 
-    at: float  # as the events' `time`
+    at: float  # Unix seconds, as the events' `time`
     worker: str
     aim: str
     step: int
-    """The newest one that any worker had committed."""
+    """The newest step that any worker had committed."""
 
 
 @dataclass(slots=True)
 class Killer:
-    """Never kills the last one that holds the state."""
+    """Kills workers of a job, but never the last one that holds the state."""
 
     job: JobProcess
     out: Path
     seed: int
     nproc: int
     kills: list[Kill] = field(default_factory=list)
-    _new: int = 0  # victims that had committed nothing, since a full group has trained last
+    _new: int = 0  # victims without a commit since a full group last trained
 
     def run(self, kills: int, deadline_s: float) -> bool:
-        """Kill so often, wait for a full group, and let the job hurry. False: it ended before."""
+        """Kill so often, wait for a full group, and let the job run at full speed. False if the job
+        ended or the deadline passed before that."""
         rng = random.Random(self.seed)
         deadline = time.monotonic() + deadline_s
         early = rng.random() < _EARLY
         self._wait(lambda: bool(self.job.members() if early else self._progress()), deadline)
         for number in range(kills):
-            aim = rng.choice(_AIMS if number else _AIMS[:5])  # no newcomers before the first one
+            aim = rng.choice(_AIMS if number else _AIMS[:5])  # no newcomers before the first kill
             self._sleep(rng.uniform(0.0, _LONGEST_DELAY_S))
             if not self._kill_one(aim, rng, deadline):
                 break
@@ -70,7 +71,7 @@ class Killer:
         if not self._wait(lambda: bool(self._targets(aim)), aimed_until):
             aim = "member"
         elif aim == "newcomer":
-            self._sleep(rng.uniform(0.0, 0.15))  # some while into its coming
+            self._sleep(rng.uniform(0.0, 0.15))  # while it starts or joins
         if not self._wait(lambda: bool(self._targets(aim) or self._targets("member")), deadline):
             return False
         targets = self._targets(aim) or self._targets("member")
@@ -85,7 +86,7 @@ class Killer:
         return True
 
     def _targets(self, aim: str) -> list[str]:
-        """Live workers of this kind that can be spared."""
+        """Live workers of the kind `aim` whose death leaves another holder of the state."""
         alive, progress, members = self._alive(), self._progress(), self.job.members()
         holders = set(self._holders(alive, progress))
         others = [w for w in alive if w not in members]
@@ -96,7 +97,7 @@ class Killer:
             + (others if len(members) < self.nproc else []),
             "spare": others,
         }
-        if not progress:  # nothing is committed: the others begin with the same
+        if not progress:  # nothing is committed: all members begin with the same state
             holders = set(kinds["member"])
         return [w for w in kinds[aim] if holders - {w}]
 
@@ -108,7 +109,7 @@ class Killer:
         return [w for w, pid in started.items() if w not in dead and is_alive(pid)]
 
     def _progress(self) -> dict[str, tuple[int, int]]:
-        """Each worker's newest commit and its generation."""
+        """Each worker's newest committed step, and its generation."""
         names = {e["pid"]: e["worker"] for e in self.job.named("worker_started")}
         found = {}
         for path in self.out.glob("progress-*"):
@@ -118,7 +119,7 @@ class Killer:
         return found
 
     def _holders(self, alive: list[str], progress: dict[str, tuple[int, int]]) -> Iterator[str]:
-        """Those who have committed the newest step, or the one before it."""
+        """Live workers that have committed the newest step or the one before it."""
         newest = max((step for step, _ in progress.values()), default=-1)
         for worker in alive:
             if worker in progress and progress[worker][0] >= newest - 1:

@@ -1,7 +1,7 @@
-"""Makes a script's steps last, so that a kill can come in each phase of one.
+"""Slows a script's steps down, so that a kill can hit each phase of a step.
 
-A member pauses before and after each backward and each optimizer's step, and at the ends of the
-block, each time for another while, until the file OUT/calm exists.
+A member pauses for random times before and after each backward and each optimizer's step, and at
+both ends of the block, until the file OUT/calm exists.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch.optim.optimizer import (
 
 import elastic
 
-_PART = 0.4  # of what is left of a step's time, at most, at each pause
+_PART = 0.4  # the largest share that a pause takes of the time that the step has left for pauses
 _SLOWER = ((0.5, 4.0), (0.75, 16.0), (0.875, 64.0))
-"""From which share of the steps on pauses are so many times longer."""
+"""(share of the steps, factor): once this share is done, pauses are longer by the factor."""
 
 
 class Pauses:
-    """Of this process.
+    """The pauses of this process.
 
-    pace_s: most of what the pauses of one step add up to.
-    steps: how many there are. The more of them are done, the longer the pauses, lest the job end
-    before its last kill, or before a newcomer that takes long to come.
+    pace_s: the most that the pauses of one step add up to at first.
+    steps: how many the job has. Pauses grow towards the end, so that the job does not end before
+    its last kill or before a slow newcomer joins.
     """
 
     def __init__(self, out: Path, pace_s: float, steps: int) -> None:
@@ -52,7 +52,7 @@ class Pauses:
 
 
 def install(pauses: Pauses) -> None:
-    """Have every step of this process pause."""
+    """Make every step of this process pause."""
     enter, leave = elastic.Step.__enter__, elastic.Step.__exit__
     backward = elastic.Step.backward
 

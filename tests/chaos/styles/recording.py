@@ -1,4 +1,4 @@
-"""Writes down what a script's session does, from outside: the script knows nothing of it.
+"""Records what a script's session does, without a change to the script.
 
 OUT/steps-PID.jsonl has a line for each attempt and each commit, OUT/progress-PID the newest commit.
 """
@@ -16,7 +16,7 @@ from tests.chaos.styles import state
 
 
 class Recorder:
-    """The records of this process."""
+    """Writes the records of this process."""
 
     def __init__(self, out: Path) -> None:
         self.tracked: dict[str, Any] = {}
@@ -30,21 +30,21 @@ class Recorder:
         self._open = session, step
 
     def entered(self, session: elastic.Session) -> None:
-        """The factor in force is that of the block; afterwards it is the next step's."""
+        """Keep the learning-rate factor of the block: after the block it is the next step's."""
         self._lr_factor = session.lr_factor()
 
     def settle(self) -> None:
-        """The loop's body has ended, or another loop begins and the script holds the iterator of
-        one that it has broken off."""
+        """Record the open step if it counts. The loop's body has ended, or another loop begins
+        while the script still holds the iterator of a loop that it left early."""
         if self._open is None:
             return
         (session, step), self._open = self._open, None
-        # One that was brought to a later step has not seen the state after this one.
+        # A member that was brought to a later step has not seen the state after this one.
         if step.committed and session.committed == step.index + 1:
             self.commit(session, step)
 
     def commit(self, session: elastic.Session, step: elastic.Step) -> None:
-        """With the state at the end of the loop's body, when nothing follows any more."""
+        """Record the state at the end of the loop's body, after its last change."""
         parts = state.parts(self.tracked)
         samples = step.samples
         self._write(
@@ -65,7 +65,7 @@ class Recorder:
 
 
 def install(recorder: Recorder) -> None:
-    """Have every session of this process recorded."""
+    """Make the recorder record every session of this process."""
     track, steps, enter = elastic.Session.track, elastic.Session.steps, elastic.Step.__enter__
     sessions: list[elastic.Session] = []
 
@@ -82,7 +82,7 @@ def install(recorder: Recorder) -> None:
             recorder.attempt(self, step)
             try:
                 yield step
-            finally:  # also when the script breaks off
+            finally:  # also when the script leaves early
                 recorder.settle()
 
     def recorded_enter(self: elastic.Step) -> elastic.Step:

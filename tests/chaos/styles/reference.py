@@ -1,4 +1,4 @@
-"""Runs styles undisturbed, each as a world of one: forks of one process that has imported torch.
+"""Runs styles undisturbed, each as a world of one, in forks of a process that has imported torch.
 
 python -m tests.chaos.styles.reference NAME EPOCHS OUT [NAME EPOCHS OUT ...]
 """
@@ -10,7 +10,7 @@ import sys
 import traceback
 from pathlib import Path
 
-# What a first step imports, seconds of work that the forks share.
+# A first step imports these. That takes seconds, and the forks share it.
 import torch._dynamo.utils
 import torch.nn.parallel
 import torch.optim  # noqa: F401
@@ -20,7 +20,7 @@ from tests.chaos.styles import worker
 
 
 def main() -> int:
-    _ = elastic.Session  # its imports, too
+    _ = elastic.Session  # imports what it needs, too
     triples = list(zip(*[iter(sys.argv[1:])] * 3, strict=True))
     return max(_fork(name, epochs, Path(out)) for name, epochs, out in triples)
 
@@ -35,7 +35,7 @@ def _fork(name: str, epochs: str, out: Path) -> int:
             os.dup2(log, 2)
             worker.main([name, str(out), "--epochs", epochs])
             code = 0
-        except BaseException as error:  # noqa: BLE001 - whatever it is ends this fork
+        except BaseException as error:  # noqa: BLE001 - any error ends this fork
             traceback.print_exc()
             code = int(getattr(error, "exit_code", 1))
         finally:

@@ -1,4 +1,4 @@
-"""What one process comes to with a ledger's steps, for styles whose batch follows the group."""
+"""Computes what one process gets from a ledger's steps, if a style's batch follows the group."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _SEED = 3  # of the scripts' DataLoader
 def figures(
     style: str, steps: list[dict[str, int]], factors: dict[int, float]
 ) -> dict[str, dict[str, Any]]:
-    """Of the model, at the end. Both styles train the usual net by SGD with momentum.
+    """Figures of the model at the end. Both styles train the usual net by SGD with momentum.
 
-    factors: the learning rate's, by step.
+    factors: those of the learning rate, by step.
     """
     scaled = style == "scaled_rate"
     model = tasks.net()

@@ -1,4 +1,4 @@
-"""Runs one style: as a world of one for the truth, and as a job that is killed at."""
+"""Runs a style undisturbed as a world of one, which is the truth, and as a job under kills."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ Event = dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Run:
-    """What a run has left behind."""
+    """The outcome of a run, for the checks."""
 
     style: Style
     out: Path
     exit_code: int | None
-    """None: it was still running after its deadline."""
+    """None if the job was still running after its deadline."""
     took_s: float
     epochs: int
     seed: int = 0
@@ -52,12 +52,12 @@ class Run:
 
 
 def epochs_for(kills: int) -> int:
-    """Long enough for so many kills and what follows each of them."""
+    """Enough epochs for so many kills and for what follows each of them."""
     return 12 + 5 * max(kills - 2, 0)
 
 
 def undisturbed(styles: Iterable[Style], out: Path, epochs: dict[str, int]) -> dict[str, Run]:
-    """Each style as a world of one, for so many epochs."""
+    """Run each style as a world of one. epochs: of each style, by name."""
     arguments: list[str] = []
     folders = {}
     for style in styles:
@@ -85,7 +85,7 @@ def undisturbed(styles: Iterable[Style], out: Path, epochs: dict[str, int]) -> d
 
 
 def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Run:
-    """With three workers and a spare, some of which are killed; none if kills=0."""
+    """Run a style with three workers and a spare, and kill `kills` workers."""
     out = out / style.name / f"job-{kills}-kills"
     out.mkdir(parents=True)
     pace = ["--pace-s", str(PACE_S), "--steps", str(epochs * STEPS_PER_EPOCH)]

@@ -1,5 +1,4 @@
-"""What tracked objects hold, as digests (equal bit for bit?) and as figures (equal but for
-rounding?)."""
+"""Turns tracked objects into digests, which compare bits, and figures, which bound a difference."""
 
 from __future__ import annotations
 
@@ -28,7 +27,7 @@ def parts(tracked: Mapping[str, Any]) -> dict[str, list[Leaf]]:
 
 
 def digest(leaves: list[Leaf]) -> str:
-    """Of names, types, shapes and bits."""
+    """A digest of names, types, shapes and bits."""
     total = hashlib.blake2b(digest_size=8)
     for path, value in leaves:
         total.update(path.encode())
@@ -42,7 +41,7 @@ def digest(leaves: list[Leaf]) -> str:
 
 
 def figures(leaves: list[Leaf]) -> dict[str, Any]:
-    """Of each tensor [its product with fixed weights, its L1 norm]; other values as they are."""
+    """For each tensor [its product with fixed weights, its L1 norm]; other values as they are."""
     found: dict[str, Any] = {}
     for path, value in leaves:
         if isinstance(value, torch.Tensor):

@@ -1,5 +1,7 @@
-"""Small problems for the styles: float64, so that another world size changes little but rounding,
-or small whole numbers, so that it changes nothing."""
+"""Small problems for the styles.
+
+In float64 another world size changes only rounding, and with small whole numbers nothing.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def classes(samples: int = SAMPLES, features: int = 8, number: int = 4) -> Tenso
 
 
 def sentences(samples: int = SAMPLES, length: int = 6, words: int = 40) -> TensorDataset:
-    """Numbers of words, and one target each."""
+    """Sentences as numbers of words, with one target each."""
     generator = torch.Generator().manual_seed(12)
     texts = torch.randint(words, (samples, length), generator=generator)
     return TensorDataset(texts, texts.double().mean(dim=1, keepdim=True) / words)
@@ -50,7 +52,7 @@ def net(features: int = 8, hidden: int = 16, outputs: int = 1) -> nn.Module:
 
 
 def exact_net(features: int = 8) -> nn.Module:
-    """For `whole_numbers`."""
+    """A linear model for `whole_numbers`, with all weights zero."""
     model = nn.Linear(features, 1)
     nn.init.zeros_(model.weight)
     nn.init.zeros_(model.bias)

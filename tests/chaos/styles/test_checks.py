@@ -1,4 +1,4 @@
-"""The checks of a style's run find what they are there for."""
+"""The checks of a style's run find each kind of fault."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.chaos.styles.running import Run, story
 Row = dict[str, Any]
 STYLE = STYLES["plain_sgd"]
 STEPS = 8
-DIED = 12  # worker "w2", killed when it had committed two steps
+DIED = 12  # pid of worker "w2", which was killed when it had committed two steps
 
 
 def row(pid: int, step: int) -> Row:
@@ -134,7 +134,7 @@ def test_a_fault_in_the_records_is_found(
     assert all(key_word in each for each in wrong), wrong
 
 
-def test_the_last_step_of_a_killed_worker_may_be_one_that_only_it_has_seen(
+def test_the_last_step_of_a_killed_worker_may_differ_from_the_survivors(
     job: Run, one: Run, records: dict[int, list[Row]]
 ) -> None:
     records[DIED][-1]["digests"]["model"] = "other"
@@ -142,10 +142,10 @@ def test_the_last_step_of_a_killed_worker_may_be_one_that_only_it_has_seen(
     assert wrong_in(job, one) == []
 
 
-def test_the_last_step_of_two_killed_workers_counts_where_no_other_has_recorded_it(
+def test_the_last_step_of_killed_workers_counts_if_no_survivor_has_recorded_it(
     job: Run, one: Run, records: dict[int, list[Row]]
 ) -> None:
-    """The survivor had joined before and received its state."""
+    """The survivor joined with their state after that step, before they were killed."""
     del records[10][:2]
     del records[11][2:]
     write(job.out, records)
@@ -159,7 +159,7 @@ def stood_still(worker: str) -> Row:
 
 
 @pytest.mark.parametrize(("workers", "wrong"), [(["w0"], 0), (["w0", "w1"], 1)])
-def test_one_worker_that_gloo_leaves_waiting_is_excused(
+def test_only_one_worker_that_gloo_leaves_waiting_is_excused(
     job: Run, one: Run, records: dict[int, list[Row]], workers: list[str], wrong: int
 ) -> None:
     write(job.out, records)
@@ -184,7 +184,7 @@ def test_a_bad_end_is_found(
     assert any(key_word in each for each in wrong), wrong
 
 
-def test_a_ledger_without_a_step_is_found(
+def test_a_step_missing_from_the_ledger_is_found(
     job: Run, one: Run, records: dict[int, list[Row]]
 ) -> None:
     write(job.out, records)
@@ -193,16 +193,16 @@ def test_a_ledger_without_a_step_is_found(
     assert any("ledger" in each for each in wrong_in(job, one))
 
 
-def test_a_script_that_should_be_refused_and_is_not_is_found(job: Run, one: Run) -> None:
+def test_a_script_that_is_not_refused_as_expected_is_found(job: Run, one: Run) -> None:
     refused = replace(job, style=STYLES["refused_not_distributed"])
     assert any("refused" in each for each in wrong_in(refused, one))
 
 
-def test_a_story_says_how_to_run_it_again(job: Run) -> None:
+def test_a_story_has_the_options_that_repeat_the_run(job: Run) -> None:
     assert "--style plain_sgd --kills 1 --seed 0" in story(job)
 
 
-def test_a_digest_tells_bits_apart_and_figures_bound_a_difference() -> None:
+def test_a_digest_shows_a_changed_bit_and_figures_bound_the_difference() -> None:
     model = nn.Linear(2, 1, bias=False)
     before = state.parts({"model": model})["model"]
     digest, figures = state.digest(before), state.figures(before)

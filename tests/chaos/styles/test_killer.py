@@ -15,7 +15,7 @@ from tests.job_process import JobProcess
 
 
 class FakeJob:
-    """Workers w0, w1... that only wait; all but the last one, which is a spare, are members."""
+    """Workers w0, w1... that only wait. The last one is a spare, the others are members."""
 
     def __init__(self, number: int) -> None:
         command = [sys.executable, "-c", "import sys; sys.stdin.read()"]
@@ -59,7 +59,7 @@ def targets(killer: Killer) -> dict[str, list[str]]:
     return {aim: killer._targets(aim) for aim in ("member", "rank 0", "newcomer", "spare")}
 
 
-def test_before_the_first_commit_any_worker_can_be_spared(killer: Killer) -> None:
+def test_any_worker_is_a_target_before_the_first_commit(killer: Killer) -> None:
     assert targets(killer) == {
         "member": ["w0", "w1", "w2"],
         "rank 0": ["w0"],
@@ -68,14 +68,14 @@ def test_before_the_first_commit_any_worker_can_be_spared(killer: Killer) -> Non
     }
 
 
-def test_the_last_one_that_holds_the_state_is_no_target(killer: Killer, job: FakeJob) -> None:
+def test_the_last_holder_of_the_state_is_no_target(killer: Killer, job: FakeJob) -> None:
     commit(killer, job, "w0", 7)
     found = targets(killer)
     assert found["member"] == ["w1", "w2"]
     assert found["rank 0"] == []
 
 
-def test_one_that_is_two_steps_behind_does_not_hold_the_state(killer: Killer, job: FakeJob) -> None:
+def test_a_worker_two_steps_behind_does_not_hold_the_state(killer: Killer, job: FakeJob) -> None:
     commit(killer, job, "w0", 7)
     commit(killer, job, "w1", 5)
     assert "w0" not in targets(killer)["member"]
@@ -83,7 +83,7 @@ def test_one_that_is_two_steps_behind_does_not_hold_the_state(killer: Killer, jo
     assert "w0" in targets(killer)["member"]
 
 
-def test_a_dead_holder_does_not_count(killer: Killer, job: FakeJob) -> None:
+def test_a_dead_worker_does_not_count_as_a_holder(killer: Killer, job: FakeJob) -> None:
     commit(killer, job, "w0", 7)
     commit(killer, job, "w1", 7)
     job.workers[1].kill()

@@ -1,4 +1,4 @@
-"""What each worker runs: one style's script, recorded and slowed down."""
+"""The script of every worker: runs one style, records it and slows it down."""
 
 from __future__ import annotations
 

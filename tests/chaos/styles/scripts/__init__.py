@@ -1,1 +1,1 @@
-"""One training script a file, written as its author would without knowing of this test."""
+"""Training scripts, each a function, written as by authors who do not know of these tests."""

@@ -1,4 +1,4 @@
-"""Averages of the weights."""
+"""Scripts that average weights."""
 
 import copy
 import time
@@ -107,11 +107,11 @@ def swa(epochs: int) -> None:
                 cosine.step()
 
 
-_TAKES_S = 0.06  # so that a worker may be lost meanwhile
+_TAKES_S = 0.06  # so that a worker may be lost during it
 
 
 def average_swapped_in(epochs: int) -> None:
-    """Evaluates with averaged weights that it swaps in, and back without a `finally`."""
+    """Averaged weights are swapped in for an evaluation, and back out without a `finally`."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     average = tasks.net()

@@ -35,7 +35,7 @@ def compile_in_place(epochs: int) -> None:
 
 
 def compile_inside(epochs: int) -> None:
-    """torch.compile of the module before it is distributed, compiled before others wait for it."""
+    """torch.compile of the module before it is distributed; session.warm_up compiles it."""
     session = elastic.init()
     model = session.distribute(torch.compile(tasks.net(), backend="aot_eager"))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Evaluations between the steps, and what follows from them."""
+"""Scripts that evaluate between steps and act on the result."""
 
 import copy
 import math
@@ -23,7 +23,7 @@ def _evaluate(model: nn.Module, session: elastic.Session) -> float:
 
 
 def early_stopping(epochs: int) -> None:
-    """Training is broken off when the validation loss is good enough."""
+    """Training stops as soon as the validation loss is good enough."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     rate = 0.24 / epochs * (12 / epochs) ** 0.25  # good enough after four fifths of the epochs
@@ -42,7 +42,7 @@ def early_stopping(epochs: int) -> None:
 
 
 def evaluation_each_epoch_by_variable(epochs: int) -> None:
-    """The natural way to evaluate once an epoch: a local variable remembers which one was seen."""
+    """An evaluation once an epoch; a variable in session.state remembers the last such epoch."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -61,7 +61,7 @@ def evaluation_each_epoch_by_variable(epochs: int) -> None:
 
 
 class Best:
-    """The lowest validation loss so far, and when it was seen."""
+    """The lowest validation loss so far, and its step."""
 
     def __init__(self) -> None:
         self.loss, self.step = float("inf"), -1
@@ -156,8 +156,8 @@ def plateau(epochs: int) -> None:
 
 
 def best_state_without_copy(epochs: int) -> None:
-    """The best state is kept in session.state as state_dict() gives it, which follows the training;
-    it is loaded every now and then."""
+    """The best state is kept in session.state without a copy of state_dict(), so the weights in it
+    follow the training. It is loaded every now and then."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)

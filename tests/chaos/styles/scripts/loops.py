@@ -1,4 +1,4 @@
-"""How a script walks through its steps, and where it leaves them."""
+"""Loops over the steps, and the places where scripts leave them."""
 
 import torch
 import torch.distributed as dist
@@ -132,7 +132,7 @@ def iterators_held(epochs: int) -> None:
 
 
 class Counted(nn.Module):
-    """With a buffer, so that its forward pass has a collective too."""
+    """A net with a buffer, so that its forward pass has a collective too."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -145,7 +145,7 @@ class Counted(nn.Module):
 
 
 def exceptions_caught(epochs: int) -> None:
-    """A batch that fails is skipped: the script catches what it raises, a lost group among it."""
+    """A batch that fails is skipped: the script catches its error, even that of a lost group."""
     session = elastic.init()
     model = session.distribute(Counted())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)

@@ -1,4 +1,4 @@
-"""Modules with more to them than parameters."""
+"""Modules that are more than their parameters."""
 
 import os
 
@@ -30,7 +30,7 @@ def _net_with_dropout() -> nn.Module:
 
 
 def dropout(epochs: int) -> None:
-    """Dropout and noise from torch's own generators, other ones on each worker."""
+    """Dropout and noise from torch's own generators, which differ between workers."""
     session = elastic.init()
     model = session.distribute(_net_with_dropout())
     torch.manual_seed(os.getpid())
@@ -47,7 +47,7 @@ def dropout(epochs: int) -> None:
 
 
 def dropout_off(epochs: int) -> None:
-    """Dropout is switched off once, by eval() of its module, in the first step that there is."""
+    """Dropout is switched off once, by eval() of its module, before the first step."""
     session = elastic.init()
     torch.manual_seed(0)
     net = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Dropout(), nn.Linear(16, 1)).double()
@@ -109,7 +109,7 @@ class Counting(nn.Module):
 
 
 def reassigned_buffers(epochs: int) -> None:
-    """A module that assigns its buffers anew in forward: `self.calls = self.calls + 1`."""
+    """A module that assigns its buffers again in forward: `self.calls = self.calls + 1`."""
     session = elastic.init()
     model = session.distribute(Counting())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
@@ -238,7 +238,7 @@ def unused_parameters(epochs: int) -> None:
 
 
 def weights_differ_at_first(epochs: int) -> None:
-    """Nobody seeds anything: each worker's weights are others until the group forms."""
+    """Each worker uses another seed, so their weights differ until the group forms."""
     session = elastic.init()
     torch.manual_seed(os.getpid())
     net = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1)).double()
@@ -263,7 +263,7 @@ class WithLoss(nn.Module):
 
 
 def wrapper_module(epochs: int) -> None:
-    """The distributed model sits inside of the module that the script trains and tracks."""
+    """The distributed model is inside of the module that the script trains and tracks."""
     session = elastic.init()
     trainer = WithLoss(session.distribute(tasks.net()))
     # A larger rate overshoots where the loss has its edge, and rounding grows with every step.

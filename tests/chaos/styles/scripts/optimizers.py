@@ -49,7 +49,7 @@ def fused_optimizers(epochs: int) -> None:
 
 
 def optimizers_with_scalar_state(epochs: int) -> None:
-    """Optimizers with figures of their own in float32 beside weights in float64."""
+    """Optimizers that keep scalars in float32 beside weights in float64."""
     _train_parts(SCALAR_STATE, epochs)
 
 

@@ -1,4 +1,4 @@
-"""State of the script's own."""
+"""Scripts with state of their own."""
 
 import numpy as np
 import torch
@@ -135,7 +135,8 @@ def memory_bank(epochs: int) -> None:
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):
         with step:
-            if step.index % 7 in (3, 5, 6):  # no power of two among the last two
+            # Undo learns again at powers of two; the last two of these never fall on one.
+            if step.index % 7 in (3, 5, 6):
                 bank.add(torch.full((8,), float(step.index % 5), dtype=torch.float64))
             for inputs, targets in step.batches():
                 step.backward(F.mse_loss(model(inputs + 0.1 * bank.mean()), targets))

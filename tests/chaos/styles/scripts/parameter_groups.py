@@ -1,4 +1,4 @@
-"""What an optimizer trains changes on the way, or is held by the script."""
+"""Optimizers whose parameters change during training, or whose groups the script holds."""
 
 import torch
 from torch.nn import functional as F
@@ -43,8 +43,8 @@ def new_parameter_group(epochs: int) -> None:
 
 
 def groups_formed_anew(epochs: int) -> None:
-    """After three epochs the groups of the optimizer are cleared and formed anew, by name, with
-    other rates for body and head."""
+    """After three epochs the optimizer's groups are cleared and built again, by name, with other
+    rates for body and head."""
     session = elastic.init()
     net = tasks.net()
     model = session.distribute(net)

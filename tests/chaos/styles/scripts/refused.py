@@ -1,4 +1,4 @@
-"""What is refused, because a lost member would make it wrong in silence."""
+"""Scripts that must be refused, most of them because they would silently go wrong."""
 
 import torch
 import torch.distributed as dist
@@ -12,7 +12,7 @@ from tests.chaos.styles import tasks
 
 
 def refused_bare_forward(epochs: int) -> None:
-    """Forward through the bare module: nobody averages its gradients."""
+    """Forward goes through the bare module, so its gradients are not averaged."""
     session = elastic.init()
     net = tasks.net()
     model = session.distribute(net)
@@ -53,7 +53,7 @@ def refused_bf16_hook(epochs: int) -> None:
 
 
 def refused_collective_below(epochs: int) -> None:
-    """The loss is averaged for a log below the block, where a newcomer would not come to it."""
+    """The loss is averaged for a log below the block, where a newcomer would not take part."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -128,7 +128,7 @@ def refused_run_on_one_member(epochs: int) -> None:
 
 def refused_step_in_backward(epochs: int) -> None:
     """Each parameter has an optimizer that steps as soon as its gradient is there, before it is
-    averaged: memory is saved so on one device."""
+    averaged. On one device that saves memory."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizers = {p: torch.optim.SGD([p], lr=0.02, momentum=0.9) for p in model.parameters()}
@@ -159,7 +159,7 @@ def refused_sync_batch_norm(epochs: int) -> None:
 
 def refused_tracking_in_the_loop(epochs: int) -> None:
     """An average is made and tracked only when the third epoch begins: a worker that joins later
-    takes over the others' state before it has come to that line."""
+    receives the others' state before it has reached that line."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
@@ -213,7 +213,7 @@ def refused_two_blocks(epochs: int) -> None:
 
 
 def refused_untracked_optimizer(epochs: int) -> None:
-    """The optimizer is not tracked: a newcomer's would begin anew."""
+    """The optimizer is not tracked, so a newcomer's would start from scratch."""
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -1,4 +1,4 @@
-"""Models that learn to represent: contrastive losses, target networks, teachers."""
+"""Representation learning: contrastive losses, target networks, teachers."""
 
 import copy
 

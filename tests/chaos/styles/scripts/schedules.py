@@ -35,7 +35,7 @@ SCHEDULERS: dict[str, Callable[[Optimizer], lr.LRScheduler]] = {
 
 
 class Ensemble(nn.Module):
-    """Regressors that have nothing to do with each other; the loss is that of their sum."""
+    """Independent regressors; the output is their mean."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -133,7 +133,7 @@ def schedulers_outside(epochs: int) -> None:
 
 
 def schedulers_loop_per_epoch(epochs: int) -> None:
-    """A loop an epoch, and schedulers that step between the loops, as in most tutorials."""
+    """One loop for each epoch; schedulers step between the loops, as in most tutorials."""
     session = elastic.init()
     model, optimizers, schedulers = _ensemble(session)
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)

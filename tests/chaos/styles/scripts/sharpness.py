@@ -69,7 +69,7 @@ def sam(epochs: int) -> None:
 
 
 class SharingSAM(torch.optim.Optimizer):
-    """As it is passed from hand to hand."""
+    """A common version, which shares its parameter groups with the optimizer inside of it."""
 
     def __init__(self, params: Any, base: type[torch.optim.Optimizer], **named: Any) -> None:
         super().__init__(params, {"rho": 0.05, **named})

@@ -89,7 +89,7 @@ def cluster(ground: Ground, request: pytest.FixtureRequest) -> Iterator[Cluster]
 
 
 def longest_gap_s(cluster: Cluster, since_s: float, host: str) -> float:
-    """The longest time between two commits of `host` since then, or from its last one to now."""
+    """The longest time without a commit of `host` since its first one after `since_s`."""
     instants = [row["at"] for row in cluster.steps.commits(since_s=since_s, host=host)]
     instants.append(time.monotonic())
     return max(later - earlier for earlier, later in itertools.pairwise(instants))

@@ -1,1 +1,1 @@
-"""System calls that fail once, below a job's processes."""
+"""Jobs in which one system call fails once."""

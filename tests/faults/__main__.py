@@ -1,7 +1,7 @@
-"""Has system calls of jobs fail, one after the other:
+"""Make system calls of jobs fail, one after another, and report what is wrong afterwards.
 
-python -m tests.faults --points 2000 --seed 7
-python -m tests.faults --point zygote:fork:2:EAGAIN
+Examples: `python -m tests.faults --points 2000 --seed 7`,
+`python -m tests.faults --point zygote:fork:2:EAGAIN`
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def _long(library: Path, given: list[Point], seed: int) -> Iterator[LongOutcome]
 
 
 class Tally:
-    """Says how each ends, and counts."""
+    """Prints the outcomes and counts them."""
 
     def __init__(self, stories: Path | None, *, aloud: bool) -> None:
         self._stories, self._aloud = stories, aloud
@@ -68,7 +68,7 @@ class Tally:
         self.failed: Counter[tuple[str, str]] = Counter()
 
     def take(self, outcome: Outcome | LongOutcome) -> None:
-        """Also those that nothing came to, which count as not tried."""
+        """Print and count an outcome. One whose point was not reached counts as missed."""
         print(outcome.line, flush=True)
         self.seen += not outcome.ends_job
         if not outcome.fired and not outcome.wrong:
@@ -89,7 +89,7 @@ class Tally:
             print(outcome.story, flush=True)
 
     def summary(self, took_s: float) -> str:
-        """Of each role and function, and of all."""
+        """The counts of each role and function, and of all."""
         lines = [
             f"{role:12} {function:8} {count - self.failed[role, function]:4} of {count} passed"
             for (role, function), count in sorted(self.tried.items())

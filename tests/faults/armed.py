@@ -1,4 +1,4 @@
-"""The file by which a job's processes are told which of their calls is to fail, at any time."""
+"""The shared file that tells a job's processes, at any time, which of their calls must fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _HAS_FIRED = 2
 
 
 class _Layout(ctypes.Structure):
-    """`struct point` of failing_calls.c."""
+    """The layout of `struct point` in failing_calls.c."""
 
     _fields_ = [
         ("role", ctypes.c_int32),
@@ -32,17 +32,17 @@ class _Layout(ctypes.Structure):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fired:
-    """Which call has failed."""
+    """The call that has failed."""
 
     pid: int
     error: int
-    """The point's, or one that this call can have."""
+    """The point's, or ECONNRESET for a read or write of a socket."""
     about: str
-    """Its thread, and the path or the library that called."""
+    """Its thread, and its path or the library that made it."""
 
 
 class ArmedPoint:
-    """Made before the job starts."""
+    """Arms points and reads which call has failed. Make it before the job starts."""
 
     def __init__(self, folder: Path) -> None:
         with (folder / "point").open("w+b") as file:
@@ -50,8 +50,8 @@ class ArmedPoint:
             self._shared = _Layout.from_buffer(mmap.mmap(file.fileno(), ctypes.sizeof(_Layout)))
 
     def arm(self, point: Point, pid: int = 0) -> None:
-        """From now on; `pid`: the process that counts anew, for a point that is not counted from a
-        process's begin."""
+        """Make a call fail from now on. pid: the process that counts its calls from now on; 0: each
+        process counts from its start."""
         self.disarm()
         shared = self._shared
         shared.fired = shared.fired_pid = shared.calls = 0
@@ -60,12 +60,11 @@ class ArmedPoint:
         shared.role = COUNTED_ROLES.index(point.role) + 1
 
     def disarm(self) -> None:
-        """Nothing fails from now on."""
         self._shared.role = 0
 
     @property
     def fired(self) -> Fired | None:
-        """The call that has failed since it was armed."""
+        """The call that has failed since the point was armed."""
         if self._shared.fired != _HAS_FIRED:
             return None
         about = self._shared.told.decode(errors="replace")

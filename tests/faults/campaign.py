@@ -1,4 +1,4 @@
-"""Many points in few jobs. A fault that ends a job, and every so many points, begin another one."""
+"""Tries many points in few jobs: a new one begins when a fault ends a job, or after some points."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests.faults.running import new_place
 
 IN_CLUSTER = ("coordinator", "agent")
 _ON_MACHINE = ("run", "keeper", "zygote")
-_OF_MACHINE_JOB = 30  # points; the first is one of the job's start
+_OF_MACHINE_JOB = 30  # points in one job; the first is one of the job's start
 _OF_CLUSTER_JOB = 60
-_MACHINE_SHARE = 3  # times as many points as the job of a cluster has
+_MACHINE_SHARE = 3  # times as many points in jobs of a machine as in the job of a cluster
 _NEVER = 1_000_000_000
 
 
 class Campaign:
-    """Draws points by a seed, and tries them one after the other."""
+    """Draws points by a seed and tries them one after another."""
 
     def __init__(self, library: Path, etcd: str, seed: int) -> None:
         self._library, self._etcd, self._seed = library, etcd, seed
@@ -30,7 +30,7 @@ class Campaign:
         self._jobs = 0
 
     def outcomes(self, *, of_each_kind: int = _OF_CLUSTER_JOB) -> Iterator[LongOutcome]:
-        """Without end, of both kinds of job by turns, that of a cluster with so many points."""
+        """Endless, from both kinds of job in turn. A job of a cluster has `of_each_kind` points."""
         begin, rest = self._machine_points()
         cluster = self._cluster_points()
         while True:
@@ -40,7 +40,8 @@ class Campaign:
             yield from self._in_cluster([next(cluster) for _ in range(of_each_kind)])
 
     def several(self, points: Iterable[Point]) -> Iterator[LongOutcome]:
-        """These; those that are of the same kind of job, and not of its begin, in one."""
+        """The outcomes of these points. A point in a cluster or at the start of a machine's job
+        gets a job of its own; the others share one."""
         together: list[Point] = []
         for point in points:
             if point.role in IN_CLUSTER:
@@ -86,7 +87,7 @@ class Campaign:
     # ---- points
 
     def _machine_points(self) -> tuple[Iterator[Point], Iterator[Point]]:
-        """Of the start of a job, and of one that trains."""
+        """Points at the start of a job, and points in a job that trains."""
         with self._machine_job(None) as job:
             start, later, all_told = _counted(job, _never("worker"))
         beginning = {kind: n for kind, n in start.items() if kind[0] in _ON_MACHINE}
@@ -107,7 +108,7 @@ class Campaign:
 
 
 def _tried(job: LongJob, first: Point | None, points: deque[Point]) -> Iterator[LongOutcome]:
-    """Takes those that it has tried from `points`; ends when the job has ended."""
+    """Try points until the job ends, and remove those tried from `points`."""
     last = LongOutcome(point=first)
     try:
         last = job.settle(first)
@@ -127,12 +128,12 @@ def _tried(job: LongJob, first: Point | None, points: deque[Point]) -> Iterator[
 
 
 def _never(role: str) -> Point:
-    """A worker is killed, and nothing fails."""
+    """A point that only kills a worker: no call reaches it."""
     return Point(role=role, function="open", number=_NEVER, error=EIO, since_kill=role != "worker")
 
 
 def _counted(job: LongJob, never: Point) -> tuple[Counts, Counts, Counts]:
-    """What the start of a job calls, what follows from a worker's end, and all of a worker."""
+    """The calls at a job's start, those that follow from a worker's end, and all so far."""
     settled = job.settle()
     assert not settled.wrong, settled.story
     start = job.counts()

@@ -1,10 +1,10 @@
-/* Preloaded into every process of a job: counts calls by process and role, and has one of them fail.
+/* Preloaded into every process of a job: counts calls by process and role, and makes one fail.
  *
- * FAULTS_FOLDER   where each process keeps its counters, and all of them find `point`: which call is
- *                 to fail, written by the test at any time, and which one has
- * FAULTS_UNDER    paths that begin with this are the job's own
+ * FAULTS_FOLDER   has the counters of each process and a shared file `point`: the test writes there,
+ *                 at any time, which call must fail, and the library which one has failed
+ * FAULTS_UNDER    paths that begin with this belong to the job
  *
- * A process counts from when its own work begins, not while Python starts and imports.
+ * A process counts from the begin of its own work, not while Python starts and imports.
  */
 #define _GNU_SOURCE
 #include <dirent.h>
@@ -38,8 +38,8 @@ static const char *const roles[] = {"", "run", "coordinator", "agent", "keeper",
 
 /* Laid out as in armed.py, which writes `role` last. */
 struct point {
-    int32_t role, function, error, pid; /* pid: of the process that counts from now on, or 0: the
-                                         * first one whose own count from its begin gets there */
+    int32_t role, function, error, pid; /* pid: the process that counts from now on, or 0: the first
+                                         * process whose count from its begin reaches `number` */
     uint32_t number, calls;
     int32_t fired, fired_pid, fired_error; /* fired: 1 while `told` is written, then 2 */
     char told[988];
@@ -99,7 +99,7 @@ static void tell(const char *about) {
     prctl(PR_GET_NAME, thread);
     snprintf(point->told, sizeof point->told, "thread %s: %s", thread, about);
     point->fired_pid = of_pid;
-    /* No kernel says of a socket that it is full or has a bad block. */
+    /* No kernel reports for a socket that it is full or has a bad block. */
     refused_with = strncmp(about, "socket:", 7) ? point->error : ECONNRESET;
     point->fired_error = refused_with;
     __atomic_store_n(&point->fired, 2, __ATOMIC_RELEASE);
@@ -115,7 +115,7 @@ static int is_reached(int function, uint32_t n) {
                                                              __ATOMIC_ACQ_REL, __ATOMIC_RELAXED);
 }
 
-/* Whether this call is the one that fails; errno is set then. */
+/* Whether this call must fail; sets errno if it must. */
 static int fails(int function, const char *about, int starts) {
     if (!role) return 0;
     int pid = syscall(SYS_getpid);
@@ -140,7 +140,7 @@ static int called_by(void *caller, const char *library, Dl_info *found) {
     return dladdr(caller, found) && found->dli_fname && strstr(found->dli_fname, library);
 }
 static int is_own(const char *path) {
-    /* Of /proc what is about processes: libraries choose their arithmetic by /proc/cpuinfo. */
+    /* In /proc only what is about processes: libraries choose their arithmetic by /proc/cpuinfo. */
     if (path && !strcmp(path, "/dev/urandom")) return 0; /* without it cryptography aborts */
     return path && (!strncmp(path, under, strlen(under)) || !strncmp(path, "/dev/", 5) ||
                     !strncmp(path, "/proc/self", 10) || path[0] != '/' ||
@@ -169,21 +169,21 @@ static int fails_descriptor(int function, int fd) {
     static __typeof__(name) *real; \
     if (!real) real = (__typeof__(name) *)dlsym(RTLD_NEXT, #name)
 
-/* Python tries fork where vfork has failed; what refuses one refuses the other. */
+/* Python tries fork after vfork has failed; what refuses one refuses the other. */
 static __thread int vfork_failed;
 pid_t fork(void) {
     REAL(fork);
     if (vfork_failed) { vfork_failed = 0, errno = refused_with; return -1; }
     return fails(FORK, "", role == KEEPER) ? -1 : real();
 }
-/* The caller's frame would be gone when a wrapper of vfork returned. As vfork this calls none of
- * the handlers that libraries have for fork. */
+/* A real vfork does not work in a wrapper: its child's return would destroy the caller's frame. Like
+ * vfork, this clone calls none of the handlers that libraries have for fork. */
 pid_t vfork(void) {
     if (fails(FORK, "vfork", 0)) { vfork_failed = 1; return -1; }
     return syscall(SYS_clone, SIGCHLD, 0, NULL, NULL, 0);
 }
 #define CALLER __builtin_return_address(0)
-/* Also by way of Python. Without that thread gRPC crashes as it begins. */
+/* Whether gRPC calls, perhaps through Python: without the thread that it starts it crashes. */
 static int is_below_grpc(void) {
     void *frames[64];
     Dl_info found;
@@ -220,7 +220,7 @@ ssize_t read(int d, void *b, size_t n) {
 ssize_t write(int d, const void *b, size_t n) {
     Dl_info found = {0};
     REAL(write);
-    /* gRPC wakes itself by a socket, both ends of which it holds, once for any number of events. */
+    /* gRPC wakes itself through a socket whose two ends it holds, once for any number of events. */
     if (role && called_by(__builtin_return_address(0), "grpc", &found)) return real(d, b, n);
     return fails_descriptor(WRITE, d) ? -1 : real(d, b, n);
 }
@@ -268,8 +268,8 @@ int pipe2(int v[2], int flags) {
     REAL(pipe2);
     return fails_pipe(CALLER, role == ZYGOTE && (flags & O_NONBLOCK)) ? -1 : real(v, flags);
 }
-/* gRPC ends the process at once when it gets no memory or no way to be woken, by its own decision;
- * and without one of its threads its C code waits for ever for it when a server stops. */
+/* gRPC deliberately ends the process when it gets no memory or no way to be woken. Without one of
+ * its threads, its C code waits for that thread for ever when a server stops. */
 static int fails_called_by(int function, void *caller) {
     Dl_info found = {0};
     if (!role || called_by(caller, "grpc", &found)) return 0;
@@ -279,9 +279,9 @@ int epoll_create1(int f) { REAL(epoll_create1); return fails_called_by(EPOLL, CA
 int eventfd(unsigned int n, int f) {
     REAL(eventfd); return fails_called_by(EPOLL, CALLER) ? -1 : real(n, f);
 }
-/* Python's Thread.start() waits for ever for a thread that had no memory to begin with
- * (python/cpython#140746), and no caller can tell. So the first memory that a thread's Python asks
- * for is always given. */
+/* Python's Thread.start() waits for ever for a thread that gets no memory to begin
+ * (python/cpython#140746), and no caller notices. So the first memory that a thread's Python asks for
+ * is always given. */
 static __thread int had_memory;
 static int fails_memory(void *caller) {
     Dl_info found = {0};

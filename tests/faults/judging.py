@@ -1,4 +1,4 @@
-"""What is wrong with what a process or a job has said and left."""
+"""Finds what is wrong with what a process or a job has said and left behind."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.job_process import CommandProcess
 
 CLEAN = {ExitCode.SCRIPT_FAILED, ExitCode.TEMPORARY, ExitCode.CONFIGURATION}
 _GONE_WITHIN_S = 20.0
-# Python's own words for what it is refused, in the traceback of a script.
+# Python's own words for a refused call, in the traceback of a script.
 _OTHER_WORDS = {
     errno.ENOMEM: ("MemoryError", "bad_alloc"),
     errno.EAGAIN: ("can't start new thread",),
@@ -26,7 +26,7 @@ _OTHER_WORDS = {
 
 
 def said_by(process: CommandProcess) -> str:
-    """All that a person would read of it."""
+    """All that a person reads of a process: messages, and those of its events."""
     events = (str(e.get("message", "")) for e in list(process.events))
     return "\n".join([*process.messages, *events])
 
@@ -38,7 +38,7 @@ def bare_tracebacks(process: CommandProcess) -> list[str]:
 
 
 def wrong_words(exit_code: int, said: str, error: int | None) -> list[str]:
-    """Of a process that has ended early; `error`: the call's that failed."""
+    """What is wrong with the words of a process that ended early. error: of the failed call."""
     wrong = [] if exit_code in CLEAN else [f"exit code {exit_code} means nothing"]
     hidden = error in (errno.EMFILE, errno.ENFILE) and "descriptors may be short" in said  # by gRPC
     if error is None or (os.strerror(error) not in said and not hidden):
@@ -47,13 +47,13 @@ def wrong_words(exit_code: int, said: str, error: int | None) -> list[str]:
 
 
 def names_cause(text: str, error: int) -> bool:
-    """Of a worker: its failure or its log, where Python and torch may have their own words."""
+    """Whether a worker's failure or log names the error; Python and torch may use other words."""
     words = (os.strerror(error), f"rrno {error}", f"rrno: {error}", *_OTHER_WORDS.get(error, ()))
     return any(word in text for word in words)
 
 
 def left_behind(place: Place, *, directories: bool = True) -> list[str]:
-    """Processes and run directories that stay."""
+    """The processes and run directories that have not gone after _GONE_WITHIN_S."""
 
     def kept() -> list[Path]:
         return place.run_directories() if directories else []
@@ -67,7 +67,7 @@ def left_behind(place: Place, *, directories: bool = True) -> list[str]:
 
 
 def damaged_checkpoints(folder: Path) -> list[str]:
-    """Committed ones must be whole."""
+    """The problems of committed checkpoints, which must be whole."""
     directory = open_directory(str(folder))
     try:
         return [
@@ -84,6 +84,6 @@ def text_of(path: Path) -> str:
 
 
 def logs_below(folders: Iterable[Path]) -> str:
-    """The ends of all logs."""
+    """The last 3000 characters of each log."""
     logs = sorted(log for folder in folders for log in folder.rglob("*.log"))
     return "\n".join(f"--- {log.name}\n{text_of(log)[-3000:]}" for log in logs)

@@ -1,4 +1,4 @@
-"""Builds what is preloaded, and says when it cannot be built."""
+"""Builds the preloaded library, and skips tests where that is impossible."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ _SOURCE = Path(__file__).parent / "failing_calls.c"
 
 
 def compiler() -> str | None:
-    """The C compiler of this machine, if it has one."""
     return shutil.which("cc") or shutil.which("gcc")
 
 
 def require_compiler() -> None:
-    """Skips the test without one; where CI=true it fails."""
+    """Skip the test on a machine without a C compiler; with CI=true fail it."""
     if compiler() is not None:
         return
     missing = "needs a C compiler, `cc` or `gcc`, to build tests/faults/failing_calls.c"
@@ -28,7 +27,7 @@ def require_compiler() -> None:
 
 
 def build(folder: Path) -> Path:
-    """The library, made in the folder."""
+    """Build the library in `folder`; returns its path."""
     found = compiler()
     assert found is not None, "no C compiler"
     library = folder / "failing_calls.so"

@@ -1,5 +1,7 @@
-"""A job that trains until it is stopped. What each rank has committed last stands in a file: the
-steps, the size of the group, and a number that follows from all weights."""
+"""A job that trains until it is stopped.
+
+Each rank writes its last commit to a file: steps, world size, and the fingerprint of its weights.
+"""
 
 import os
 import struct

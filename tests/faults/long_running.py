@@ -1,9 +1,8 @@
-"""Jobs that train on while one call after the other fails in them, so that a point costs a worker's
-start and not that of a whole job.
+"""Jobs that train on while one call after another fails in them.
 
-At each point a worker is killed, too: that every role has something to do, and that the job shows
-afterwards that it can still form a group. With three workers one is left that has the state when a
-second one ends from its call.
+So a point costs the start of a worker, and not of a whole job. Each point also kills a worker, so
+that every role has work and the job must show that it can still form a group. If the failing call
+ends a second of the three workers, one with the state remains.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "long_job.py"
 WORLD = 3
-_STEPS_ON = 8  # that all members of a whole group take before the job counts as going on
+_STEPS_ON = 8  # all members of a full group must take so many before the job counts as going on
 _DEADLINE_S = 90.0
 _MOST_ENDS = 3
 _END_S = 40.0
@@ -58,28 +57,27 @@ _COMMON = ("--checkpoint-every", "10", "--silence-timeout-s", "20", "--start-tim
 
 @dataclass(kw_only=True)
 class LongOutcome:
-    """What became of a job at one point."""
+    """What one point has done to a job."""
 
     point: Point | None
     fired: Fired | None = None
     ends: int = 0
-    """How often a process has ended and another one was started in its place."""
+    """How often a process has ended and was replaced."""
     ends_job: bool = False
-    """Not of the point, but of the end that its job was brought to after the last one."""
+    """This is the outcome of stopping the job after its last point, not of a point."""
     ended: str = ""
-    """Of the process that had the failing call, or of the whole job."""
+    """What has ended and how, in words; empty if the job goes on."""
     took_s: float = 0.0
     wrong: list[str] = field(default_factory=list)
     story: str = ""
 
     @property
     def again_and_again(self) -> bool:
-        """What ends is not helped by being started again."""
+        """Starting the process again does not help."""
         return self.ends > _MOST_ENDS
 
     @property
     def line(self) -> str:
-        """In short."""
         verdict = "FAIL" if self.wrong else "ok  " if self.fired is not None else "miss"
         about = self.fired.about if self.fired is not None else ""
         ended = self.ended or "goes on"
@@ -87,14 +85,14 @@ class LongOutcome:
 
 
 def _is_of_torch(failed: Event, fired: Fired) -> bool:
-    """Torch was refused something and tells nobody what: its threads for gloo and the store let
-    the group hang, or C++ ends the process where no exception may pass."""
+    """Whether torch had the failing call and hides the error: its threads for gloo and the store
+    let the group hang, or C++ ends the process where no exception may pass."""
     aborted = "SIGABRT" in failed["message"] and re.search("libtorch|libstdc", fired.about)
     return failed["kind"] == "left_out" or bool(aborted)
 
 
 class Over(Exception):
-    """The job has ended."""
+    """The job has ended; the argument is its last outcome."""
 
 
 class LongJob(abc.ABC):
@@ -108,7 +106,7 @@ class LongJob(abc.ABC):
         calls = place.files / "calls"
         calls.mkdir()
         self.armed = ArmedPoint(calls)
-        # Beside the job's files: what the test itself writes there is not to fail.
+        # Not below UNDER: writes to the test's own files must not fail.
         self._own = Path(str(place.files).replace("/el-", "/of-el-", 1))
         self._own.mkdir()
         self._progress = (self._own / "progress").open("w+b", buffering=0)
@@ -121,36 +119,36 @@ class LongJob(abc.ABC):
         }
         self.script = (SCRIPT, self._own / "progress")
         self.killed: set[str] = set()
-        self._failed_in: set[int] = set()  # processes of which a call has failed
+        self._failed_in: set[int] = set()  # processes that had a failing call
 
-    # ---- what the two kinds do each in their way
+    # ---- what differs between the two kinds
 
     @abc.abstractmethod
     def processes(self) -> dict[str, CommandProcess]:
-        """Those of elastic that were started here and are to live, by their names."""
+        """The processes of elastic that were started here and should live, by name."""
 
     @abc.abstractmethod
     def worker_events(self, name: str) -> list[Event]:
-        """Of all that the job says of its workers."""
+        """All events of this name that the job has written about its workers."""
 
     @abc.abstractmethod
     def members(self) -> list[str]:
-        """Of the newest group."""
+        """The members of the newest group."""
 
     @abc.abstractmethod
     def begin(self, point: Point) -> list[str]:
-        """Arm it, in a new process if it counts from the begin of one, and kill a worker."""
+        """Arm the point, in a new process if it counts from a start, and kill a worker."""
 
     @abc.abstractmethod
     def replace(self, name: str, process: CommandProcess) -> bool:
-        """A process has ended; False if the job has ended with it."""
+        """Replace a process that has ended; False if the job has ended with it."""
 
     @abc.abstractmethod
     def stop(self) -> list[str]:
-        """Have it end well; what is wrong with that."""
+        """Stop the job as an operator does; what is wrong with its end."""
 
     def _victim(self, prefix: str = "") -> str:
-        """A member whose name begins so; there may be no group at the moment."""
+        """A random member whose name begins with `prefix`. Waits if there is no group now."""
 
         def found() -> list[str]:
             return [m for m in self.members() if m.startswith(prefix)]
@@ -161,11 +159,11 @@ class LongJob(abc.ABC):
     # ---- one point
 
     def settle(self, point: Point | None = None) -> LongOutcome:
-        """Until all train after the job's start; `point`: was armed before."""
+        """Wait until all train after the job's start. point: one that was armed before it."""
         return self._see_through(LongOutcome(point=point), 0)
 
     def attempt(self, point: Point) -> LongOutcome:
-        """One point in the running job. Raises Over with the next one if the job has ended."""
+        """Try one point in the running job. Raises Over with its outcome if the job ends or hangs."""
         outcome = LongOutcome(point=point)
         outcome.wrong += self.begin(point)
         return self._see_through(outcome, self._newest())
@@ -211,7 +209,7 @@ class LongJob(abc.ABC):
             outcome.story = self.story(before)
 
     def story(self, events_from: Mapping[str, int] | None = None) -> str:
-        """What all have said, from some number of events on."""
+        """What all processes have said. events_from: the first event of each to tell."""
         told = [
             f"--- {name}, exit {p.process.poll()}\n"
             + "\n".join(map(str, p.events[(events_from or {}).get(name, 0) :]))
@@ -229,7 +227,7 @@ class LongJob(abc.ABC):
         return wrong + bare_tracebacks(process)
 
     def _wrong_workers(self, outcome: LongOutcome, before: int) -> list[str]:
-        """A worker that ends from its call must say so, and take no other one along."""
+        """A worker that its failing call ends must say so, and no other worker may fail."""
         fired = outcome.fired
         if fired is not None:
             self._failed_in.add(fired.pid)
@@ -248,9 +246,9 @@ class LongJob(abc.ABC):
             if not told or not (names_cause(text, fired.error) or _is_of_torch(told[0], fired)):
                 wrong.append(f"what {victim} says does not name the cause: {text[-1500:]}")
         if not outcome.ended:
-            # gloo may leave one waiting for a peer that gave up; its state is not lost.
+            # gloo may leave a worker waiting for a peer that gave up; the state is not lost.
             others = {e["worker"] for e in failed if e["kind"] != "left_out"} - self.killed
-            # One whose call has failed may end when all the others train, at the next point.
+            # A worker whose call failed may end as late as the next point, when all others train.
             others -= {self._worker_of(pid) for pid in self._failed_in}
             wrong += [f"workers fail that had no failing call: {others}"] if others else []
         return wrong
@@ -268,7 +266,7 @@ class LongJob(abc.ABC):
         return wrong
 
     def _wrong_rest(self, *, stopped: bool) -> list[str]:
-        """After the end of all: what it has left, and what it has written."""
+        """What is wrong with what the job has left and written, once all have ended."""
         wrong = left_behind(self.place, directories=self.leaves_no_directory)
         wrong += damaged_checkpoints(self.place.files / "checkpoints")
         lines = text_of(self.place.files / "ledger.jsonl").splitlines()
@@ -299,18 +297,17 @@ class LongJob(abc.ABC):
     # ---- workers
 
     def kill(self, worker: str) -> None:
-        """With SIGKILL; not to be blamed for the point."""
+        """Kill a worker with SIGKILL. The point is not blamed for its end."""
         self.killed.add(worker)
         pids = [e["pid"] for e in self.worker_events("worker_started") if e["worker"] == worker]
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(pids[-1]), signal.SIGKILL)
 
     def counts(self) -> Counts:
-        """Of each role, the most that a process has called a function so far."""
+        """For each role and function, the most calls that a process has made so far."""
         return counts_in(self.place.files / "calls")
 
     def close(self) -> None:
-        """End what still runs, and leave nothing."""
         for process in self.processes().values():
             process.close()
         self._progress.close()
@@ -318,7 +315,7 @@ class LongJob(abc.ABC):
 
 
 class MachineJob(LongJob):
-    """`elastic run`."""
+    """A job of `elastic run`."""
 
     def __init__(
         self, library: Path, place: Place, reference: Reference, seed: int, point: Point | None
@@ -367,10 +364,9 @@ class MachineJob(LongJob):
 
 
 class ClusterJob(LongJob):
-    """A coordinator, and agents on two nodes with two workers and one; calls of the workers are
-    not made to fail here."""
+    """A coordinator and two nodes, with two workers and one. No worker's call fails here."""
 
-    leaves_no_directory = False  # a node's is for its next agent
+    leaves_no_directory = False  # a node's next agent uses its directory
     SLOTS = {"a": 2, "b": 1}  # noqa: RUF012
 
     def __init__(
@@ -408,13 +404,13 @@ class ClusterJob(LongJob):
         if point.since_kill:
             self.armed.arm(point, process.process.pid)
         else:
-            # The coordinator makes way, so that nobody has to wait for its lease to end.
+            # With SIGTERM the coordinator makes way, so nobody waits for its lease to end.
             process.process.send_signal(signal.SIGTERM if name == "coordinator" else signal.SIGKILL)
             process.wait(_END_S)
             wrong += bare_tracebacks(process)
             self.armed.arm(point)
             self.replace(name, process)
-        # Of the agent that may end with its workers: another node keeps the state.
+        # A worker of the agent that may end with all of its workers: another node has the state.
         self.kill(self._victim("a-"))
         return wrong
 

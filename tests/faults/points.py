@@ -1,4 +1,4 @@
-"""Which call fails, and which of all calls of a job are tried."""
+"""Defines points, each a call that fails, and draws them from all calls of a job."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ FUNCTIONS = (
 )
 """In the order of their counters in failing_calls.c."""
 COUNTED_ROLES = ("run", "coordinator", "agent", "keeper", "zygote", "worker")
-"""Those that failing_calls.c knows, in its order."""
+"""The roles that failing_calls.c knows, in its order."""
 ROLES = ("run", "keeper", "zygote", "worker")
-"""Those of a job of `elastic run`."""
+"""The roles in a job of `elastic run`."""
 ERRORS = {
     "fork": (errno.EAGAIN, errno.ENOMEM),
     "thread": (errno.EAGAIN,),
@@ -34,7 +34,7 @@ ERRORS = {
     "epoll": (errno.EMFILE,),
     "mmap": (errno.ENOMEM,),
 }
-_FIRST = 24  # calls of a kind, among which every second point is drawn: a start is all different
+_FIRST = 24  # half of the points are among the first calls of a kind: those of a start all differ
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,8 @@ class Point:
     """The `number`-th call (from 1) of `function` in the first process of `role` that gets there
     fails with `error`.
 
-    since_kill: not counted from the begin of a process, but, in the one of this role that lives,
-    from when a worker of a job that trains is about to be killed.
+    since_kill: count in the live process of this role, from just before a worker of a training job
+    is killed, instead of from the start of a process.
     """
 
     role: str
@@ -58,7 +58,7 @@ class Point:
 
     @classmethod
     def parse(cls, text: str) -> Point:
-        """What `str` has made."""
+        """Read what `str` has written."""
         role, function, number, error = text.split(":")
         assert role in COUNTED_ROLES, role
         assert function in FUNCTIONS, function
@@ -72,13 +72,13 @@ class Point:
 
 
 Counts = Mapping[tuple[str, str], int]
-"""How often a process of a role calls a function in the life of a job, at most."""
+"""The most calls of a function by one process of a role in the life of a job."""
 
 
 def drawn(counts: Counts, seed: int, *, since_kill: Collection[str] = ()) -> Iterator[Point]:
-    """Points without end: spread over roles and functions, then over the calls of each.
+    """Endless points, spread over roles and functions, then over the calls of each.
 
-    since_kill: the roles whose counts are those since a worker was killed.
+    since_kill: the roles whose calls are counted from the kill of a worker.
     """
     source = random.Random(seed)
     kinds = sorted(kind for kind, count in counts.items() if count)

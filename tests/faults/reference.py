@@ -1,4 +1,4 @@
-"""What one process gets from the steps of long_job.py."""
+"""Computes what one process gets from the steps of long_job.py."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def new_model() -> nn.Module:
 
 
 def fingerprint(model: nn.Module) -> float:
-    """Of all weights; no two that differ by more than rounding are likely to have the same."""
+    """A number from all weights, the same only for weights that differ by no more than rounding."""
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     return float(weights @ torch.cos(torch.arange(len(weights), dtype=weights.dtype)))
 
 
 class Reference:
-    """The fingerprint after each number of steps, computed as far as asked for."""
+    """The fingerprint after each number of steps, computed on demand."""
 
     def __init__(self) -> None:
         self._model = new_model()

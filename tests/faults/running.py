@@ -1,4 +1,4 @@
-"""Runs a job in which one call fails, and says what is wrong with its end."""
+"""Runs a job in which one call fails, and finds what is wrong with its end."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from tests.job_process import ROOT, JobProcess
 
 JOB = Path(__file__).parent / "job.py"
 SAMPLES, EPOCHS = 96, 3
-UNDER = "/tmp/el-"  # where the folders of Place and those made here begin
+UNDER = "/tmp/el-"  # the paths of a Place and of the folders made here begin so
 _DEADLINE_S = 90.0
 _TOLERANCE = 1e-9
 
@@ -43,7 +43,7 @@ class Outcome:
 
     point: Point | None
     fired: str
-    """Which call it was that failed; empty if none came to it."""
+    """The call that failed; empty if none reached the point."""
     error: int | None
     exit_code: int | None
     took_s: float
@@ -55,21 +55,20 @@ class Outcome:
 
     @property
     def line(self) -> str:
-        """In short."""
         verdict = "FAIL" if self.wrong else "ok  " if self.fired or not self.point else "miss"
         end = f"exit {self.exit_code}, {self.took_s:4.1f} s"
         return f"{verdict} {self.point!s:34} {end}  {self.fired}"
 
 
 def undisturbed(library: Path) -> Outcome:
-    """Counts the calls and gives the right weights."""
+    """A job without a fault, for its counts of calls and the right weights."""
     outcome = attempt(library, None, [])
     assert not outcome.wrong, f"{outcome.wrong}\n{outcome.story}"
     return outcome
 
 
 def attempt(library: Path, point: Point | None, weights: list[float]) -> Outcome:
-    """One job; `weights`: what it must end with, if it ends well."""
+    """Run one job. weights: those that it must have if it ends well; empty: any."""
     with new_place() as place:
         began = time.monotonic()
         job, armed = _start(place, library, point)

@@ -1,4 +1,4 @@
-"""A job in which a system call fails once goes on to its right end, or ends and names the cause."""
+"""A job in which a system call fails once reaches its right end, or ends and names the cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from tests.faults.running import Outcome, attempt, undisturbed
 _WHOLE_JOBS = 8
 _POINTS = 120  # in jobs that train on
 _SEED = int(os.environ.get("SEED", "0"))
-# What was found once stays mended.
+# Each of these points once found a defect, which must not come back.
 _FOUND = (
     "run:connect:2:EADDRNOTAVAIL",
     "run:fork:1:ENOMEM",
@@ -30,7 +30,7 @@ _FOUND = (
 )
 
 
-# Of a job that trains: each would once have left it waiting for ever, or cost its state.
+# The same in a job that trains: each once left it waiting for ever, or cost its state.
 _FOUND_LATER = (
     "zygote:recv:+1:ECONNRESET",
     "worker:send:2:ECONNRESET",
@@ -54,7 +54,9 @@ def truth(library: Path) -> Outcome:
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("index", range(_WHOLE_JOBS))
-def test_a_call_that_fails_once(library: Path, truth: Outcome, index: int) -> None:
+def test_a_job_survives_one_failing_call_or_names_the_cause(
+    library: Path, truth: Outcome, index: int
+) -> None:
     point = next(itertools.islice(drawn(truth.counts, _SEED), index, None))
     outcome = attempt(library, point, truth.weights)
     assert not outcome.wrong, f"{outcome.line}\n{outcome.wrong}\n{outcome.story}"
@@ -63,14 +65,14 @@ def test_a_call_that_fails_once(library: Path, truth: Outcome, index: int) -> No
 @pytest.mark.long
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("found", _FOUND)
-def test_a_call_whose_failure_was_once_told_badly(
+def test_a_failing_call_that_was_once_reported_badly_is_reported_well(
     library: Path, truth: Outcome, found: str
 ) -> None:
     outcome = attempt(library, Point.parse(found), truth.weights)
     assert not outcome.wrong, f"{outcome.line}\n{outcome.wrong}\n{outcome.story}"
 
 
-def test_calls_that_fail_in_a_job_that_trains(library: Path) -> None:
+def test_a_training_job_survives_failing_calls_that_once_broke_it(library: Path) -> None:
     points = [Point.parse(text) for text in _FOUND_LATER]
     outcomes = [*Campaign(library, "", _SEED).several(points)]
     assert not (found := _wrong(outcomes)), found
@@ -78,8 +80,8 @@ def test_calls_that_fail_in_a_job_that_trains(library: Path) -> None:
 
 
 @pytest.mark.long
-def test_a_coordinator_to_which_nobody_can_come_any_more_makes_way(library: Path) -> None:
-    """gRPC closes its acceptor for good where a machine has no file left for a moment."""
+def test_a_coordinator_that_accepts_no_more_connections_makes_way(library: Path) -> None:
+    """gRPC closes its acceptor for good if the machine has no file left for a moment (ENFILE)."""
     points = [Point.parse(f"coordinator:accept:{number}:ENFILE") for number in (1, 2, 3)]
     with etcd_cluster(size=1) as etcd:
         outcomes = [*Campaign(library, etcd.endpoints(), _SEED).several(points)]
@@ -87,8 +89,8 @@ def test_a_coordinator_to_which_nobody_can_come_any_more_makes_way(library: Path
 
 
 @pytest.mark.long
-def test_a_call_that_fails_as_an_agent_starts(library: Path) -> None:
-    """gRPC's thread does not look whether it could tell the loop of an answer."""
+def test_an_agent_whose_first_send_fails_starts_or_names_the_cause(library: Path) -> None:
+    """gRPC's thread does not check whether it has woken the event loop for an answer."""
     with etcd_cluster(size=1) as etcd:
         campaign = Campaign(library, etcd.endpoints(), _SEED)
         outcomes = [*campaign.several([Point.parse("agent:send:1:ECONNRESET")])]
@@ -97,7 +99,7 @@ def test_a_call_that_fails_as_an_agent_starts(library: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.timeout(900)
-def test_many_calls_that_fail_once(library: Path) -> None:
+def test_jobs_survive_many_drawn_failing_calls_or_name_the_cause(library: Path) -> None:
     with etcd_cluster(size=1) as etcd:
         campaign = Campaign(library, etcd.endpoints(), _SEED)
         outcomes = [*itertools.islice(campaign.outcomes(of_each_kind=_POINTS // 4), _POINTS)]
@@ -107,7 +109,7 @@ def test_many_calls_that_fail_once(library: Path) -> None:
 
 @pytest.mark.long
 def test_every_role_calls_something_that_can_fail(truth: Outcome) -> None:
-    """Else the library counts nothing, and every point would pass."""
+    """Otherwise the library counts nothing, and every point passes."""
     assert {role for (role, _), count in truth.counts.items() if count} == set(ROLES)
     assert truth.counts["zygote", "fork"] >= 3
     assert truth.counts["run", "fsync"] > 0

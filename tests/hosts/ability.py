@@ -1,4 +1,4 @@
-"""Whether this machine can have hosts in miniature; without them a test is skipped, or fails."""
+"""Skips or fails tests on a machine that cannot have hosts in miniature."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TOOLS = {"ip": "iproute2", "setpriv": "util-linux", "unshare": "util-linux"}
 
 
 def require_hosts() -> None:
-    """Skip the test on a machine that lacks something; with CI=true that is a failure."""
+    """Skip the test on a machine that lacks something; with CI=true fail it."""
     lacking = what_is_missing()
     if not lacking:
         return
@@ -26,7 +26,7 @@ def require_hosts() -> None:
 
 @functools.cache
 def what_is_missing() -> str:
-    """For people; empty if all is there."""
+    """What the machine lacks, in words; empty if it lacks nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root, and this is not root: run the tests as root"
     for tool, package in _TOOLS.items():

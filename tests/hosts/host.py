@@ -1,4 +1,4 @@
-"""One host in miniature: an address, processes, a link, and all that can befall them."""
+"""One host in miniature: its address, its processes, its link, and their faults."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from tests.job_process import DEADLINE_S, DIE_WITH_PARENT, CommandProcess
 if TYPE_CHECKING:
     from tests.hosts.network import Network
 
-NETWORK = "10.77.0.0/16"  # all else is unreachable at once, such as the machine's name servers
-# Its first process takes the host's name, as seen by uname and gethostname, and runs the command.
+NETWORK = "10.77.0.0/16"  # everything else, such as name servers, is unreachable without a wait
+# The shell sets the host's name, as seen by uname and gethostname, and becomes the command.
 _NAMED = ("unshare", "--uts", "sh", "-c", 'echo "$0" >/proc/sys/kernel/hostname && exec "$@"')
 
 
 class Host:
-    """Files, users and pids are those of the machine; address, lo and host name are its own.
+    """A host with its own address, lo and host name, and the machine's files, users and pids.
 
-    A host has /24 of its own, and a cable to the router, which carries it to all others.
+    It has a /24 of its own, and a cable to the router, which forwards to all other hosts.
     """
 
     def __init__(self, network: Network, name: str, number: int, namespace: Namespace) -> None:
@@ -45,7 +45,7 @@ class Host:
     def start(
         self, *arguments: str | Path, environment: Mapping[str, str] | None = None
     ) -> CommandProcess:
-        """A process on this host; what it writes is collected as it comes."""
+        """Start a process on this host. Its output is collected as it comes."""
         process = CommandProcess(
             self.command(*arguments), environment={**self.environment, **(environment or {})}
         )
@@ -55,13 +55,13 @@ class Host:
     def elastic(
         self, *arguments: str | Path, environment: Mapping[str, str] | None = None
     ) -> CommandProcess:
-        """One of `elastic`'s commands; ask it for JSON to read its events."""
+        """Start one of `elastic`'s commands. Ask it for JSON to read its events."""
         return self.start(sys.executable, "-m", "elastic.cli", *arguments, environment=environment)
 
     def run(
         self, *arguments: str | Path, deadline_s: float = DEADLINE_S
     ) -> subprocess.CompletedProcess[str]:
-        """A process on this host, to its end."""
+        """Run a process on this host to its end."""
         return subprocess.run(
             self.command(*arguments),
             stdin=subprocess.DEVNULL,
@@ -73,7 +73,8 @@ class Host:
         )
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """For subprocess; the process keeps its pid. Start it on a thread that stays."""
+        """A command line for subprocess; the process keeps its pid, and dies with the thread that
+        starts it."""
         return [*DIE_WITH_PARENT, *self.namespace.command(*_NAMED, self.name, *arguments)]
 
     @property
@@ -85,25 +86,25 @@ class Host:
         return self.namespace.processes()
 
     def kill_all(self) -> None:
-        """SIGKILL to every process at once. The kernel lives, and resets their connections."""
+        """Kill all processes at once. The kernel lives and resets their connections."""
         self.namespace.kill_all(p.process.pid for p in self._started if p.process.poll() is None)
 
     def freeze(self) -> None:
-        """SIGSTOP to every process: the kernel still acknowledges what it is sent."""
+        """Stop all processes with SIGSTOP; the kernel still acknowledges what arrives."""
         self.namespace.freeze()
 
     def thaw(self) -> None:
         self.namespace.thaw()
 
     def power_off(self) -> None:
-        """Processes and kernel end without a word to anybody. Files stay."""
+        """End all processes and the kernel without a packet to anybody. Files stay."""
         self.freeze()
         ip(self._network.router, f"link delete dev {self.name}")
         self.kill_all()
         self.namespace.delete()
 
     def power_on(self) -> None:
-        """A new kernel, which knows none of the connections of the one before. No processes."""
+        """Start a new kernel without processes, which knows no connection of the one before."""
         self.namespace.make()
         ip(
             self._network.router,
@@ -126,7 +127,6 @@ class Host:
         return self.namespace.path.exists()
 
     def close(self) -> None:
-        """End everything."""
         try:
             self.kill_all()
             for process in self._started:
@@ -137,11 +137,11 @@ class Host:
     # ---- this test's own sockets on the host
 
     def open_socket(self, kind: int = socket.SOCK_STREAM) -> socket.socket:
-        """A new one, held by this process; no process of the host's, so `kill_all` leaves it."""
+        """A new socket of this process, which is none of the host's: `kill_all` leaves it open."""
         return self.namespace.open_socket(kind)
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
-        """A TCP connection from here."""
+        """A TCP connection from this host."""
         sock = self.open_socket()
         sock.settimeout(timeout_s)
         try:
@@ -151,18 +151,18 @@ class Host:
             raise
         return sock
 
-    # ---- faults. Silent: no sender hears of it. Each lasts until it is healed
+    # ---- faults, which last until they are healed. Silent: no sender gets an error
 
     def drop_outgoing(self, *to: Host) -> None:
-        """Lose what it sends, to all or to some. Silent."""
+        """Lose what this host sends, to all or to some. Silent."""
         self._network.drop((self, other) for other in to or self._others())
 
     def drop_incoming(self, *source: Host) -> None:
-        """Lose what it is sent, by all or by some. Silent."""
+        """Lose what all or some send to this host. Silent."""
         self._network.drop((other, self) for other in source or self._others())
 
     def link_down(self) -> None:
-        """Pull the cable at the router's end: its interface has no carrier. Silent."""
+        """Pull the cable at the router's end: the host's interface has no carrier. Silent."""
         ip(self._network.router, f"link set dev {self.name} down")
 
     def link_up(self) -> None:
@@ -171,7 +171,7 @@ class Host:
         ip(self._network.router, f"link set {device} up", f"{neighbour} {device}")
 
     def interface_down(self) -> None:
-        """Switch its interface off on the host itself, whose senders are told: no route."""
+        """Switch the interface off on the host itself. Its senders get an error: no route."""
         ip(self.namespace, "link set dev eth0 down")
 
     def interface_up(self) -> None:
@@ -184,7 +184,7 @@ class Host:
         )
 
     def heal(self) -> None:
-        """Undo whatever was done to its network."""
+        """Undo all faults of this host's network."""
         self._network.heal(self)
 
     def _others(self) -> list[Host]:

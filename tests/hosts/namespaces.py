@@ -1,6 +1,6 @@
-"""Network namespaces by name: made, entered, emptied of processes, swept after dead runs.
+"""Makes, enters, empties and deletes named network namespaces, and sweeps those of dead runs.
 
-A run's name holds the process that made it, so that another can tell a dead run's leftovers.
+A run's name identifies the process that made it, so that another run recognises a dead one's.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ _runs = itertools.count()
 
 
 class Unavailable(Exception):
-    """This machine, or this user, cannot have network namespaces as they are needed here."""
+    """This machine or this user cannot have the network namespaces that are needed here."""
 
 
 def new_run_name() -> str:
-    """Unique on this machine until it boots again."""
+    """A name that is unique on this machine until it boots again."""
     return f"{_PREFIX}-{os.getpid()}-{_started(os.getpid())}-{next(_runs)}"
 
 
 def ip(namespace: Namespace, *lines: str) -> None:
-    """Have `ip` do these lines, one after the other, in a namespace."""
+    """Execute lines of `ip` in a namespace, one after another. Raises Unavailable if one fails."""
     _ip("-n", namespace.name, "-batch", "-", lines=lines)
 
 
 class Namespace:
-    """One, from `make` to `delete`."""
+    """A network namespace, which exists from `make` to `delete`."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -59,16 +59,16 @@ class Namespace:
         _ip("netns", "add", self.name)
 
     def delete(self) -> None:
-        """Forget its name; the kernel ends what nothing uses. It may be gone already."""
+        """Delete its name, which may be gone already; the kernel ends a namespace without users."""
         with contextlib.suppress(Unavailable):
             _ip("netns", "delete", self.name)
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """The command, to be executed inside. Its pid is that of the process that is started."""
+        """A command line that executes a command inside, with the pid of the started process."""
         return ["ip", "netns", "exec", self.name, *map(str, arguments)]
 
     def inside(self, function: Callable[[], T]) -> T:
-        """Call it in this process, but inside: what it opens belongs there and stays there."""
+        """Call a function in this process, but inside: sockets that it opens stay inside."""
         results: list[T] = []
         errors: list[BaseException] = []
 
@@ -99,7 +99,7 @@ class Namespace:
         return [int(entry) for entry in os.listdir("/proc") if _namespace_of(entry) == inside]
 
     def freeze(self, others: Iterable[int] = ()) -> None:
-        """Stop everything inside, and `others`; nothing slips away by forking."""
+        """Stop all processes inside, and `others`. None escapes by forking."""
         moving = self._stop(set(others))
         assert not moving, f"processes {moving} do not stop"
 
@@ -107,9 +107,9 @@ class Namespace:
         _signal(self.processes(), signal.SIGCONT)
 
     def kill_all(self, others: Iterable[int] = ()) -> None:
-        """Nothing inside, nor of `others`, is left when this returns.
+        """Kill all processes inside, and `others`, and wait until none is left.
 
-        All are stopped before the first is killed: none lives to see another die.
+        All are stopped before the first is killed, so none sees another die.
         """
         others = set(others)
         self._stop(others)
@@ -120,10 +120,10 @@ class Namespace:
             time.sleep(0.005)
 
     def _stop(self, others: set[int]) -> set[int]:
-        """Those that do not stop, after a while.
+        """Stop all processes inside, and `others`; returns those that do not stop in time.
 
-        One in the state D that has been told will not get back to its own code. It may stay in D:
-        a process that forks by vfork waits there for a child that has stopped before its exec.
+        A process in the state D that has got SIGSTOP counts as stopped: it does not return to its
+        own code. It may stay in D: after a vfork it waits for a child that stopped before its exec.
         """
         told: set[int] = set()
         deadline = time.monotonic() + _EMPTY_WITHIN_S
@@ -137,7 +137,7 @@ class Namespace:
 
 
 def sweep() -> None:
-    """Remove what runs have left whose process is gone: namespaces, what runs inside, files."""
+    """Remove what dead runs have left: namespaces, the processes inside, files."""
     for path in [*NAMED.glob(f"{_PREFIX}-*"), *FILES.glob(f"{_PREFIX}-*")]:
         found = re.match(rf"{_PREFIX}-(\d+)-(\d+)-\d+", path.name)
         if found is None or _started(int(found[1])) == found[2]:
@@ -184,14 +184,14 @@ def _namespace_of(process: str) -> str:
 
 
 def _stat(process: int) -> list[str]:
-    """From the state on; empty if it is gone."""
+    """The fields of /proc/PID/stat from the state on; empty if the process is gone."""
     with contextlib.suppress(OSError):
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return []
 
 
 def _started(process: int) -> str:
-    """Clock ticks after the boot, which tell a process from a later one with its pid."""
+    """The start in clock ticks after boot, which tells a process from a later one with its pid."""
     fields = _stat(process)
     return fields[19] if fields else ""
 

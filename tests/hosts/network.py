@@ -1,14 +1,14 @@
 """A network of hosts in miniature: a router in a namespace of its own, and a cable to each host.
 
-Everything is done by `ip` inside of namespaces that nobody else knows, so two networks may have the
-same addresses, and nothing of the machine's own network changes. The router forwards between the
-hosts' subnets. To lose packets from one host to another it has a rule of the type "blackhole": it
-drops them and says nothing, neither ICMP nor reset. A cut is a batch of such rules, so all of it
-happens within about a millisecond. Neighbours (MAC addresses) are fixed, because otherwise a host
-whose cable is cut would notice after four seconds that nobody answers its ARP requests.
+`ip` does everything inside of namespaces that nobody else knows, so two networks may have the same
+addresses, and nothing changes in the machine's own network. The router forwards between the hosts'
+subnets. A rule of the type "blackhole" makes it lose packets from one host to another: it drops
+them without an ICMP message or a reset. A cut is a batch of such rules, so all of it happens within
+about a millisecond. Neighbours (MAC addresses) are fixed, because otherwise a host whose cable is
+cut would notice after four seconds that nobody answers its ARP requests.
 
-The kernel needs namespaces, veth and policy routing; `tc` with its netem or actions, iptables and
-bridges are not needed. So there are no delays: not every kernel can do them.
+The kernel needs namespaces, veth and policy routing, but neither `tc` with its netem or actions nor
+iptables nor bridges. There are no delays, because not every kernel can make them.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pathlib import Path
 from tests.hosts.host import Host
 from tests.hosts.namespaces import FILES, Namespace, ip, new_run_name, sweep
 
-_NAME = r"(?!lo$)[a-z0-9-]{1,15}"  # also that of an interface of the router
+_NAME = r"(?!lo$)[a-z0-9-]{1,15}"  # also names the router's interface to the host
 
 
 class Network:
-    """Hosts by name, in the order given."""
+    """A router, and its hosts by name in the given order."""
 
     def __init__(self, run: str, names: Iterable[str]) -> None:
         self.files = FILES / run
@@ -57,11 +57,11 @@ class Network:
         self.drop(inside_out | {(other, host) for host, other in inside_out})
 
     def drop(self, pairs: Iterable[tuple[Host, Host]]) -> None:
-        """Lose packets from the first to the second of each. Silent."""
+        """Lose packets from the first to the second host of each pair. Silent."""
         self._set_dropped(self._dropped | set(pairs))
 
     def heal(self, *hosts: Host) -> None:
-        """Undo whatever was done to the network of these, or of all: cuts, drops, links down."""
+        """Undo all network faults of these hosts, or of all: cuts, drops, links down."""
         healed = hosts or self.hosts
         for host in healed:
             if host.is_on:
@@ -80,7 +80,7 @@ class Network:
     def make(self) -> None:
         self.files.mkdir()
         self.router.make()
-        # What has no route is dropped in silence: the subnet of a host whose link is down.
+        # Packets without a route are dropped silently: those to a host whose link is down.
         ip(self.router, "link set dev lo up", "route add blackhole default")
         forward = Path("/proc/sys/net/ipv4/ip_forward")
         self.router.inside(lambda: forward.write_text("1"))
@@ -89,7 +89,7 @@ class Network:
             host.power_on()
 
     def close(self) -> None:
-        """Nothing is left of it, also if one part of this fails."""
+        """Remove everything, even if a part of this fails."""
         with contextlib.ExitStack() as stack:
             stack.callback(shutil.rmtree, self.files, ignore_errors=True)
             stack.callback(self.router.delete)
@@ -99,7 +99,7 @@ class Network:
 
 @contextlib.contextmanager
 def network(*names: str) -> Iterator[Network]:
-    """A running network, whose hosts have these names; raises Unavailable if that cannot be.
+    """A running network whose hosts have these names. Raises Unavailable if it cannot be made.
 
     Nothing is left of it afterwards. If this process is killed, the next network sweeps it up.
     """

@@ -1,5 +1,7 @@
-"""A real Chromium without a window, driven through its debugging pipe: nothing but the standard
-library, Debian's chromium-headless-shell and JSON."""
+"""Drives a real Chromium without a window through its debugging pipe.
+
+It needs only the standard library and Debian's chromium-headless-shell.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,7 @@ DEADLINE_S = 30.0
 
 
 def require_browser() -> str:
-    """Its path; skips the test where there is none, or with CI=true fails."""
+    """The path of a browser. Skips the test if there is none; with CI=true fails it."""
     for command in COMMANDS:
         if (found := shutil.which(command)) is not None:
             return found
@@ -44,7 +46,7 @@ def require_browser() -> str:
 
 
 class Tab:
-    """One page in a browser. What its console and its network say of errors is collected."""
+    """One page in a browser."""
 
     def __init__(
         self, process: subprocess.Popen[bytes], to_browser: int, from_browser: int
@@ -54,7 +56,7 @@ class Tab:
         self._answers: dict[int, dict[str, Any]] = {}
         self._rest = b""
         self.errors: list[str] = []
-        """Of scripts, of the console, of the Content-Security-Policy."""
+        """Errors of scripts, console, network and Content-Security-Policy, as they come."""
         self._session = ""
         target = self.call("Target.createTarget", url="about:blank")["targetId"]
         attached = self.call("Target.attachToTarget", targetId=target, flatten=True)
@@ -63,7 +65,7 @@ class Tab:
             self.call(f"{domain}.enable")
 
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
-        """A command of the DevTools protocol, and its result."""
+        """Send a command of the DevTools protocol; returns its result."""
         number = next(self._numbers)
         message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
         if self._session:
@@ -81,7 +83,6 @@ class Tab:
         return result
 
     def open(self, url: str) -> None:
-        """Go there."""
         self.call("Page.navigate", url=url)
 
     def evaluate(self, expression: str) -> Any:
@@ -91,7 +92,6 @@ class Tab:
         return result["result"].get("value")
 
     def wait_for(self, expression: str, deadline_s: float = DEADLINE_S) -> Any:
-        """Its first true value."""
 
         def shown() -> str:
             return f"{expression}\n{self.evaluate('document.body?.innerText')}"
@@ -99,7 +99,6 @@ class Tab:
         return eventually(lambda: self.evaluate(expression), shown, deadline_s, every_s=_POLL_S)
 
     def press(self, key: str) -> None:
-        """Press and release a key."""
         text = {"Enter": "\r", " ": " "}.get(key, "")
         codes = {"Tab": 9, "Enter": 13, "Escape": 27, "ArrowRight": 39, "ArrowLeft": 37}
         common = {"key": key, "windowsVirtualKeyCode": codes.get(key, 0)}
@@ -107,7 +106,7 @@ class Tab:
         self.call("Input.dispatchKeyEvent", type="keyUp", **common)
 
     def look(self, *, width: int = 1280, height: int = 900, dark: bool = False) -> None:
-        """The size and the theme of the screen; narrow ones are phones."""
+        """Set the screen's size in pixels and its theme. Below a width of 600 it is a phone."""
         phone = width < 600
         self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -120,12 +119,12 @@ class Tab:
         self.call("Emulation.setEmulatedMedia", features=[theme])
 
     def screenshot(self, path: Path, *, whole: bool = True) -> None:
-        """As PNG."""
+        """Save the page, or only its visible part, as PNG."""
         taken = self.call("Page.captureScreenshot", captureBeyondViewport=whole)
         path.write_bytes(base64.b64decode(taken["data"]))
 
     def first_paint_ms(self) -> float:
-        """From the begin of the navigation until something was to be seen."""
+        """The time from the start of the navigation to the first visible content."""
         entries = "performance.getEntriesByName('first-contentful-paint')"
         self.wait_for(f"{entries}.length")
         return float(self.evaluate(f"{entries}[0].startTime"))
@@ -156,7 +155,7 @@ class Tab:
 
 @contextlib.contextmanager
 def browser() -> Iterator[Tab]:
-    """One with an empty profile; it ends with the test."""
+    """A browser with an empty profile, which ends with the test."""
     command = require_browser()
     with contextlib.ExitStack() as ends:
         profile = ends.enter_context(tempfile.TemporaryDirectory(prefix="el-browser-"))

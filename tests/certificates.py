@@ -1,4 +1,4 @@
-"""An authority for tests, and certificates that it has signed; made by openssl."""
+"""Makes an authority for tests, and certificates that it signs, with openssl."""
 
 from __future__ import annotations
 
@@ -57,9 +57,10 @@ def sign(
     names: str = "IP:127.0.0.1,DNS:localhost",
     purpose: str | None = None,
 ) -> None:
-    """Another certificate of the same authority, or the same one again; -1 day: it has expired.
+    """Sign another certificate with the same authority, or replace the one of this name.
 
-    names: its subjectAltName entries; purpose: its extended key usage, if there is to be one.
+    days: it is valid for so many; -1: it has expired. names: its subjectAltName entries. purpose:
+    its extended key usage, if any.
     """
     request = made.directory / f"{name}.csr"
     subject = ["-subj", f"/CN={name}", "-addext", f"subjectAltName={names}"]
@@ -82,7 +83,7 @@ def _ca_key(made: Certificates) -> Path:
 
 
 def openssl(*arguments: str | Path) -> None:
-    """Run it; raises AssertionError with what it said."""
+    """Run openssl. Raises AssertionError with its stderr if it fails."""
     command = ["openssl", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr

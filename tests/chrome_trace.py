@@ -1,4 +1,4 @@
-"""Whether a document is one of Chrome's Trace Event Format, and shows what it means to."""
+"""Checks documents in Chrome's Trace Event Format: schema, named tracks, nesting and flows."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ SCHEMA = {
     "required": ["traceEvents"],
     "additionalProperties": False,
 }
-"""Of the object form, with the kinds of events that are written: the format's description says
-which fields each has."""
+"""The format's object form, restricted to the kinds of events that elastic writes. Their fields are
+those of the format's description."""
 _ROUNDING_US = 0.01
 
 
 def check_trace(document: dict[str, Any]) -> None:
-    """Raises AssertionError, or jsonschema's ValidationError."""
+    """Raises AssertionError or jsonschema's ValidationError if the document is wrong."""
     jsonschema.validate(document, SCHEMA)
     events = document["traceEvents"]
     named = {(e["pid"], e["tid"]) for e in events if e["name"] == "thread_name"}
@@ -100,7 +100,7 @@ def check_trace(document: dict[str, Any]) -> None:
 
 
 def check_nesting(spans: list[tuple[float, float]]) -> None:
-    """Slices of one track lie inside of each other, or beside each other."""
+    """Check that slices of one track are inside of each other or beside each other."""
     above: list[float] = []
     for began, ended in sorted(spans, key=lambda span: (span[0], -span[1])):
         while above and above[-1] <= began + _ROUNDING_US:

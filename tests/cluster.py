@@ -1,7 +1,7 @@
 """A whole cluster on hosts in miniature: etcd, coordinators, agents, and a job that trains.
 
-etcd's members are on the hosts e1, e2 and e3, coordinators on e1 and e2, agents on a, b and c; d is
-for the workers that join.
+etcd's members are on the hosts e1, e2 and e3, coordinators on e1 and e2, agents on a, b and c. The
+host d is for a node that joins.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cluster:
         self.agent_options: tuple[str, ...] = ("--record-samples",)
         self.coordinator_options: tuple[str, ...] = ()
         self.coordinators: dict[str, list[CommandProcess]] = {name: [] for name in COORDINATORS}
-        """On each host, one after the other."""
+        """Those started on each host, oldest first."""
         self._forgiven = 0
         self.agents: dict[str, list[CommandProcess]] = {}
 
@@ -58,7 +58,7 @@ class Cluster:
     # ---- processes
 
     def settle(self, *nodes: str) -> None:
-        """Have exactly these nodes train, under one coordinator of two."""
+        """Start and end daemons until both coordinators run and exactly these nodes train."""
         for name, processes in self.coordinators.items():
             if not processes or processes[-1].process.poll() is not None:
                 self.start_coordinator(name)
@@ -85,7 +85,7 @@ class Cluster:
         return process
 
     def start_agent(self, name: str, *options: str | Path) -> CommandProcess:
-        """The node's, on its host."""
+        """Start an agent of the node on the host of the same name."""
         agent = self.start_stranger(name, name, *options)
         self.agents.setdefault(name, []).append(agent)
         return agent
@@ -93,7 +93,7 @@ class Cluster:
     def start_stranger(
         self, on: str, node: str, *options: str | Path, arguments: tuple[str, ...] = ()
     ) -> CommandProcess:
-        """An agent of any name on any host. `arguments` are the script's, besides the others'."""
+        """Start an agent of any node on any host. arguments: more arguments for the script."""
         host = self.net.host(on)
         return host.elastic(
             *("agent", "--node-name", node, "--node-host", host.address, "--machine", on),
@@ -111,30 +111,30 @@ class Cluster:
         return self.agents[name][-1]
 
     def operator(self, *arguments: str) -> CommandProcess:
-        """An operator's command, on the host of neither a node nor a coordinator."""
+        """Start an operator's command on a host that has neither a node nor a coordinator."""
         return self.net.host(STORES[-1]).elastic(*arguments, environment=self.environment)
 
     def ask(self, *arguments: str) -> str:
-        """An operator's command that must succeed, to its end; what it says."""
+        """Run an operator's command, which must succeed; returns its output."""
         command = self.operator(*arguments)
         assert command.wait() == 0, command.story()
         command.close()
         return "\n".join(command.output)
 
     def forgive(self) -> None:
-        """No node has failed too often, whatever has been done to it so far."""
+        """Clear the nodes that were lost since the last call, so that none has failed too often."""
         lost = self.events("node_lost")
         for name in sorted({event["node"] for event in lost[self._forgiven :]}):
             self.ask("nodes", "--clear", name)
         self._forgiven = len(lost)
 
     def node_states(self) -> dict[str, str]:
-        """By `elastic nodes`."""
+        """The state of each node, from `elastic nodes`."""
         nodes = json.loads(self.ask("nodes", "--output", "json"))
         return {node["node"]: node["state"] for node in nodes}
 
     def worker_pids(self, name: str) -> dict[str, int]:
-        """The workers that the agents of a node have started and not seen end, by name."""
+        """The pids of all workers that the node's agents have started or adopted, by name."""
         pids: dict[str, int] = {}
         for agent in self.agents[name]:
             pids |= {
@@ -145,7 +145,7 @@ class Cluster:
         return pids
 
     def member_pid(self, name: str) -> int:
-        """The process of the node's member of the newest group."""
+        """The pid of the node's member of the newest group."""
         (worker,) = [m for m in self.members() if _node_of(m) == name]
         return self.worker_pids(name)[worker]
 
@@ -155,8 +155,8 @@ class Cluster:
     # ---- what the coordinators say
 
     def events(self, name: str, **fields: Any) -> list[Event]:
-        """Those of this name and with these fields, of all coordinators, oldest first; each with
-        its `coordinator`."""
+        """The events of this name and with these fields of all coordinators, oldest first. Each
+        also has its `coordinator`."""
         return sorted(
             (
                 {**event, "coordinator": coordinator}
@@ -176,7 +176,7 @@ class Cluster:
         return next(name for name in COORDINATORS if name != self.leader())
 
     def generation(self) -> int:
-        """The newest that was announced; 0 before the first."""
+        """The newest generation that was announced; 0 before the first."""
         return max((e["generation"] for e in self._formed()), default=0)
 
     def members(self) -> list[str]:
@@ -185,11 +185,11 @@ class Cluster:
         return list(newest["members"])
 
     def _formed(self) -> list[Event]:
-        """What is written and not told yet when a leader dies is told by the next one."""
+        """Events with generations. If a leader dies after it has written a generation and before it
+        announces it, the next leader does that as it is elected."""
         return self.events("generation_formed") + self.events("elected")
 
     def nodes(self) -> set[str]:
-        """The nodes of the newest group."""
         return {_node_of(member) for member in self.members()}
 
     # ---- waiting
@@ -197,7 +197,8 @@ class Cluster:
     def wait(
         self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
     ) -> float:
-        """Until it holds; the seconds it took. Fails with the whole story after the deadline."""
+        """Wait until the condition holds; returns the seconds that took. Fails with the whole story
+        after the deadline, or if no coordinator runs."""
         began_at = time.monotonic()
         while not condition():
             late = time.monotonic() > began_at + deadline_s
@@ -207,12 +208,12 @@ class Cluster:
         return time.monotonic() - began_at
 
     def wait_for_event(self, name: str, *, after: int = 0, **fields: Any) -> Event:
-        """The first such event besides the first `after` ones."""
+        """Wait for the next such event after the first `after` ones."""
         self.wait(lambda: len(self.events(name, **fields)) > after, f"event {name} {fields}")
         return self.events(name, **fields)[after]
 
     def wait_trained(self, steps: int, *nodes: str, deadline_s: float = DEADLINE_S) -> float:
-        """Until a group of exactly these nodes, or any, has committed that many steps more."""
+        """Wait until a group of exactly these nodes, or any group, has committed more steps."""
         began_at = time.monotonic()
 
         def trained() -> bool:
@@ -227,7 +228,6 @@ class Cluster:
         return self.wait(trained, f"{steps} steps of {nodes or 'anybody'}", deadline_s)
 
     def story(self) -> str:
-        """What coordinators and agents have said, for a failing test."""
         coordinators = [
             f"--- coordinator {name}\n{process.story()}"
             for name, processes in self.coordinators.items()
@@ -241,14 +241,14 @@ class Cluster:
         return "\n".join([*coordinators, *agents])
 
     def processes(self) -> list[int]:
-        """All that live on the hosts of nodes and coordinators, but etcd."""
+        """The pids of all processes on all hosts, except etcd's."""
         members = {m.process.pid for m in self.etcd.members if m.process is not None}
         return [pid for host in self.net.hosts for pid in host.processes() if pid not in members]
 
 
 @contextlib.contextmanager
 def network_with_etcd(*, durable: bool = False) -> Iterator[tuple[Network, EtcdCluster]]:
-    """On which no job runs yet, with etcd as `etcd_cluster` has it. Nothing is left afterwards."""
+    """A network without a job, with etcd (see `etcd_cluster`). Nothing is left of it afterwards."""
     with network(*NODES, JOINER, *STORES) as net:
         stores: list[Host] = [net.host(name) for name in STORES]
         with etcd_cluster(machines=stores, durable=durable) as etcd:

@@ -1,4 +1,4 @@
-"""Promises P1 to P4, checked from outside of a cluster's job: ledgers, records, weights."""
+"""Checks promises P1 to P4 of a cluster's job from outside: by ledgers, records and weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Rows = dict[str, list[records.Record]]
 
 
 def check_lineage(cluster: Cluster) -> list[dict[str, Any]]:
-    """P1 to P3; the surviving steps. The job may still run, but not change its leader."""
+    """Check P1 to P3; returns the surviving steps. The job may run, but not change its leader."""
     lines = merged_ledger(cluster)
     found = audit(lines, samples=problem.SAMPLES)
     assert not found.problems, found.problems
@@ -29,13 +29,13 @@ def check_lineage(cluster: Cluster) -> list[dict[str, Any]]:
 
 
 def check_all(cluster: Cluster) -> None:
-    """P1 to P4."""
+    """Check P1 to P4."""
     steps = check_lineage(cluster)
     check_weights(cluster.out, cluster.steps.by_process(), steps)
 
 
 def merged_ledger(cluster: Cluster) -> list[str]:
-    """The lines of all coordinators' ledgers, in order of terms."""
+    """The lines of all coordinators' ledgers, in the order of their terms."""
     terms: list[tuple[float, list[str]]] = []
     for name in cluster.coordinators:
         elected = [e for e in cluster.events("elected") if e["coordinator"] == name]
@@ -46,9 +46,9 @@ def merged_ledger(cluster: Cluster) -> list[str]:
 
 
 def check_nothing_lost(lines: list[str]) -> list[dict[str, Any]]:
-    """P2: no group goes back by more than the one step that nobody left in it has completed.
+    """Check P2: a group goes back by one step at most, which none of its members had completed.
 
-    What members report again to a new leader is no step back. Returns the surviving steps.
+    Steps that members report again to a new leader do not count. Returns the surviving steps.
     """
     steps: list[dict[str, Any]] = []
     dropped: dict[int, dict[str, Any]] = {}
@@ -68,10 +68,10 @@ def check_nothing_lost(lines: list[str]) -> list[dict[str, Any]]:
 
 
 def check_one_lineage(rows: Rows, ledger: dict[int, int]) -> None:
-    """P1, P2: after a step that counts all members have the same weights.
+    """Check P1 and P2: after each step that counts, all members have the same weights.
 
-    ledger: the generation of each step that counts. Who left its group in the middle of a step may
-    have completed it otherwise than those who stayed: that one, and no more.
+    ledger: the generation of each step that counts. A member that left its group in the middle of a
+    step may have completed this one step with other weights than those that stayed.
     """
     digests: dict[int, set[str]] = defaultdict(set)
     commits = {
@@ -93,7 +93,7 @@ def check_one_lineage(rows: Rows, ledger: dict[int, int]) -> None:
 
 
 def check_weights(out: Path, rows: Rows, steps: list[dict[str, Any]]) -> None:
-    """P3, P4: one process that takes the ledger's steps with the whole batches gets there too."""
+    """Check P3, P4: one process with whole batches gets these weights from the ledger's steps."""
     generations = {s["step"]: s["generation"] for s in steps}
     saved = {
         step: path
@@ -114,14 +114,14 @@ def check_weights(out: Path, rows: Rows, steps: list[dict[str, Any]]) -> None:
 
 
 def _records(lines: list[str]) -> Iterator[dict[str, Any]]:
-    """All but the half line of a coordinator that was killed while it wrote."""
+    """All records, without the half line of a coordinator that was killed while it wrote."""
     for line in lines:
         with contextlib.suppress(ValueError):
             yield json.loads(line)
 
 
 def _sections(path: Path) -> Iterator[list[str]]:
-    """The lines of each term; one that is being written is left out."""
+    """The lines of each term, without a line that is still being written."""
     text = path.read_text() if path.exists() else ""
     section: list[str] = []
     for line in text.split("\n")[:-1]:

@@ -1,4 +1,4 @@
-"""What tests/chaos/scripts/float64_trainer.py has recorded on all hosts, read as it grows."""
+"""Reads the records of tests/chaos/scripts/float64_trainer.py from all hosts as they grow."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.chaos.records import Record
 
 
 class StepRecords:
-    """Reads no line twice. `at` is one clock for all processes of the machine."""
+    """The records so far; reads no line twice. All processes share the clock of the field `at`."""
 
     def __init__(self, out: Path) -> None:
         self._out = out
@@ -18,7 +18,7 @@ class StepRecords:
         self._rows: dict[str, list[Record]] = defaultdict(list)
 
     def by_process(self) -> dict[str, list[Record]]:
-        """The records of each process, in its order."""
+        """The records of each process, oldest first."""
         for path in sorted(self._out.glob("steps-*.jsonl")):
             offset = self._offsets.get(path, 0)
             with path.open("rb") as file:
@@ -30,7 +30,7 @@ class StepRecords:
         return self._rows
 
     def commits(self, *, since_s: float = 0.0, host: str | None = None) -> list[Record]:
-        """Those of all processes, or of a host's, oldest first; from an instant on."""
+        """The commits since `since_s`, of all processes or of those of a host, oldest first."""
         return sorted(
             (
                 row
@@ -47,7 +47,7 @@ class StepRecords:
         return max(last, default=-1)
 
     def generation(self) -> int:
-        """The newest in which a step was committed; -1 before the first."""
+        """The newest generation that has committed a step; -1 before the first."""
         return max((row["generation"] for row in self._newest_group().values()), default=-1)
 
     def at_work(self) -> set[str]:
@@ -59,7 +59,7 @@ class StepRecords:
         return set(self._newest_group())
 
     def repeated(self, since_s: float) -> list[Record]:
-        """Attempts, from an instant on, of steps that the same process had begun before."""
+        """Attempts since `since_s` at steps that the same process had begun before."""
         again = []
         for rows in self.by_process().values():
             attempts = [row for row in rows if row["kind"] == "attempt"]
@@ -71,7 +71,7 @@ class StepRecords:
         return again
 
     def _newest_group(self) -> dict[str, Record]:
-        """The last commit of each of its processes."""
+        """The last commit of each process of the newest generation that has any."""
         last = {process: rows[-1] for process, rows in self._committed().items()}
         newest = max((row["generation"] for row in last.values()), default=-1)
         return {process: row for process, row in last.items() if row["generation"] == newest}

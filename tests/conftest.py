@@ -1,4 +1,4 @@
-"""What holds for every test."""
+"""Settings for all tests: Hypothesis' profiles, the environment, time-outs of coroutines."""
 
 from __future__ import annotations
 
@@ -10,19 +10,18 @@ import tempfile
 import pytest
 from hypothesis import settings
 
-# On a busy machine one example of many takes long now and then, which says nothing of the code;
-# pytest-timeout is there for what hangs. All else stays as the profile in use has it: with CI=true
-# Hypothesis takes its own, which draws the same examples at every run.
+# On a busy machine one of many examples takes long now and then, which says nothing about the code.
+# pytest-timeout ends what hangs. All else is as in Hypothesis' default profile: with CI=true it has
+# one that draws the same examples in every run.
 settings.register_profile("patient", settings.default, deadline=None)  # `make test-long`
 settings.register_profile("every-run", settings.default, deadline=None, max_examples=25)
 settings.load_profile("every-run")
 
-# `elastic status` finds the jobs of a user: those of tests that run at the same time, and of the
-# user, are none of a test's business.
+# `elastic status` finds all jobs of a user. A test must not see those of other tests or the user's.
 _RUNTIME = tempfile.mkdtemp(prefix="elt-", dir="/tmp")  # short, as sockets need it
 os.environ["XDG_RUNTIME_DIR"] = _RUNTIME
-# As workers have it (cli/run.py): torch asks for the names of its peers, and where no name server
-# answers it would wait for 5 s, now and then and in every process anew.
+# As for workers (cli/launch.py): torch resolves its peers' names. Where no name server answers,
+# every process would now and then wait for 5 s.
 os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 
 
@@ -33,7 +32,7 @@ _QUICK = ("tests/unit/core/", "tests/unit/settings/", "tests/unit/coordinator/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Bound what runs in an event loop, which is over soon or hangs; order the files."""
+    """Order the files, and give coroutines a short time-out: they end soon or hang."""
     items.sort(key=lambda item: item.nodeid.startswith(_QUICK))
     for item in items:
         if not isinstance(item, pytest.Function) or item.get_closest_marker("timeout"):
@@ -43,6 +42,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Nothing is left of that place."""
     del config
     shutil.rmtree(_RUNTIME, ignore_errors=True)

@@ -19,7 +19,7 @@ TABLES: dict[str, Mapping[Any, frozenset[Any]]] = {
 
 
 def diagram(table: Mapping[Any, frozenset[Any]]) -> str:
-    """A mermaid state diagram; the first state is where it begins."""
+    """A mermaid state diagram that begins with the first state."""
     lines = ["```mermaid", "stateDiagram-v2", f"    [*] --> {_name(next(iter(table)))}"]
     for state, following in table.items():
         lines += [
@@ -31,7 +31,7 @@ def diagram(table: Mapping[Any, frozenset[Any]]) -> str:
 
 
 def drawn(text: str) -> str:
-    """The document with every diagram as the tables are now."""
+    """The document with every diagram drawn from the present tables."""
     for name, table in TABLES.items():
         pattern = re.compile(rf"(<!-- diagram: {name} -->\n).*?(<!-- end -->)", re.DOTALL)
         text, count = pattern.subn(lambda m, t=table: f"{m[1]}{diagram(t)}\n{m[2]}", text)

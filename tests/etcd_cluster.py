@@ -1,16 +1,17 @@
 """A real etcd cluster whose members can be killed, frozen, stopped and replaced.
 
-On this machine, or one member on each of several hosts (tests/hosts).
+The members run on this machine, or one on each of several hosts (tests/hosts).
 
 etcd 3.5.0 to 3.5.2 may lose acknowledged writes when a member is killed while it writes and started
 again on the same files (etcd-io/etcd#13766): its revisions then differ from the others', and no
-client can make up for that. In 3.5.1 one such restart in about 30 does it. Hence `replace`.
+client can repair that. In 3.5.1 about one such restart in 30 does it. `replace` avoids it.
 
-A majority can be taken away and come back without that, in two ways: frozen and thawed, or stopped
-(SIGTERM) and launched again on their data. With eight writers at once, two members 114 times frozen
-and 132 times stopped lost nothing; two members killed did, in the 70th round. They are not the same
-to clients: the frozen still accept connections, the stopped refuse them; and a leader that
-was frozen itself finds leases expired, while a new one gives them their whole time again.
+There are two ways to take a majority away and bring it back without that risk: freeze and thaw it,
+or stop it (SIGTERM) and launch it again on its data. With eight concurrent writers, two members
+lost nothing when they were frozen 114 times and stopped 132 times; killed, they lost writes in the
+70th round. Clients see a difference: frozen members still accept connections, stopped ones refuse
+them. A leader that was frozen itself finds leases expired; a new one gives them their whole time
+again.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Machine(Protocol):
     address: str
 
     def command(self, *arguments: str | Path) -> list[str]:
-        """To start it there with subprocess; ends with this process."""
+        """A command line that starts a command there with subprocess; it ends with this process."""
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
         """A TCP connection from there."""
@@ -91,16 +92,16 @@ class Member:
         self.send_signal(signal.SIGCONT)
 
     def answers(self) -> bool:
-        """It serves, perhaps without the others."""
+        """Whether it serves, perhaps without the others."""
         try:
             return bool(self._read("/metrics"))
         except OSError:
             return False
 
     def is_healthy(self) -> bool:
-        """It knows a leader and can commit."""
+        """Whether it knows a leader and can commit."""
         try:
-            # In this order: 3.5.1 takes seconds to answer a read that came before the leader.
+            # In this order: 3.5.1 takes seconds to answer a read that came before it had a leader.
             return self._shows("etcd_server_has_leader 1") and '"true"' in self._read("/health")
         except OSError:
             return False
@@ -116,7 +117,7 @@ class Member:
         return f"\n{metric}\n" in self._read("/metrics")
 
     def _read(self, path: str) -> str:
-        # From the member's own machine: it can be asked also while it is cut off from all others.
+        # From the member's own machine, which also works while it is cut off from all others.
         connection = http.client.HTTPConnection("127.0.0.1", self.metrics_port)
         connection.sock = self.machine.connect("127.0.0.1", self.metrics_port, 1.0)
         with contextlib.closing(connection):
@@ -133,7 +134,7 @@ class Member:
 
 @dataclass
 class EtcdCluster:
-    """Elections take 0.2 to 0.4 s; leases end by whole seconds."""
+    """A running cluster. Elections take 0.2 to 0.4 s; leases last whole seconds."""
 
     directory: Path
     members: list[Member]
@@ -142,14 +143,14 @@ class EtcdCluster:
     durable: bool = False
 
     def start(self) -> None:
-        # One by one: new members ask each other for news, and wait a second for one that asks too.
+        # One by one: new members ask each other for news, and wait 1 s for a member that asks too.
         for member in self.members:
             self.launch(member)
             eventually(member.answers, f"{member.name} does not answer", START_DEADLINE_S)
         self.wait_healthy(*self.members)
 
     def replace(self, member: Member) -> None:
-        """Start a killed member again as another one, without what it had on disk."""
+        """Replace a killed member by a new one of the same name, without its data."""
         listed = json.loads(self.ctl("member", "list", "--write-out=json"))
         (number,) = (m["ID"] for m in listed["members"] if m["name"] == member.name)
         self.ctl("member", "remove", f"{number:x}")
@@ -159,7 +160,7 @@ class EtcdCluster:
         self.wait_healthy(member)
 
     def stop(self, *members: Member) -> None:
-        """SIGTERM to all of them, and wait: takes a second. Each may be launched again."""
+        """Stop members with SIGTERM and wait, for about 1 s. Each may be launched again."""
         for member in members:
             member.send_signal(signal.SIGTERM)
         for member in members:
@@ -168,7 +169,7 @@ class EtcdCluster:
             member.process = None
 
     def launch(self, member: Member, *flags: str) -> None:
-        """Start it, on what it has on disk if there is any; not after a kill, see above."""
+        """Start a member, on its data if it has any. Not after a kill: see the module's text."""
         log = (self.directory / f"{member.name}.log").open("ab")
         with log:
             member.process = subprocess.Popen(
@@ -187,7 +188,7 @@ class EtcdCluster:
         return ",".join(f"{scheme}://{m.address}" for m in self.members)
 
     def options(self, namespace: str = "", *, first: Member | None = None) -> EtcdOptions:
-        """To reach it in plain text, any member first or a certain one."""
+        """Options that reach the cluster in plain text, any member first or a certain one."""
         options = etcd_options(self.endpoints(), namespace=namespace)
         if first is None:
             return options
@@ -196,7 +197,7 @@ class EtcdCluster:
         return dataclasses.replace(options, endpoints=endpoints, spread=False)
 
     def ctl(self, *arguments: str, user: str | None = None, machine: Machine | None = None) -> str:
-        """Run etcdctl against the members that run; on the first one's machine if not told."""
+        """Run etcdctl against the running members, by default on the machine of the first one."""
         running = [m for m in self.members if m.process is not None]
         endpoints = ",".join(m.address for m in running)
         command: list[str | Path] = [BINARIES / "etcdctl", f"--endpoints={endpoints}", *arguments]
@@ -220,7 +221,6 @@ class EtcdCluster:
         assert "NOSPACE" in self.ctl("alarm", "list")
 
     def make_space(self) -> None:
-        """What an operator does then."""
         (status,) = json.loads(self.ctl("endpoint", "status", "--write-out=json"))
         self.ctl("compact", str(status["Status"]["header"]["revision"]))
         self.ctl("defrag")
@@ -264,8 +264,8 @@ def etcd_cluster(
 ) -> Iterator[EtcdCluster]:
     """A running cluster, on this machine or with a member on each of `machines`.
 
-    Nothing is left of it afterwards. One that is not `durable` leaves it to the kernel when its
-    files reach the disk: no less than a killed process can lose, and no wait for a busy disk.
+    Nothing is left of it afterwards. Unless it is `durable` the kernel decides when its files reach
+    the disk: a killed process loses nothing by that, and nothing waits for a busy disk.
     """
     with tempfile.TemporaryDirectory(prefix="etcd-") as directory:
         members = _on_machines(machines) if machines else _on_this_machine(size)
@@ -286,7 +286,6 @@ def _on_machines(machines: Sequence[Machine]) -> list[Member]:
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of 127.0.0.1 that nobody listens on."""
     with contextlib.ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

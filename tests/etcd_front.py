@@ -1,4 +1,4 @@
-"""A front before a real etcd: it tells another version of itself, or takes its time to answer."""
+"""A proxy in front of a real etcd, which reports another version or answers late."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class _Front(grpc.GenericRpcHandler):
 def etcd_front(
     address: str, *, host: str = "127.0.0.1", version: str = "3.5.23", delay_s: float = 0.0
 ) -> Iterator[str]:
-    """The front's HOST:PORT; calls of one answer alone are passed on to `address`."""
+    """The proxy's HOST:PORT. It passes only unary calls on to `address`."""
     with grpc.insecure_channel(address) as channel, ThreadPoolExecutor(8) as threads:
         server = grpc.server(threads, handlers=[_Front(channel, version, delay_s)])
         port = server.add_insecure_port(f"{host}:0")

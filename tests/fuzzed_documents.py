@@ -1,4 +1,4 @@
-"""Bytes that are no document, almost one, or one with a strange value in a place of its own."""
+"""Draws bytes that are no document, are almost one, or are one with strange values in it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NESTED = tuple(sys.getrecursionlimit() + by for by in (-150, -60, -30, -10, 0, 
 
 @contextlib.contextmanager
 def may_be_refused(kind: type[Exception], *, naming: str) -> Iterator[None]:
-    """With this error alone, which names what was wrong."""
+    """The block may raise only this error, whose text must contain `naming`."""
     try:
         yield
     except kind as error:
@@ -42,7 +42,7 @@ def may_be_refused(kind: type[Exception], *, naming: str) -> Iterator[None]:
 
 
 def json_texts() -> st.SearchStrategy[str]:
-    """JSON as other programs write it, and what only looks like it."""
+    """JSON as other programs write it, and text that only looks like JSON."""
     plain = st.recursive(
         st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=4),
         lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner),

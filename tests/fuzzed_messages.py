@@ -1,4 +1,4 @@
-"""Protobuf messages with anything in them that their types allow."""
+"""Draws protobuf messages with any values that their types allow."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ _NAMES = ("", "w", "w2", "n1", "n1-1", "n1@0123", "i", "h:1", "\x1b[2J", "../x")
 
 
 def messages(kind: type[M]) -> st.SearchStrategy[M]:
-    """Of this kind, each field set or not."""
     return _fields(kind.DESCRIPTOR, 0).map(lambda fields: kind(**fields))
 
 

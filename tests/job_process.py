@@ -1,4 +1,4 @@
-"""A real `elastic` command as a child process: its events, its workers, its end."""
+"""Runs a real `elastic` command as a child process: its events, its workers, its end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ DEADLINE_S = 90.0
 
 Event = dict[str, Any]
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL")
-"""For what tests start: nothing of it outlives tests that are killed."""
+"""Begins the commands that tests start, so that none outlives tests that are killed."""
 Process = TypeVar("Process", bound="CommandProcess")
 
 
 class CommandProcess:
-    """Any command; JSON objects on stderr are its events. Collects what it writes as it comes."""
+    """Any command. Collects its output as it comes; JSON objects on stderr are its events."""
 
     def __init__(
         self,
@@ -59,7 +59,8 @@ class CommandProcess:
     def wait_for(
         self, condition: Callable[[], Any], what: str, deadline_s: float = DEADLINE_S
     ) -> Any:
-        """The condition's first true value; fails with the whole story after the deadline."""
+        """The condition's first true value. Fails with the whole story after the deadline, or if
+        the command ends before."""
         with self._changed:
             if not self._changed.wait_for(lambda: condition() or self._gone(), deadline_s):
                 raise AssertionError(f"no {what} within {deadline_s} s\n{self.story()}")
@@ -85,7 +86,7 @@ class CommandProcess:
         return event
 
     def wait(self, deadline_s: float = DEADLINE_S) -> int:
-        """The exit code; everything it wrote has been read by then."""
+        """Wait for the end; returns the exit code. All output has been read by then."""
         try:
             code = self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
@@ -97,18 +98,15 @@ class CommandProcess:
     # ---- what is known
 
     def named(self, name: str) -> list[Event]:
-        """All events of this name so far."""
         return [e for e in self.events if e["event"] == name]
 
     def story(self) -> str:
-        """Everything it has said, for a failing test."""
         events = "\n".join(json.dumps({**e, "traceback": "..."}) for e in self.events)
         return f"events:\n{events}\nmessages: {self.messages}\noutput: {self.output[-30:]}"
 
     # ---- the end
 
     def close(self) -> None:
-        """End it if it still runs."""
         if self.process.poll() is None:
             self.process.kill()
         self.process.wait()
@@ -157,7 +155,7 @@ class CommandProcess:
 
 
 class JobProcess(CommandProcess):
-    """`elastic run`: also its workers."""
+    """`elastic run`, with its workers."""
 
     def __init__(
         self,
@@ -177,11 +175,9 @@ class JobProcess(CommandProcess):
         return list(formed[-1]["members"]) if formed else []
 
     def pid_of(self, worker: str) -> int:
-        """A worker's process."""
         return next(int(e["pid"]) for e in self.named("worker_started") if e["worker"] == worker)
 
     def kill_worker(self, worker: str, number: int = signal.SIGKILL) -> None:
-        """Send a signal to one worker."""
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pid_of(worker), number)
 
@@ -195,7 +191,6 @@ def _parsed(line: str) -> Event | None:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Pids of all processes below `pid`."""
     with contextlib.suppress(OSError):
         for task in Path(f"/proc/{pid}/task").iterdir():
             for child in map(int, (task / "children").read_text().split()):

@@ -88,7 +88,6 @@ of more than 16 KiB and methods other than GET and HEAD; with `--page-actions` t
 
 
 def text() -> str:
-    """The whole document."""
     return _HEAD + "".join(map(_section, CATALOGS))
 
 

@@ -1,15 +1,15 @@
-"""A backend for torch.distributed on CPUs that behaves as NCCL does, and not as gloo.
+"""A backend for torch.distributed on CPUs that behaves like NCCL instead of gloo.
 
 - An operation returns before it is done; it runs in its turn on the group's own thread.
-- When a peer is lost nothing is raised: the operation hangs, for ever.
-- `abort()`, from any thread, ends what hangs. Who waits for it gets no error, but garbage.
+- When a peer is lost nothing is raised: the operation hangs for ever.
+- `abort()`, from any thread, ends hanging operations. Their callers get no error, but garbage.
 - An aborted group refuses further operations; `_abort_process_group` has unregistered it.
 - A watchdog ends the process if an operation fails or takes longer than the group's time-out,
   unless TORCH_NCCL_ASYNC_ERROR_HANDLING is 0.
 - Groups below the default one (`dist.new_group`) are of the same kind.
 
-A real queue cannot be overtaken by the host when it reads a result. Here there is none behind a
-tensor, so `Work.wait()` blocks until the result is there, or the garbage.
+With NCCL the host cannot read a result before the device's queue has made it. Tensors here have no
+queue, so `Work.wait()` blocks until the result or the garbage is there.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ Tensors = list[torch.Tensor]
 
 
 def use() -> None:
-    """For a script, before elastic.init(): its groups are of this kind."""
+    """Give a script's groups this backend. Call it before elastic.init()."""
     register()
     Backend.register(lambda _slot: BACKEND)
 
 
 def register() -> None:
-    """Make it known to torch.distributed."""
+    """Register the backend with torch.distributed. Skips the test with a torch that is too old."""
     if not hasattr(dist.ProcessGroup, "abort"):
         pytest.skip("torch 2.6 aborts NCCL's own groups alone")
     if NAME not in dist.Backend.backend_list:
@@ -67,7 +67,7 @@ class Operation(Work):
         self._future: torch.futures.Future[Tensors] = torch.futures.Future()
 
     def run(self) -> None:
-        """On the group's thread. A peer that is gone leaves it as it is: not done."""
+        """Run on the group's thread. If a peer is lost the operation stays undone until `abort`."""
         time.sleep(LAUNCH_S)
         if self._done.is_set():
             return
@@ -81,7 +81,7 @@ class Operation(Work):
         self.end(results)
 
     def end(self, results: Tensors | None) -> None:
-        """It is done; None: it was aborted."""
+        """Complete the operation. results: None if it was aborted, which leaves garbage."""
         with self._lock, torch.no_grad():
             if self._done.is_set():
                 return
@@ -106,13 +106,13 @@ class Operation(Work):
 
 
 class MannersGroup(dist.ProcessGroup):
-    """Runs gloo's operations on copies, one after the other, on a thread of its own."""
+    """Runs gloo's operations on copies, one after another, on a thread of its own."""
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg, arg-type]
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._gloo._set_sequence_number_for_group()
-        # So that torch finds a device and a time-out that can be set.
+        # torch looks here for a device and for a time-out that can be set.
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
         self.launched = 0

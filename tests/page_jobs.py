@@ -79,7 +79,6 @@ RECOVERY: dict[str, Any] = {
 
 
 def committed_at(totals: Totals, unix_s: float) -> Totals:
-    """The same with another instant of the last commit."""
     other = totals.copy()
     other.last_commit_unix_s = unix_s
     return other
@@ -105,7 +104,6 @@ def node(
 
 
 def view(count: int = 3, slots: int = 2, **figures: Any) -> JobView:
-    """A job that trains."""
     totals = Totals()
     totals.last_commit_unix_s = AT
     kinds = {**dict.fromkeys(Kind, 0.0), Kind.PRODUCTIVE: 90.0, Kind.JOIN: 10.0}
@@ -143,7 +141,7 @@ def view(count: int = 3, slots: int = 2, **figures: Any) -> JobView:
 
 
 def gathering() -> JobView:
-    """One of whose nodes only the first has come."""
+    """A job of which only the first node has come."""
     nothing = Accounts()
     one = (node("node-0", 2, WorkerPhase.STARTING),)
     figures = {"phase": "gathering", "step": 0, "step_usual_s": 0.0, "world_size": 0, "values": {}}
@@ -153,7 +151,7 @@ def gathering() -> JobView:
 
 
 def recovering() -> JobView:
-    """One of whose nodes is lost."""
+    """A job that forms a group after the loss of a node."""
     seen = view(4)
     left = tuple(node(f"node-{n}", 2, WorkerPhase.JOINING) for n in (0, 1, 3))
     figures = replace(seen.figures, phase="forming", nodes=left, wanted=6, world_size=6)
@@ -174,7 +172,7 @@ def large(nodes: int = 1000, slots: int = 8) -> JobView:
 
 
 def history(minutes: float = 20.0) -> JobHistory:
-    """Of a job that lost a worker; the newest of it is now."""
+    """The history of a job that lost a worker, up to now."""
     clock = [time.monotonic() - 60.0 * minutes]
     made, steps = JobHistory(lambda: clock[0]), Histogram(STEP_BOUNDS_S)
     begin_unix_s, ahead_s = time.time() - 60.0 * minutes, time.time() - time.monotonic()
@@ -216,7 +214,7 @@ def history(minutes: float = 20.0) -> JobHistory:
 
 
 class ActedOn:
-    """What an action at the page comes to, in place of a coordinator."""
+    """Takes the actions of the page in place of a coordinator, and records them."""
 
     def __init__(self) -> None:
         self.done: list[tuple[str, ...]] = []
@@ -257,10 +255,10 @@ class PageSite:
     """The page of a job that a test changes; its daemon's event loop has a thread of its own."""
 
     def __init__(self, seen: JobView | None, past: JobHistory | None = None, **keys: Any) -> None:
-        """keys: of who acts, see JobPage."""
+        """keys: who may do what, see JobPage."""
         self.seen = seen
         self.goes_on = False
-        """A step was committed just now, whenever somebody looks."""
+        """If set, a step has always just been committed when somebody looks."""
         self.takes = 0
         self.loop = asyncio.new_event_loop()
         self._daemon = threading.Thread(target=self.loop.run_forever)
@@ -288,7 +286,7 @@ class PageSite:
         return replace(seen, entries=tuple(self.past.entries))
 
     def serve(self) -> None:
-        """At the port that it had before, if it had one."""
+        """Serve, at the same port as before if there was one."""
         listener = asyncio.run(listen_for_http(f"127.0.0.1:{self.port}"))
         self.port = int(address_of(listener).rpartition(":")[2])
         self.server = HttpServer(
@@ -305,7 +303,7 @@ class PageSite:
         return f"http://127.0.0.1:{self.port}/"
 
     def stop_serving(self) -> None:
-        """As if the coordinator had ended."""
+        """Stop as if the coordinator had ended."""
         self.server.close()
         self._serving.join(20.0)
         assert not self._serving.is_alive()

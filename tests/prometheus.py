@@ -1,4 +1,4 @@
-"""A real Prometheus and its promtool: Debian's, installed or unpacked by `make prometheus`."""
+"""Runs a real Prometheus and promtool: Debian's, installed or unpacked by `make prometheus`."""
 
 from __future__ import annotations
 
@@ -28,16 +28,15 @@ DEADLINE_S = 30.0
 _UNPACKED = Path(sys.prefix) / "prometheus" / "usr" / "bin"
 
 Series = dict[str, Any]
-"""What an answer has of one: `metric`, its labels, and `value`, a time and the text of a number."""
+"""One series of an answer: `metric`, its labels, and `value`, a time and the text of a number."""
 
 
 class NoExpression(Exception):
-    """What Prometheus says of an expression that it does not take."""
+    """Prometheus refuses an expression; the text has its reason."""
 
 
 def require_program(name: str) -> str:
-    """The path of `prometheus` or `promtool`; without it the test is skipped, with CI=true it
-    fails."""
+    """The path of `prometheus` or `promtool`. Skips the test without it; with CI=true fails it."""
     found = shutil.which(name) or shutil.which(name, path=str(_UNPACKED))
     if found is not None:
         return found
@@ -48,7 +47,7 @@ def require_program(name: str) -> str:
 
 
 def promtool(*arguments: str | Path, given: str = "") -> tuple[int, str]:
-    """Its exit code, and all that it says."""
+    """Run promtool; returns its exit code and all of its output."""
     done = subprocess.run(
         [require_program("promtool"), *map(str, arguments)],
         input=given,
@@ -61,14 +60,14 @@ def promtool(*arguments: str | Path, given: str = "") -> tuple[int, str]:
 
 
 class Prometheus:
-    """One that scrapes; `address` is where it is asked, `host` on which one; None: on this one."""
+    """A running Prometheus. address: where it answers. host: where it runs; None: this machine."""
 
     def __init__(self, address: str, host: Host | None = None) -> None:
         self.address = address
         self._host = host
 
     def get(self, path: str, **parameters: str | Sequence[str]) -> Any:
-        """What its HTTP API has at the path; raises NoExpression for what it does not take."""
+        """The data of its HTTP API at the path. Raises NoExpression if it refuses the query."""
         query = urllib.parse.urlencode(parameters, doseq=True)
         try:
             return json.loads(self._read(f"api/v1/{path}?{query}"))["data"]
@@ -77,7 +76,7 @@ class Prometheus:
                 raise NoExpression(f"{parameters}: {error.read().decode()}") from error
 
     def ask(self, expression: str) -> list[Series]:
-        """What there is now; a scalar as one without labels."""
+        """The present series of an expression; a scalar is one without labels."""
         answer = self.get("query", query=expression)
         found = answer["result"]
         if answer["resultType"] == "scalar":
@@ -87,11 +86,10 @@ class Prometheus:
     def wait(
         self, condition: Callable[[], bool], what: Callable[[], str], deadline_s: float = DEADLINE_S
     ) -> None:
-        """Until it holds; fails with what there is instead."""
+        """Wait until the condition holds; fails with the text of `what`."""
         eventually(condition, what, deadline_s, every_s=0.1)
 
     def answers(self) -> bool:
-        """It is up."""
         try:
             self._read("-/ready")
         except urllib.error.HTTPError as error:
@@ -118,9 +116,9 @@ def prometheus(
     every: str = "500ms",
     host: Host | None = None,
 ) -> Iterator[Prometheus]:
-    """It scrapes the targets, and evaluates the rules, that often; it is ready once it answers.
+    """A ready Prometheus that scrapes the targets and evaluates the rules at intervals of `every`.
 
-    directory: a new one, for its configuration and its data. host: on which it runs.
+    directory: a new one, for its configuration and data. host: where it runs; None: this machine.
     """
     program = require_program("prometheus")
     directory.mkdir()

@@ -1,4 +1,4 @@
-"""A service manager as daemons see it: a socket that takes their notices."""
+"""A service manager as daemons see it: a socket that receives their notices."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ DEADLINE_S = 60.0
 
 
 class FakeServiceManager:
-    """Collects what is sent to `NOTIFY_SOCKET`, one list of assignments a message."""
+    """Collects what is sent to `NOTIFY_SOCKET`, one list of assignments for each message."""
 
     def __init__(self, path: Path, *, watchdog_s: float | None = None) -> None:
         self.path = path
@@ -27,14 +27,13 @@ class FakeServiceManager:
 
     @property
     def environment(self) -> dict[str, str]:
-        """For the daemon. Without WATCHDOG_PID, as its number is not known before."""
+        """The daemon's environment, without WATCHDOG_PID, since the pid is not known before."""
         found = {"NOTIFY_SOCKET": str(self.path)}
         if self._watchdog_s is not None:
             found["WATCHDOG_USEC"] = str(int(self._watchdog_s * 1e6))
         return found
 
     def count(self, assignment: str) -> int:
-        """How many messages had it."""
         return sum(assignment in message for message in self.messages)
 
     def all_of(self, name: str) -> list[str]:
@@ -69,6 +68,5 @@ class FakeServiceManager:
 
 @contextlib.contextmanager
 def service_manager(path: Path, *, watchdog_s: float | None = None) -> Iterator[FakeServiceManager]:
-    """One that listens at `path`."""
     with contextlib.closing(FakeServiceManager(path, watchdog_s=watchdog_s)) as manager:
         yield manager

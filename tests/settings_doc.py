@@ -57,7 +57,6 @@ _COLUMNS = "| option | variable | default | |\n|---|---|---|---|\n"
 
 
 def text() -> str:
-    """The whole document."""
     return "".join([_HEAD, *map(_command, COMMANDS), *_groups()])
 
 

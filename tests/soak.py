@@ -1,14 +1,14 @@
-"""A small job with churn, and whether anything of its long-lived processes grows.
+"""Run a small job under churn and find out whether anything of its long-lived processes grows.
 
     python -m tests.soak --minutes 60
     make soak MINUTES=60
 
 `elastic run` trains on several slots, with a ledger, checkpoints and reports, while workers are
-killed one after the other, as fast as the group is complete again. One worker is spared: in it
-shows what groups leave behind. In the first half of the time caches and histories fill. In the
-second nothing may grow: the table gives each figure's first and last value, its slope an hour
-(Theil-Sen), and what counts as noise. The exit code is 1 if something grows. Less than an hour is
-too little to judge the agent by: the history of slots fills for half of it, up to a megabyte.
+killed one after another, each as soon as the group is complete again. One worker is spared: it
+shows what groups leave behind in a worker. In the first half of the time caches and histories fill.
+In the second nothing may grow: the table gives each figure's first and last value, its slope per
+hour (Theil-Sen), and its noise. The exit code is 1 if something grows or is left behind. To judge
+the agent takes an hour or more: its history of slots fills for half an hour, up to a megabyte.
 """
 
 from __future__ import annotations
@@ -47,10 +47,10 @@ Series = list[tuple[float, float]]
 """(seconds since the begin, value)"""
 
 TORCH_KEEPS_MIB = 300 / 2**20
-"""That torch keeps in a worker of each group that it has been in, for good: see "Who runs where" in
+"""What torch keeps in a worker for good of each group that it was in: see "Who runs where" in
 docs/ARCHITECTURE.md."""
 LEAST = {"descriptors": 1.0, "threads": 1.0, "MiB": 0.5, "files": 2.0, "KiB": 64.0}
-"""By unit: what a figure must have risen by in the second half to have grown at all."""
+"""By unit, how much a figure must rise in the second half to count as growing."""
 
 
 # ---- figures
@@ -58,7 +58,7 @@ LEAST = {"descriptors": 1.0, "threads": 1.0, "MiB": 0.5, "files": 2.0, "KiB": 64
 
 @dataclass(frozen=True, kw_only=True)
 class Trend:
-    """Of the second half of a series."""
+    """The trend of the second half of a series; `first` is the first value of the whole series."""
 
     first: float
     last: float
@@ -69,12 +69,12 @@ class Trend:
     """How far values are from the line: three times their scatter."""
 
     def grows(self, least: float) -> bool:
-        """It rises by more than its noise, and by what matters."""
+        """Whether it rises by more than its noise and by more than `least`."""
         return self.rise > max(self.noise, least)
 
 
 def trend(series: Series) -> Trend:
-    """Theil and Sen: the median of the slopes between all pairs of samples."""
+    """By Theil and Sen: the slope is the median of those between all pairs of samples."""
     middle_s = (series[0][0] + series[-1][0]) / 2
     half = [(t, v) for t, v in series if t >= middle_s]
     slopes = [
@@ -107,7 +107,7 @@ def of_process(pid: int) -> Iterator[tuple[str, float]]:
 
 
 def of_directory(path: Path, but: str = "") -> Iterator[tuple[str, float]]:
-    """(unit, value) of what lies below it, but for files of one name."""
+    """(unit, value) of all files below a directory, except those of one name."""
     sizes = []
     for file in path.rglob("*"):
         if file.name == but:
@@ -123,7 +123,7 @@ def of_directory(path: Path, but: str = "") -> Iterator[tuple[str, float]]:
 
 @dataclass
 class Place:
-    """Where all of it is."""
+    """The paths of a run."""
 
     root: Path
     runtime: Path = field(init=False)
@@ -138,7 +138,7 @@ class Place:
 
 
 class Job:
-    """Keeps of its events only what is needed: this process must not be what grows."""
+    """The job. Of its events it keeps only what is needed: this process must not grow either."""
 
     def __init__(self, place: Place) -> None:
         options = ["--output", "json", "--nproc-per-node", SLOTS, "--log-dir", place.logs]
@@ -158,7 +158,7 @@ class Job:
         )
         self.members: list[str] = []
         self.survivor = ""
-        """A member that is never killed: what groups leave behind in a worker shows in it."""
+        """A member that is never killed, and shows what groups leave behind in a worker."""
         self.pids: dict[str, int] = {}
         self.counts: defaultdict[str, int] = defaultdict(int)
         self.committed = self.survivors = 0
@@ -168,7 +168,8 @@ class Job:
         self._reader.start()
 
     def wait_for_a_full_group(self, after: int) -> None:
-        """Until one was formed later than the generation of this count, and has trained."""
+        """Wait for a full group that was formed after the first `after` ones. Raises SystemExit if
+        the job ends, or after DEADLINE_S."""
         with self._changed:
             formed = self._changed.wait_for(
                 lambda: (
@@ -181,7 +182,7 @@ class Job:
             raise SystemExit(f"the job does not come back: {dict(self.counts)}, {self.warnings}")
 
     def kill_one(self, rng: random.Random) -> None:
-        """A member, or now and then a spare."""
+        """Kill a member, or now and then a spare."""
         with self._changed:
             members = [w for w in self.members if w in self.pids and w != self.survivor]
             spares = [w for w in self.pids if w not in self.members]
@@ -194,7 +195,6 @@ class Job:
         self.counts["killed members" if replaced else "killed spares"] += 1
 
     def processes(self) -> dict[str, int]:
-        """The long-lived ones by what they are."""
         found = {"agent and coordinator": self.process.pid}
         if self.survivor in self.pids:
             found["worker"] = self.pids[self.survivor]
@@ -206,7 +206,6 @@ class Job:
         return found
 
     def stop(self) -> int:
-        """Its exit code."""
         self.process.send_signal(signal.SIGTERM)
         try:
             return self.process.wait(DEADLINE_S)
@@ -244,7 +243,7 @@ class Job:
 
 
 def line_of(event: dict[str, Any]) -> str:
-    """Briefly, without the time."""
+    """The event in at most 500 characters, without its time."""
     return json.dumps({k: v for k, v in event.items() if k != "time"})[:500]
 
 
@@ -271,13 +270,13 @@ class Soak:
             self._job.kill_one(self._rng)
             if self._job.counts["killed members"] > killed:
                 self._job.wait_for_a_full_group(formed + 1)
-            # A member's end and its return are two changes; newcomers get as far as their first
-            # step, or else none would be let in for a while.
+            # A member's end and its replacement are two changes. Newcomers must get as far as their
+            # first step, or else none is let in for a while.
             left_s = killed_at + 2.0 / MOST_CHANGES_S - time.monotonic()
             time.sleep(max(left_s, FIRST_STEP_S))
 
     def end(self) -> dict[str, int]:
-        """Stop the job; what happened, how often."""
+        """Stop the job; returns how often each thing happened."""
         code = self._job.stop()
         shown = ("generation_formed", "recovered", "checkpoint_committed", "loop_paused")
         kills = ("killed members", "killed spares")
@@ -287,18 +286,17 @@ class Soak:
 
     @property
     def warnings(self) -> Sequence[str]:
-        """What the job has warned of, the newest."""
         return self._job.warnings
 
     def _sample(self, now: float) -> None:
         processes = self._job.processes()
-        if processes.get("worker") != self._worker:  # the one before was lost after all
+        if processes.get("worker") != self._worker:  # the last one was lost after all
             self._worker = processes.get("worker")
             for key in [key for key in self.series if key[0] == "worker"]:
                 del self.series[key]
         for name, pid in processes.items():
             self._note(now, name, of_process(pid))
-        printed = f"{self._job.survivor}.log"  # of each step a line, by its script
+        printed = f"{self._job.survivor}.log"  # its script prints a line each step
         for path in (self._place.runtime, self._place.logs, self._place.checkpoints):
             self._note(now, f"{path.name}/", of_directory(path, printed))
 
@@ -309,7 +307,7 @@ class Soak:
 
 
 def report(series: dict[tuple[str, str], Series], groups: int) -> bool:
-    """Print the table; returns whether something grows. groups: as many as there have been."""
+    """Print the table; returns whether something grows. groups: how many were formed."""
     head = f"{'what':24}{'unit':12}{'first':>10}{'last':>10}{'an hour':>10}{'noise':>9}"
     print(head, "", sep="\n")
     growing = False

@@ -1,8 +1,8 @@
-"""Runs the core of the tests with the ends of the supported versions: `python -m tests.versions`.
+"""Run the core tests with the oldest and the newest supported versions of Python and torch.
 
-Each pair of a Python and a torch gets an environment of its own, with a wheel of elastic and no
-repository in its path but that of the tests. An interpreter that is not here is passed over, and
-said so. docs/TESTING.md says which pairs have been run.
+Each pair of versions gets an environment of its own, with a wheel of elastic. It does not see the
+repository's elastic. A pair without an interpreter on this machine is not run, and reported; that
+counts as a failure. docs/TESTING.md says which pairs have been run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ TOOLS = (
 
 
 class Pair(NamedTuple):
-    """Versions, as pip and executables have them."""
+    """A version of Python, as in the executable's name, and one of torch, as pip has it."""
 
     python: str
     torch: str
@@ -47,7 +47,7 @@ ENDS = (Pair("3.10", "2.6.0"), Pair("3.13", "2.14.1"))
 
 
 def main() -> int:
-    """1 if any pair fails, or none could be run."""
+    """Returns 1 unless all pairs have passed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--pairs", nargs="*", default=[str(pair) for pair in ENDS])
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions")
@@ -83,9 +83,9 @@ def _tried(pair: Pair, wheel: Path, options: argparse.Namespace) -> str:
     subprocess.run(again, check=True)
     with tempfile.TemporaryDirectory() as place:
         for name in ("tests", "examples", "benchmarks", "docs", "deploy", "pyproject.toml"):
-            os.symlink(ROOT / name, Path(place) / name)  # and no elastic
+            os.symlink(ROOT / name, Path(place) / name)  # but not elastic
         pytest = [str(python), "-m", "pytest", "-p", "no:cacheprovider", "-n", "2"]
-        # These look for lines of the sources in the repository.
+        # This one looks for lines of the repository's sources.
         tests = [*pytest, "--ignore", "tests/sim/test_mutants.py", *options.tests]
         return (
             "passed" if subprocess.run(tests, cwd=place, check=False).returncode == 0 else "FAILED"
@@ -93,7 +93,7 @@ def _tried(pair: Pair, wheel: Path, options: argparse.Namespace) -> str:
 
 
 def _interpreter(version: str) -> str | None:
-    """One that runs, of those in PATH and of pyenv: a shim may lead nowhere."""
+    """An interpreter that runs, from PATH or pyenv: one of pyenv's shims may lead nowhere."""
     for candidate in _candidates(version):
         done = subprocess.run(
             [candidate, "-c", "import ensurepip"], check=False, capture_output=True

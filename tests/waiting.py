@@ -1,4 +1,4 @@
-"""Waits for what notifies nobody, by asking again and again."""
+"""Waits for conditions that notify nobody, by polling."""
 
 from __future__ import annotations
 
@@ -27,6 +27,6 @@ def eventually(
 
 
 async def until(condition: Callable[[], object]) -> None:
-    """The same on an event loop; the deadline is the test's."""
+    """`eventually` on an event loop; the deadline is the test's time-out."""
     while not condition():
         await asyncio.sleep(0.01)

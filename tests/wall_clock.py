@@ -1,4 +1,4 @@
-"""A wall clock that can be set, for real processes; their monotonic clocks run on."""
+"""Sets the wall clock of real processes; their monotonic clocks run on."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _LIBRARY = Path(str(files("libfaketime"))) / "vendor" / "libfaketime" / "src" / 
 
 
 class WallClock:
-    """Of the processes that are started with `environment`."""
+    """The wall clock of the processes that are started with `environment`."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -25,13 +25,13 @@ class WallClock:
 
     @staticmethod
     def forget(pids: Iterable[int]) -> None:
-        """Of processes that have ended: those that were killed have left shared memory behind."""
+        """Remove the shared memory that killed processes have left behind. All must have ended."""
         for pid in pids:
             for name in (f"faketime_shm_{pid}", f"sem.faketime_sem_{pid}"):
                 Path("/dev/shm", name).unlink(missing_ok=True)
 
     def set(self, offset_s: int) -> None:
-        """Ahead of the machine's, from now on."""
+        """Put the clock this far ahead of the machine's from now on."""
         self.offset_s = offset_s
         new = self._file.with_suffix(".new")
         new.write_text(f"{offset_s:+d}\n")

@@ -44,9 +44,7 @@ def incidents(cluster: Cluster) -> dict[int, tuple[str, str]]:
 
 def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[str, Any]:
     """Inject the fault and return what it adds to the counts, which must agree with the events.
-
-    die_after_s: seconds after the begin of the fault at which the leader is killed; None: it lives.
-    """
+    die_after_s: when the leader is killed after the begin of the fault; None: never."""
     cluster.settle(*NODES)
     for name in NODES:
         cluster.ask("nodes", "--clear", name)
@@ -85,9 +83,7 @@ def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[st
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_leader_that_dies_during_a_fault_does_not_change_the_counts(
-    cluster: Cluster, name: str
-) -> None:
+def test_counts_do_not_change_if_the_leader_dies_in_a_fault(cluster: Cluster, name: str) -> None:
     fault, delays = FAULTS[name], random.Random(name)
     undisturbed = change(cluster, fault, None)
     print(f"{name}: {undisturbed}")

@@ -116,9 +116,7 @@ def test_the_others_go_on_without_a_host_whose_processes_are_killed(cluster: Clu
         "link down",
     ],
 )
-def test_a_cut_off_host_commits_at_most_one_step_and_rejoins_when_healed(
-    cluster: Cluster, lost: str
-) -> None:
+def test_a_cut_off_host_commits_at_most_one_step_and_rejoins(cluster: Cluster, lost: str) -> None:
     host = cluster.net.host("c")
     if lost == "both ways":
         cluster.net.cut(host)

@@ -89,7 +89,6 @@ class Tally:
             print(outcome.story, flush=True)
 
     def summary(self, took_s: float) -> str:
-        """The counts of each role and function, and of all."""
         lines = [
             f"{role:12} {function:8} {count - self.failed[role, function]:4} of {count} passed"
             for (role, function), count in sorted(self.tried.items())

@@ -1,7 +1,7 @@
 /* Preloaded into every process of a job: counts calls by process and role, and makes one fail.
  *
- * FAULTS_FOLDER   has the counters of each process and a shared file `point`: the test writes there,
- *                 at any time, which call must fail, and the library which one has failed
+ * FAULTS_FOLDER   has the counters of each process and a shared file `point`: the test writes
+ *                 there, at any time, which call must fail, and the library which one has failed
  * FAULTS_UNDER    paths that begin with this belong to the job
  *
  * A process counts from the begin of its own work, not while Python starts and imports.
@@ -176,8 +176,8 @@ pid_t fork(void) {
     if (vfork_failed) { vfork_failed = 0, errno = refused_with; return -1; }
     return fails(FORK, "", role == KEEPER) ? -1 : real();
 }
-/* A real vfork does not work in a wrapper: its child's return would destroy the caller's frame. Like
- * vfork, this clone calls none of the handlers that libraries have for fork. */
+/* A real vfork does not work in a wrapper: its child's return would destroy the caller's frame.
+ * Like vfork, this clone calls none of the handlers that libraries have for fork. */
 pid_t vfork(void) {
     if (fails(FORK, "vfork", 0)) { vfork_failed = 1; return -1; }
     return syscall(SYS_clone, SIGCHLD, 0, NULL, NULL, 0);
@@ -280,8 +280,8 @@ int eventfd(unsigned int n, int f) {
     REAL(eventfd); return fails_called_by(EPOLL, CALLER) ? -1 : real(n, f);
 }
 /* Python's Thread.start() waits for ever for a thread that gets no memory to begin
- * (python/cpython#140746), and no caller notices. So the first memory that a thread's Python asks for
- * is always given. */
+ * (python/cpython#140746), and no caller notices. So the first memory that a thread's Python asks
+ * for is always given. */
 static __thread int had_memory;
 static int fails_memory(void *caller) {
     Dl_info found = {0};

@@ -27,7 +27,6 @@ def require_compiler() -> None:
 
 
 def build(folder: Path) -> Path:
-    """Build the library in `folder`; returns its path."""
     found = compiler()
     assert found is not None, "no C compiler"
     library = folder / "failing_calls.so"

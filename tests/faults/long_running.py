@@ -44,7 +44,7 @@ from tests.waiting import eventually
 
 SCRIPT = Path(__file__).parent / "long_job.py"
 WORLD = 3
-_STEPS_ON = 8  # all members of a full group must take so many before the job counts as going on
+_STEPS_ON = 8  # steps that all members of a full group take before the job counts as going on
 _DEADLINE_S = 90.0
 _MOST_ENDS = 3
 _END_S = 40.0
@@ -163,7 +163,7 @@ class LongJob(abc.ABC):
         return self._see_through(LongOutcome(point=point), 0)
 
     def attempt(self, point: Point) -> LongOutcome:
-        """Try one point in the running job. Raises Over with its outcome if the job ends or hangs."""
+        """Try a point in the running job. Raises Over with the outcome if the job ends or hangs."""
         outcome = LongOutcome(point=point)
         outcome.wrong += self.begin(point)
         return self._see_through(outcome, self._newest())

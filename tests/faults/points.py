@@ -58,7 +58,6 @@ class Point:
 
     @classmethod
     def parse(cls, text: str) -> Point:
-        """Read what `str` has written."""
         role, function, number, error = text.split(":")
         assert role in COUNTED_ROLES, role
         assert function in FUNCTIONS, function

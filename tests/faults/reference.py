@@ -21,7 +21,7 @@ def new_model() -> nn.Module:
 
 
 def fingerprint(model: nn.Module) -> float:
-    """A number from all weights, the same only for weights that differ by no more than rounding."""
+    """A number from all weights; weights that differ by more than rounding rarely share it."""
     weights = torch.cat([p.detach().reshape(-1) for p in model.parameters()])
     return float(weights @ torch.cos(torch.arange(len(weights), dtype=weights.dtype)))
 

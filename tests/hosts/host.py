@@ -61,7 +61,6 @@ class Host:
     def run(
         self, *arguments: str | Path, deadline_s: float = DEADLINE_S
     ) -> subprocess.CompletedProcess[str]:
-        """Run a process on this host to its end."""
         return subprocess.run(
             self.command(*arguments),
             stdin=subprocess.DEVNULL,
@@ -141,7 +140,6 @@ class Host:
         return self.namespace.open_socket(kind)
 
     def connect(self, address: str, port: int, timeout_s: float) -> socket.socket:
-        """A TCP connection from this host."""
         sock = self.open_socket()
         sock.settimeout(timeout_s)
         try:
@@ -184,7 +182,6 @@ class Host:
         )
 
     def heal(self) -> None:
-        """Undo all faults of this host's network."""
         self._network.heal(self)
 
     def _others(self) -> list[Host]:

@@ -17,9 +17,9 @@ Record = dict[str, Any]
 Records = dict[str, list[Record]]
 
 CONFIGURATION = 78
-_SHOWN = 4  # so many differences at most
+_SHOWN = 4  # of many differences
 _MOST_STUCK = 1
-_LEAST_NORM = 1e-3  # of the largest norm: tolerances of a bias that passes through zero need it
+_LEAST_NORM = 1e-3  # of the largest norm: the scale for a small bias that passes through zero
 
 
 def wrong_in(job: Run, one: Run) -> list[str]:

@@ -45,8 +45,8 @@ class Killer:
     _new: int = 0  # victims without a commit since a full group last trained
 
     def run(self, kills: int, deadline_s: float) -> bool:
-        """Kill so often, wait for a full group, and let the job run at full speed. False if the job
-        ended or the deadline passed before that."""
+        """Kill `kills` workers, wait for a full group, and let the job run at full speed. False if
+        the job ended or the deadline passed before that."""
         rng = random.Random(self.seed)
         deadline = time.monotonic() + deadline_s
         early = rng.random() < _EARLY

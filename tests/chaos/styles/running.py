@@ -52,7 +52,7 @@ class Run:
 
 
 def epochs_for(kills: int) -> int:
-    """Enough epochs for so many kills and for what follows each of them."""
+    """Enough epochs for this number of kills and for what follows each of them."""
     return 12 + 5 * max(kills - 2, 0)
 
 
@@ -120,7 +120,6 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
 
 
 def story(run: Run) -> str:
-    """Everything that a failing test should say."""
     again = f"--style {run.style.name} --kills {len(run.kills)} --seed {run.seed}"
     lines = [f"again: python -m tests.chaos.styles {again}", f"left in {run.out}"]
     lines += [

@@ -1,1 +1,1 @@
-"""Training scripts, each a function, written as by authors who do not know of these tests."""
+"""Training scripts, one in each function, written without any regard to these tests."""

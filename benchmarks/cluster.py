@@ -37,7 +37,7 @@ _KINDS = ("kill", "cut", "leader", "store", "agent", "join", "flap")
 _TITLES = {
     "kill": "a node's processes killed",
     "torchrun": "the same under torchrun",
-    "torchrun-hurried": "the same under torchrun, which waits for the lost node for 3 s only",
+    "torchrun-hurried": "the same under torchrun with time-outs of about 3 s",
     "cut": "link of a node cut, silently",
     "leader": "leader killed; then leader and worker at once",
     "store": "majority of etcd stopped, a node lost meanwhile",
@@ -70,7 +70,7 @@ def main() -> None:
                 load = os.getloadavg()[0]
                 results.setdefault(name, []).append(fault())
                 _say(name, number + 1, times, results[name][-1], load)
-        problems = _audit(cluster)
+        problems = _audit(cluster, options.size)
         pauses = _pauses(cluster)
     _show(results)
     print("ledger:", problems or "good: every step once, no step lost")
@@ -94,13 +94,22 @@ def _pauses(cluster: Cluster) -> dict[str, list[dict[str, Any]]]:
 def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--only", nargs="+", choices=_KINDS, default=_KINDS, help="faults (all)")
-    parser.add_argument("--kills", type=int, default=10, help="of a node (10)")
-    parser.add_argument("--torchrun-kills", type=int, default=3, help="of a node (3)")
-    parser.add_argument("--repeat", type=int, default=5, help="of the others but the store (5)")
-    parser.add_argument("--outage-s", type=float, default=30.0, help="of the store (30)")
+    parser.add_argument("--kills", type=int, default=10, help="node kills under elastic (10)")
+    parser.add_argument(
+        "--torchrun-kills", type=int, default=3, help="node kills under torchrun (3)"
+    )
+    parser.add_argument(
+        "--repeat",
+        type=int,
+        default=5,
+        help="repetitions of each other fault, except those of the store and flapping (5)",
+    )
+    parser.add_argument(
+        "--outage-s", type=float, default=30.0, help="length of the store's outage (30)"
+    )
     parser.add_argument("--flap-s", type=float, default=60.0, help="duration of flapping (60)")
-    parser.add_argument("--size", choices=SIZES, default="5m", help="of the model (5m)")
-    parser.add_argument("--seed", type=int, default=0, help="of the moments (0)")
+    parser.add_argument("--size", choices=SIZES, default="5m", help="size of the model (5m)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the random times (0)")
     return parser.parse_args()
 
 
@@ -153,11 +162,11 @@ def _torchrun(name: str, rendezvous: str, options: argparse.Namespace) -> list[F
     return done
 
 
-def _audit(cluster: Cluster) -> list[str]:
+def _audit(cluster: Cluster, size: str) -> list[str]:
     """Return the problems in the merged ledger of both coordinators, except samples that were never
     trained: the script drops the ends of epochs."""
     lines = merged_ledger(cluster)
-    found = audit(lines, samples=SIZES["5m"].samples)
+    found = audit(lines, samples=SIZES[size].samples)
     problems = [p for p in found.problems if not p.endswith("samples never")]
     try:
         check_nothing_lost(lines)

@@ -30,10 +30,15 @@ Start = Callable[[str, Path, argparse.Namespace], Job]
 def parse_kill_options(description: str | None) -> argparse.Namespace:
     parser = command_line(description)
     parser.add_argument("--kills", type=int, default=10, help="kills on each side (10)")
-    parser.add_argument("--kills-per-job", type=int, default=2, help="then the other side (2)")
+    parser.add_argument(
+        "--kills-per-job",
+        type=int,
+        default=2,
+        help="kills of one job before the other side's turn (2)",
+    )
     parser.add_argument("--workers", type=int, default=3, help="workers of the job (3)")
-    parser.add_argument("--size", choices=SIZES, default="5m", help="of the model (5m)")
-    parser.add_argument("--seed", type=int, default=0, help="of victims and moments (0)")
+    parser.add_argument("--size", choices=SIZES, default="5m", help="size of the model (5m)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the victims and times (0)")
     return parser.parse_args()
 
 

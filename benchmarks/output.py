@@ -71,7 +71,9 @@ def main() -> None:
 
 def _options() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--noise-s", type=float, default=60.0, help="of writing before the kill")
+    parser.add_argument(
+        "--noise-s", type=float, default=60.0, help="seconds of writing before the kill (60)"
+    )
     parser.add_argument("--kills", type=int, default=3, help="on each side, one a job (3)")
     return parser.parse_args()
 

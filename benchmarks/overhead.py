@@ -207,7 +207,7 @@ def _parse() -> argparse.Namespace:
         help="load sample by sample on both sides, with torch's loader; else elastic takes the "
         "rows of a batch at once, which torch's loader does not",
     )
-    parser.add_argument("--turns", type=int, default=20, help="of each of the four jobs (20)")
+    parser.add_argument("--turns", type=int, default=20, help="turns of each of the four jobs (20)")
     parser.add_argument("--turn-s", type=float, default=1.0, help="length of a turn (1 s)")
     parser.add_argument(
         "--baseline",

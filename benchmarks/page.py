@@ -58,7 +58,9 @@ def main() -> None:
 
 def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
-    parser.add_argument("--times", type=int, default=10, help="of first paint and of kills (10)")
+    parser.add_argument(
+        "--times", type=int, default=10, help="measurements of first paint, and kills (10)"
+    )
     return parser.parse_args()
 
 

@@ -27,7 +27,7 @@ _OWN = f"{Path(elastic.__file__).parent}/"
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--steps", type=int, default=2000, help="that are profiled")
+    parser.add_argument("--steps", type=int, default=2000, help="number of profiled steps (2000)")
     parser.add_argument("--size", choices=mlp.SIZES, default="tiny")
     parser.add_argument("--rows", type=int, default=25)
     parser.add_argument("--out", type=Path, help="keep the profile in this file")

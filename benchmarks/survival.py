@@ -69,7 +69,7 @@ class _Run(JobProcess):
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--kills", type=int, default=20, help="in each disturbed run")
+    parser.add_argument("--kills", type=int, default=20, help="kills in each disturbed run (20)")
     parser.add_argument("--workers", type=int, nargs="+", default=[2, 3, 4])
     parser.add_argument("--epochs", type=int, default=60)
     parser.add_argument("--seed", type=int, default=0)

@@ -107,7 +107,7 @@ def of_process(pid: int) -> Iterator[tuple[str, float]]:
 
 
 def of_directory(path: Path, but: str = "") -> Iterator[tuple[str, float]]:
-    """(unit, value) of all files below a directory, except those of one name."""
+    """(unit, value) of all files and folders below a directory, except those of one name."""
     sizes = []
     for file in path.rglob("*"):
         if file.name == but:
@@ -329,7 +329,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--minutes", type=float, default=60.0)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--samples", type=Path, help="write every sample there, as JSON lines")
+    parser.add_argument(
+        "--samples", type=Path, help="write every sample to this file, as JSON lines"
+    )
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the job ends too
     place = Place(Path(tempfile.mkdtemp(prefix="el-soak-", dir="/tmp")))

@@ -52,7 +52,7 @@ def main() -> int:
     parser.add_argument("--pairs", nargs="*", default=[str(pair) for pair in ENDS])
     parser.add_argument("--environments", type=Path, default=ROOT / ".venv-versions")
     parser.add_argument("--tests", nargs="*", default=CORE)
-    parser.add_argument("--wheels", help="a directory in which pip looks too")
+    parser.add_argument("--wheels", help="an additional directory of wheels for pip")
     options = parser.parse_args()
     verdicts: dict[str, str] = {}
     with tempfile.TemporaryDirectory() as made:

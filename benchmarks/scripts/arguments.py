@@ -17,5 +17,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=1_000_000)
     parser.add_argument("--turns", type=Path, help="file with the number of steps allowed so far")
     parser.add_argument("--checkpoint", type=Path, help="saved here and resumed from")
-    parser.add_argument("--checkpoint-every", type=int, default=20, help="steps")
+    parser.add_argument(
+        "--checkpoint-every", type=int, default=20, help="steps between checkpoints (20)"
+    )
     return parser.parse_args()

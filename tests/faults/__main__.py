@@ -24,12 +24,16 @@ from tests.faults.running import Outcome, attempt, undisturbed
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.faults", description=__doc__)
-    parser.add_argument("--points", type=int, default=100, help="how many are drawn")
-    parser.add_argument("--seed", type=int, default=0, help="of what is drawn")
+    parser.add_argument("--points", type=int, default=100, help="number of points to draw (100)")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the drawn points (0)")
     parser.add_argument("--point", action="append", default=[], help="ROLE:FUNCTION:NUMBER:ERROR")
-    parser.add_argument("--whole", action="store_true", help="each in a short job, to its end")
-    parser.add_argument("--minutes", type=float, default=float("inf"), help="begin none after that")
-    parser.add_argument("--story", type=Path, help="folder that takes the story of each failure")
+    parser.add_argument(
+        "--whole", action="store_true", help="run each point in a short job of its own"
+    )
+    parser.add_argument(
+        "--minutes", type=float, default=float("inf"), help="start no point after this time"
+    )
+    parser.add_argument("--story", type=Path, help="write the story of each failure to this folder")
     options = parser.parse_args()
     options.points = len(options.point) or options.points
     began = time.monotonic()

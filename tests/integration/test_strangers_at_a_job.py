@@ -26,8 +26,6 @@ from tests.integration.loopback_job import (
 from tests.integration.running import CONFIGURATION, Place
 from tests.job_process import CommandProcess
 
-pytestmark = pytest.mark.timeout(120)
-
 JOB = "first"
 NAMES = f"DNS:{JOB}.job.elastic"
 TEMPORARY, REFUSED, TERMINATED = 75, 83, 143

@@ -22,20 +22,27 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.sim", description=__doc__)
     parser.add_argument("--seeds", default="0:1000", help="first:last+1, or one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
-    parser.add_argument("--stress", default="", choices=KINDS, help="nothing else")
+    parser.add_argument(
+        "--stress", default="", choices=KINDS, help="run only histories of this stress"
+    )
     parser.add_argument("--verbose", action="store_true", help="print each history")
     parser.add_argument(
         "--mutants", action="store_true", help="try each fault of tests/sim/mutants/catalogue.py"
     )
     parser.add_argument("--only", default="", help="mutants whose description contains this")
     parser.add_argument(
-        "--histories", type=int, default=4000, help="in which a planted fault is to be found"
+        "--histories",
+        type=int,
+        default=4000,
+        help="search each planted fault in this many histories",
     )
     parser.add_argument(
-        "--tries", type=int, default=400, help="of those that come to its place, so many at most"
+        "--tries", type=int, default=400, help="run at most this many of those that reach its place"
     )
     parser.add_argument(
-        "--with-unit-tests", action="store_true", help="try those on what the simulator misses"
+        "--with-unit-tests",
+        action="store_true",
+        help="run the unit tests on faults that the simulator misses",
     )
     arguments = parser.parse_args()
     if arguments.mutants:

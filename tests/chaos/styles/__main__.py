@@ -19,8 +19,8 @@ from tests.chaos.styles.running import Run, as_job, epochs_for, new_folder, stor
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.chaos.styles", description=__doc__)
     parser.add_argument("--style", action="append", choices=[*STYLES], help="default: all")
-    parser.add_argument("--kills", type=int, default=1, help="of each style; 0: undisturbed")
-    parser.add_argument("--seed", type=int, default=0, help="of instants and victims")
+    parser.add_argument("--kills", type=int, default=1, help="kills in each style's run; 0: none")
+    parser.add_argument("--seed", type=int, default=0, help="seed of the kills' times and victims")
     parser.add_argument("--epochs", type=int, help="default: enough for the kills")
     parser.add_argument("--out", type=Path, help="where runs leave their files")
     parser.add_argument("--story", action="store_true", help="print events and logs of failures")

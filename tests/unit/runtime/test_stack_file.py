@@ -106,6 +106,13 @@ def test_descendants_are_found_up_to_the_given_number(family: subprocess.Popen[s
     assert family.pid in descendants(os.getpid(), 1000)
 
 
+def test_children_are_found_before_their_children(family: subprocess.Popen[str]) -> None:
+    found = descendants(os.getpid(), 1000)
+    grandchildren = descendants(family.pid, 1000)
+    assert len(grandchildren) == 2
+    assert all(found.index(family.pid) < found.index(pid) for pid in grandchildren)
+
+
 TEXT = """\
 Thread 0x00007f2c (most recent call first):
   File "/usr/lib/python3.12/threading.py", line 355 in wait

@@ -73,7 +73,7 @@ def flat(steps: list[tuple[DataPosition, list[list[int]]]]) -> list[int]:
 
 @pytest.mark.parametrize("options", [{"accumulate": 2}, {"global_batch": 10}])
 @pytest.mark.parametrize("world_size", [1, 3])
-@pytest.mark.parametrize("length", [LENGTH, 700])  # an order is evaluated for 2048 samples at once
+@pytest.mark.parametrize("length", [LENGTH, 2100])  # an order is evaluated for 2048 samples at once
 def test_all_ranks_together_fetch_the_permutation(
     options: dict[str, int], world_size: int, length: int
 ) -> None:

@@ -205,6 +205,15 @@ def test_rank_0_sends_all_entries_in_a_new_group(alone: Group) -> None:
     assert script.ledger() == [0, 1]
 
 
+def test_a_member_of_another_rank_than_0_sends_no_ledger(
+    alone: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alone, "rank", 1)
+    script = Script(alone)
+    script.commit(0)
+    assert script.ledger() == []
+
+
 def test_a_worker_without_a_group_sends_no_ledger() -> None:
     script = Script()
     script.commit(0)

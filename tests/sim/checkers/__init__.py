@@ -1,4 +1,4 @@
-"""What must be true of every history; each promise has a checker of its own."""
+"""Checks what must be true of every history, with one checker for each promise."""
 
 from __future__ import annotations
 
@@ -47,5 +47,5 @@ CHECKERS: tuple[Checker, ...] = (
 
 
 def violations(journal: Journal) -> list[str]:
-    """What is wrong with a history, with the name of the checker that says so."""
+    """Return the violations in a history, each with the name of its checker."""
     return [f"{check.__name__}: {what}" for check in CHECKERS for what in check(journal)]

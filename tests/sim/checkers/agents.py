@@ -1,5 +1,4 @@
-"""What an agent owes its workers and the coordinator: news, the truth, and an end where it gives
-up."""
+"""Agents pass on news, report the truth, and end their workers when they are cut off for good."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""P6: leaders and agents come and go, and the group that trains does not notice."""
+"""P6: the group trains on undisturbed while leaders and agents are lost and replaced."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from elastic.core.membership import ChangeReason
 from tests.sim.journal import Journal
 
-# With news slower than this, a new leader may take a node for lost.
+# If news takes longer than this, in seconds, a new leader may take a node for lost.
 _NEWS_S = 0.12
-# From an agent's start until the coordinator has heard from it, beside the ways of the news.
+# Seconds from an agent's start until the coordinator has heard from it, on top of messages' delays.
 _RETURN_S = 0.3
-# Until it is known that a node is cut off; one that is back before then is asked nothing.
+# Seconds until a cut-off node is noticed. A node that is back before then is not asked anything.
 _NOTICE_S = 1.0
 _UNHARMED = (ChangeReason.STARTED, ChangeReason.MEMBER_JOINED)
 
@@ -26,7 +26,7 @@ def control_plane(journal: Journal) -> Iterator[str]:
     completed = [c.at for c in journal.commits if c.replica.complete(journal.job)]
     for generation in journal.generations:
         if journal.formed_at[generation.number] > min(completed, default=math.inf):
-            return  # members that have come to the end of the job wait for nobody
+            return  # members at the end of the job wait for nobody
         if generation.reason not in _UNHARMED:
             yield f"generation {generation.number} was formed: {generation.reason.name}"
 
@@ -48,8 +48,8 @@ def _is_harmless(journal: Journal, at: float, action: str, lasts_s: float) -> bo
 
 
 def _assemblies(journal: Journal, at: float) -> Iterator[tuple[float, float]]:
-    """Groups that are not whole do not wait for members out of contact. What was formed after
-    `at` for a loss is no excuse for it, nor what followed."""
+    """Yield the periods in which a group is incomplete and does not wait for members out of
+    contact. A group formed after `at` for a loss is no excuse for it, nor are those that follow."""
     for generation in journal.generations:
         formed_at = journal.formed_at[generation.number]
         if formed_at >= at and generation.reason not in _UNHARMED:

@@ -1,4 +1,4 @@
-"""A node that leaves is let go only when none of its workers is needed, and stays out."""
+"""A leaving node is let go only when none of its workers is needed, and joins no later group."""
 
 from __future__ import annotations
 
@@ -14,6 +14,6 @@ def drains(journal: Journal) -> Iterator[str]:
         newest = journal.nodes_drained[node]
         for generation in journal.generations:
             if generation.purpose is Purpose.SAVE_AND_LEAVE:
-                continue  # it is asked once more, and may be gone by then
+                continue  # asked once more, the node may be gone by then
             if generation.number > newest and any(m.node == node for m in generation.members):
                 yield f"{node} is a member of {generation.number}, drained after {newest}"

@@ -1,4 +1,4 @@
-"""P3: replay the ledger; the lineage that is left has each sample of an epoch exactly once."""
+"""P3: in a replay of the ledger the final lineage has each sample of an epoch exactly once."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from tests.sim.replica import Replica
 
 
 def every_sample_once(journal: Journal) -> Iterator[str]:
-    """Each generation goes on from a step that an earlier one committed."""
     by_lineage = {c.replica.lineage: c for c in journal.commits}
     lineage: list[Commit] = []
     for generation, start in _starts(journal).items():
@@ -21,8 +20,8 @@ def every_sample_once(journal: Journal) -> Iterator[str]:
         following = [c for c in journal.commits if c.generation == generation]
         if following:
             lineage = _steps_to(following[-1].replica.lineage, by_lineage)
-    # Who has ended the job may be gone a moment later, and only others that hold less be left; or
-    # was out of contact while others, later, went on from less.
+    # The member that completed the job may be gone a moment later, when only members with less are
+    # left. Or it was out of contact while others later went on from less.
     ends = [r for r in (journal.result, journal.finished_with) if r is not None]
     ends.sort(key=lambda r: (r.complete(journal.job), r.age))
     result = _steps_to(ends[-1].lineage, by_lineage) if ends else []
@@ -30,7 +29,7 @@ def every_sample_once(journal: Journal) -> Iterator[str]:
 
 
 def _steps_to(lineage: int, by_lineage: dict[int, Commit]) -> list[Commit]:
-    """The steps that a state went through, in their order."""
+    """The committed steps that led to a state, in order."""
     steps: list[Commit] = []
     commit = by_lineage.get(lineage)
     while commit is not None:
@@ -40,7 +39,7 @@ def _steps_to(lineage: int, by_lineage: dict[int, Commit]) -> list[Commit]:
 
 
 def _starts(journal: Journal) -> dict[int, Replica]:
-    """The ledger's generation records: where each one resumed."""
+    """The replica from which each generation resumed, as the ledger's generation records tell."""
     starts: dict[int, Replica] = {}
     for agreed in journal.agreed:
         starts.setdefault(agreed.generation, agreed.replica)

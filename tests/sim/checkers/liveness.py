@@ -1,4 +1,4 @@
-"""Once faults stop the job ends, well, and nothing is left running."""
+"""After the last fault the job ends successfully, and nothing is left running."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 
-# All slots of the largest cluster, and their spares, twice.
+# Tries of a script that always fails: all slots of the largest cluster and their spares, twice.
 _MOST_TRIES = 40
 
 
@@ -19,8 +19,8 @@ def liveness(journal: Journal) -> Iterator[str]:
         if not journal.job.style.uneven or phase not in ("failed", "finished"):
             yield f"the job is {phase} because of a call that members did not make alike"
         return
-    # Nobody could put its state back; or the last holder died while it gave its state to others,
-    # whose own it overwrote. P2 promises the steps that a survivor holds, and nothing was saved.
+    # No member could undo its block, or the last holder died while it sent its state to others and
+    # overwrote theirs. P2 promises only steps that a survivor holds, and nothing was saved.
     lost = journal.undo_missed or journal.nobody_held_state
     if lost and any(kind == "StateLost" for kind, _ in journal.errors):
         return

@@ -1,4 +1,4 @@
-"""Who is in a group: as many as there may be, at the ranks that they had, holders first."""
+"""Groups have as many members as allowed, at their former ranks, with a holder as rank 0."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from elastic.core.membership import ChangeReason, Generation, Purpose
 from tests.sim.journal import Journal
 from tests.sim.node import LATEST_NOTICE_S
 
-# From a member's report until the coordinator has heard it, beside the ways of the news.
+# Seconds from a member's report until the coordinator has it, on top of the messages' delays.
 _REPORT_S = 0.1
-# From a decision until it is in the store.
+# Seconds from a decision until it is in the store, at most.
 _DECIDED_S = 0.05
-# Who takes longer to find a new agent is as good as stuck.
+# A worker that takes longer than this, in seconds, to find a new agent counts as stuck.
 _FOUND_S = 2.0
-# Faults that make nobody wait for a member that is in contact.
+# Faults that leave no member stuck that is in contact.
 _AT_ONCE = (
     "RESTART_AGENT",
     "CUT_OFF_NODE",
@@ -41,7 +41,7 @@ def membership(journal: Journal) -> Iterator[str]:
             yield f"generation {generation.number} has {size} members, of at most {most}"
         finished = sum(at <= formed_at for at in journal.finished_at.values())
         trains = generation.purpose is Purpose.TRAIN and size
-        # A call is completed among themselves; others join then.
+        # Members of a call complete it among themselves; others join after that.
         completes = generation.number in journal.in_run or (completes and _grows(generation))
         if trains and size + finished < least and not (completes or journal.evaluates):
             yield f"generation {generation.number} has {size} members, of at least {least}"
@@ -69,7 +69,7 @@ def _grows(generation: Generation) -> bool:
 
 
 def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
-    """Nobody is forgotten, nobody is in it that cannot hear of it, and what it is for is true."""
+    """No worker is forgotten, every member can hear of the generation, and its reason is true."""
     number, formed_at = generation.number, journal.formed_at[generation.number]
     if journal.unreachable[number]:
         yield f"{journal.unreachable[number]} cannot hear of {number}"
@@ -77,11 +77,11 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         if worker in generation.worker_ids and at <= formed_at and not journal.evaluates:
             yield f"{worker} is a member of {number}, ended at {at:.4f}"
     for at, worker in journal.to_end:
-        # What is in the store by then was decided before.
+        # Only the next generation counts: earlier ones were decided before the order.
         decided_then = number == min(
             (g.number for g in journal.generations if journal.formed_at[g.number] > at), default=0
         )
-        # The order is lost with the stream of an agent: workers still there count again then.
+        # An agent's stream that breaks can lose the order: workers still there then count again.
         counts_again = formed_at >= at + journal.join_timeout_s
         if worker in generation.worker_ids and decided_then and not counts_again:
             yield f"{worker} is a member of {number}, to be ended at {at:.4f}"
@@ -100,7 +100,7 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
     if below and stayed and len(stayed) + finished >= least:
         yield f"{number} has no members although {stayed} stay"
     before = max((g.number for g in journal.generations if g.number < number), default=0)
-    trained = {before}  # or the group that was to be left for it
+    trained = {before}  # or the group that the planned one before should replace
     trained.update(
         g.number - 1 for g in journal.generations if g.number == before and g.provisional
     )
@@ -121,9 +121,9 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
 
 
 def _acknowledges_in_vain(journal: Journal, before: int, formed_at: float) -> bool:
-    """A node was cut off when its members may have been about to say that they had heard of the
-    generation `before`, and so shortly before the next one was formed that it may not have been
-    noticed: where news takes long, these count as deaf."""
+    """True if a node was cut off while its members may have been about to acknowledge the
+    generation `before`, and so shortly before the next one was formed that the cut may have gone
+    unnoticed. Where news takes long, these members count as deaf."""
     said_by = journal.formed_at.get(before, -math.inf) + 2 * journal.news_s + _REPORT_S
     unnoticed_since = formed_at - LATEST_NOTICE_S - _DECIDED_S
     return any(
@@ -133,8 +133,8 @@ def _acknowledges_in_vain(journal: Journal, before: int, formed_at: float) -> bo
 
 
 def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:
-    """Those that stay keep their ranks where these exist; two may change places, so that a holder
-    comes first."""
+    """Members that stay keep their ranks where these still exist. Two may swap ranks, so that a
+    holder becomes rank 0."""
     moved = [
         m.worker
         for rank, m in enumerate(before.members[: after.world_size])
@@ -146,21 +146,21 @@ def _ranks_kept(before: Generation, after: Generation) -> Iterator[str]:
 
 
 def _rank_zero_holds(journal: Journal, generation: Generation) -> Iterator[str]:
-    """Rank 0 hosts the store and restores: not a task for a newcomer."""
+    """Rank 0 hosts the store and restores checkpoints: it holds the state if any member does."""
     contact = journal.in_contact_until[generation.number]
     formed_at = journal.formed_at[generation.number]
     dropped = {w: at for at, w in journal.dropped if at < formed_at}
     first = {
         a.worker: a.at
         for a in reversed(journal.agreed)
-        if a.at > dropped.get(a.worker, -math.inf)  # it has said that it holds nothing
+        if a.at > dropped.get(a.worker, -math.inf)  # before, it reported a drop of its state
     }
     if not generation.members:
         return
     first_worker = generation.members[0].worker
     ever = {a.worker for a in journal.agreed if a.at < formed_at}
-    # What it has lost since may not be known; or it has received the state in a group that was lost
-    # before it could say that it had joined.
+    # The leader may not know what rank 0 has lost since. Or rank 0 has received the state in a
+    # group that was lost before it could report that it had joined.
     if first_worker in ever or (generation.number, first_worker) in journal.declared:
         return
     for member in generation.members:

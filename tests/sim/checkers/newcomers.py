@@ -1,4 +1,4 @@
-"""Newcomers that always fail cost those that train only a few changes of their group."""
+"""Newcomers that always fail change the group that trains only a few times."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def newcomers(journal: Journal) -> Iterator[str]:
     starts = [g for g in journal.generations if g.reason is ChangeReason.STARTED]
     joined = [g for g in journal.generations if g.reason is ChangeReason.MEMBER_JOINED]
     lasted_s = max(journal.formed_at.values(), default=0.0)
-    # If the only one that has trained is killed, others begin anew, and have then joined well.
+    # If the only worker that has trained is killed, others begin again: these have joined well.
     anew = len(starts) + sum(action == "KILL_WORKER" for _, action, _ in journal.struck)
     most = policy.same_failures * anew + math.floor(lasted_s / policy.refusal.base_s)
     if len(joined) > most:
@@ -29,7 +29,7 @@ def newcomers(journal: Journal) -> Iterator[str]:
 
 
 def _of_each_slot(journal: Journal) -> Iterator[str]:
-    """Two follow at once; then the delay doubles."""
+    """In each slot two newcomers may follow at once; then the delay doubles."""
     tries: Counter[tuple[str, int]] = Counter()
     first_at: dict[tuple[str, int], float] = {}
     base_s = NewcomerPolicy().backoff.base_s

@@ -8,7 +8,7 @@ from elastic.core.membership import ChangeReason, Purpose
 from tests.sim.journal import Agreed, Journal
 from tests.sim.replica import Replica
 
-# Groups of all members that are left; none is too late for them.
+# Groups for these reasons take all members that are left: none is too late for them.
 _WITH_ALL_THAT_LIVE = (ChangeReason.STARTED, ChangeReason.MEMBER_LOST, ChangeReason.GROUP_BROKEN)
 
 
@@ -27,16 +27,17 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
         best = agreed.best_survivor
         if best is not None and best.age > agreed.replica.age:
             yield f"generation {agreed.generation} starts from {agreed.replica}, {best} survived"
-        # A state that is restored counts as the later one from then on, whatever it lacks.
+        # A restored state counts as the later one from then on, even with fewer steps.
         restored = agreed.replica.progress.committed_in == agreed.generation
         if best is not None and restored and best.origin > agreed.replica.origin:
             yield f"generation {agreed.generation} begins with {agreed.replica}, {best} survived"
-        # A holder that goes on from another's first state, begun later, has a torn one meanwhile.
+        # Only if restored: a holder that receives another's first state, of a later begin, is torn
+        # meanwhile.
         if agreed.generation in journal.torn_in and restored and agreed.replica.committed == 0:
             yield f"generation {agreed.generation} begins anew with what is left of a torn state"
         held = any((agreed.generation, w) in journal.declared for w in _members(journal, agreed))
         away = journal.away[agreed.generation]
-        # What an undo has missed can cost a member its state after others were left behind.
+        # A change that the undo missed can cost a member its state after others were left behind.
         torn = journal.undo_missed and agreed.generation in journal.has_holder
         if restored and away is not None and away.origin > agreed.replica.origin and not torn:
             yield f"generation {agreed.generation} begins without waiting for {away}"
@@ -56,7 +57,7 @@ def no_step_lost(journal: Journal) -> Iterator[str]:
             and _is_ahead(passed_over, agreed.replica, restored=restored)
         ):
             yield f"generation {agreed.generation} goes on without {passed_over}, in contact"
-        # A new leader does not know of what was saved under the one before.
+        # A new leader does not know what was saved under the leader before.
         knows_checkpoint = best is None or not journal.elected_at
         trains = _purpose(journal, agreed) is Purpose.TRAIN
         if knows_checkpoint and trains and agreed.checkpoint.origin > agreed.replica.origin:

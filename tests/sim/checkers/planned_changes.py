@@ -8,15 +8,15 @@ from elastic.core.membership import ChangeReason
 from elastic.core.worker.machine import HOLD_S
 from tests.sim.journal import Agreed, Journal
 
-# How long a fault can have consequences: a node is cut off for 3 s at most.
+# Seconds in which a fault can have consequences: a node is cut off for 3 s at most.
 _AFTERMATH_S = 5.0
-# The news, its acknowledgement and the answer take their time while a member holds.
+# While a member holds, three messages must arrive: the news, its acknowledgement and the answer.
 _WAYS = 3
 _OTHER_DELAYS_S = 0.05
-# No change is planned for later than this many steps ahead.
+# A change is planned at most this many steps ahead.
 _MOST_AHEAD = 25
 _RECENT = 12
-# Faults that keep nobody who lives from hearing and acknowledging.
+# Faults after which every member that lives still hears and acknowledges.
 _HEARD = ("KILL_WORKER", "KILL_NODE", "RAISE", "BREAK_LINK", "ADD_NODE", "DRAIN_NODE")
 
 
@@ -34,8 +34,8 @@ def planned_changes(journal: Journal) -> Iterator[str]:
         if again <= 0 or agreed.generation not in planned:
             continue
         before = max((g for g in began if g < agreed.generation), default=0)
-        # Members that have come to the end of the job wait for nobody, and break the group.
-        # Without members that leave the change takes place all the same, whatever ends them.
+        # Members at the end of the job wait for nobody, and break the group. If members that leave
+        # are lost, whatever ends them, the change takes place all the same, without them.
         leaves = planned[agreed.generation] is ChangeReason.MEMBER_LEAVING
         faults = journal.struck_at if leaves else journal.disturbed_at
         disturbed = _disturbed(faults, began.get(before, 0.0), agreed)
@@ -44,7 +44,7 @@ def planned_changes(journal: Journal) -> Iterator[str]:
 
 
 def _far_boundaries(journal: Journal) -> Iterator[str]:
-    """A change takes place a little later, not at a step that was reached in another life."""
+    """A change is planned a little ahead of the present steps, not of steps that were lost."""
     for planned in journal.generations:
         formed_at = journal.formed_at[planned.number]
         if planned.leave_after is None or not planned.provisional:
@@ -61,7 +61,7 @@ def _far_boundaries(journal: Journal) -> Iterator[str]:
 
 
 def _held_twice(journal: Journal) -> Iterator[str]:
-    """Who has waited in vain leaves."""
+    """A member that has waited in vain leaves: it does not wait again for the same change."""
     held: set[tuple[str, int]] = set()
     for at, worker, number in journal.held_in_vain:
         if (worker, number) in held:
@@ -70,7 +70,7 @@ def _held_twice(journal: Journal) -> Iterator[str]:
 
 
 def _held_in_vain(journal: Journal) -> Iterator[str]:
-    """What all have heard of is settled, or another change follows soon."""
+    """A change that all members have heard of is settled, or another change follows soon."""
     for at, worker, number in journal.held_in_vain:
         struck = {action for then, action, _ in journal.struck if then <= at}
         follows = (g.number for g in journal.generations if g.number > number)
@@ -81,9 +81,9 @@ def _held_in_vain(journal: Journal) -> Iterator[str]:
 
 
 def _lost_out_of_contact(journal: Journal, at: float, number: int) -> bool:
-    """All whom the change takes along are gone with their nodes. For all that is known they are out
-    of contact, and may train on by themselves: no other group is formed until the store is certain,
-    whatever the agents' grace."""
+    """True if all members of the planned generation are lost with their nodes. The leader only
+    knows that they are out of contact, and they may train on by themselves: it forms no other group
+    until the store is certain, whatever the agents' grace."""
     lost_at = {then for then, action, _ in journal.struck if action == "KILL_NODE" and then <= at}
     takes_along = next(g.worker_ids for g in journal.generations if g.number == number)
     all_lost = all(journal.gone_at.get(name) in lost_at for name in takes_along)
@@ -98,7 +98,7 @@ def _first_agreed(journal: Journal) -> dict[int, float]:
 
 
 def _overtaken(journal: Journal, agreed: Agreed) -> bool:
-    """An unplanned change followed before the planned one had taken place."""
+    """True if an unplanned change followed before the planned one had taken place."""
     return any(
         g.number > agreed.generation
         and g.leave_after is None
@@ -108,5 +108,5 @@ def _overtaken(journal: Journal, agreed: Agreed) -> bool:
 
 
 def _disturbed(faults: list[float], formed_at: float, agreed: Agreed) -> bool:
-    """A fault struck the group formed at `formed_at`, or could still be felt then."""
+    """True if a fault struck the group formed at `formed_at`, or could still affect it then."""
     return any(formed_at - _AFTERMATH_S <= at <= agreed.at for at in faults)

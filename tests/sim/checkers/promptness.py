@@ -1,4 +1,4 @@
-"""What can be done at once is not waited with: the next step, a leave, the end of a stop."""
+"""Nothing waits without need: not the next step, a leave, or the end of a stop."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from elastic.core.worker.machine import HOLD_S
 from tests.sim.faults import STOP_EXIT_CODE
 from tests.sim.journal import Journal
 
-# A loss is noticed and a group formed within this, and its first step taken.
+# Seconds in which a loss is noticed, a group is formed and its first step taken.
 _RECOVERY_S = 2.0
-# A node is let go so long after it was to leave: the boundary is 20 steps off at most.
+# Seconds from the order to leave until a node is let go: the boundary is 20 steps off at most.
 _LEAVE_S = 5.0
-# And so long after others have come to one state without it.
+# Seconds until a node is let go after a group without it has agreed on a state.
 _LET_GO_S = 0.5
-# From the end of the grace until the job has ended.
+# Seconds from the end of a stop's grace until the job has ended.
 _END_S = 1.0
-# A stop comes to its end so long after the last fault was over: members save, some are left out.
+# Seconds from the end of the last fault until a stop is complete: members save, some are left out.
 _STOP_S = 7.0
-# A job that is over ends so long after all are known to have finished.
+# Seconds until the job ends after all members are known to have finished.
 _OVER_S = 0.5
 _GONE_AT_ONCE = ("KILL_WORKER", "KILL_NODE", "KILL_LEADER", "ADD_NODE")
-# Of these it says nothing how long they last: a machine takes the place of another.
+# Faults whose duration means nothing here: it is the time until another machine takes the place.
 _OVER_AT_ONCE = ("KILL_NODE", "LOSE_NODE_SILENTLY", "DRAIN_NODE")
 _AT_ONCE = ("KILL_WORKER", "RAISE", "BREAK_LINK", "ADD_NODE")
 _IN_CONTACT = (*_AT_ONCE, "FREEZE_SCRIPT", "FREEZE_PROCESS")
@@ -45,11 +45,11 @@ def promptness(journal: Journal) -> Iterator[str]:
     yield from _let_go(journal)
     if actions.issubset(_AT_ONCE) and journal.stopped_at is None:
         yield from _recoveries(journal)
-    # Where news takes too long to settle a planned change, members go on without, and it is tried
-    # again and again.
+    # Where news takes too long to settle a planned change, members go on without it, and it is
+    # tried again and again.
     settles = 2 * journal.news_s <= HOLD_S
     if settles and actions.issubset(("DRAIN_NODE", "ADD_NODE")):
-        # While too few stay there is no group, and who leaves may hold what others will need.
+        # While too few stay there is no group, and a node that leaves may hold what others need.
         started = (g for g in journal.generations if g.reason is ChangeReason.STARTED)
         began_at = max((journal.formed_at[g.number] for g in started), default=0.0)
         for node, at in journal.left_from.items():
@@ -59,8 +59,8 @@ def promptness(journal: Journal) -> Iterator[str]:
 
 
 def _end(journal: Journal) -> Iterator[str]:
-    """All who have ever trained have ended their scripts: a newcomer that was let in meanwhile, and
-    is gone, is not waited for."""
+    """The job ends soon after all workers that ever trained have finished their scripts. It does
+    not wait for a newcomer that was admitted meanwhile and is gone."""
     trained = {c.worker for c in journal.commits}
     actions = {action for _, action, _ in journal.struck}
     asked = journal.stopped_at is not None or journal.drains
@@ -73,7 +73,7 @@ def _end(journal: Journal) -> Iterator[str]:
     )
     if _are_lost_with_nodes(journal, trained):
         since = max([since, *(at for at in journal.certain_at if at <= journal.ended_at)])
-    # A node may be killed before it has told of the end: its agent could have come back.
+    # A node may be killed before it reports the end: its agent could have come back.
     patience_s = journal.return_patience_s if journal.elected_at else journal.agent_grace_s
     grace_s = patience_s if "KILL_NODE" in actions else 0.0
     if since + grace_s + _OVER_S + 3 * journal.news_s < journal.ended_at < math.inf:
@@ -81,16 +81,17 @@ def _end(journal: Journal) -> Iterator[str]:
 
 
 def _are_lost_with_nodes(journal: Journal, workers: set[str]) -> bool:
-    """All of them are. Of some the end may not have been told: for all that is known these train
-    on, and nobody who has finished is in contact to tell that nodes were lost, not the coordinator
-    cut off. The job ends when the store is certain, whatever the agents' grace."""
+    """True if all `workers` are lost with their nodes. The end of some may not have been reported:
+    as far as the coordinator knows they train on. No finished member is in contact, which would
+    show that the nodes are lost and not the coordinator cut off. So the job ends when the store is
+    certain, whatever the agents' grace."""
     lost_at = {at for at, action, _ in journal.struck if action == "KILL_NODE"}
     return all(journal.gone_at.get(name) in lost_at for name in workers)
 
 
 def _waits_for_frozen_holder(journal: Journal) -> bool:
-    """Nobody else has the newest step, and that it stands still for good nobody can know: that is
-    what the grace is for."""
+    """True if only frozen workers have the newest step. Nobody can know that they stand still for
+    good: that is what the grace is for."""
     frozen_at = {at for at, action, _ in journal.struck if action == "FREEZE_SCRIPT"}
     held: dict[str, int] = {}
     torn_at = {worker: at for at, worker in journal.dropped}
@@ -106,7 +107,7 @@ def _waits_for_frozen_holder(journal: Journal) -> bool:
 
 
 def _stop(journal: Journal) -> Iterator[str]:
-    """Once nothing strikes any more it takes a while, not all of its grace."""
+    """After the last fault a stop takes a while, but not all of its grace."""
     asked = [journal.stopped_at] if journal.stopped_at is not None else []
     if journal.outcome[1] == STOP_EXIT_CODE:
         asked += journal.left_from.values()
@@ -121,7 +122,8 @@ def _stop(journal: Journal) -> Iterator[str]:
 
 
 def _hangs_in_first_step(journal: Journal) -> bool:
-    """A group may take longer for its first step, so one that hangs there is left later."""
+    """True if a worker froze before the first step of its group. A first step may take longer, so a
+    group that hangs there is given up later."""
     for at, what, _ in journal.struck:
         formed = [g for g in journal.generations if journal.formed_at[g.number] <= at]
         groups = [g.number for g in formed if g.members][-2:]
@@ -132,7 +134,7 @@ def _hangs_in_first_step(journal: Journal) -> bool:
 
 
 def _gathering(journal: Journal) -> Iterator[str]:
-    """The first group does not wait for more than there must be for longer than it may."""
+    """The first group waits for more workers than the minimum only until the timeout."""
     first = journal.generations[0] if journal.generations else None
     formed_at = journal.formed_at[first.number] if first is not None else journal.ended_at
     struck = {action for at, action, _ in journal.struck if at < formed_at}
@@ -151,7 +153,7 @@ def _gathering(journal: Journal) -> Iterator[str]:
 
 
 def _let_go(journal: Journal) -> Iterator[str]:
-    """A leaving node is let go soon after a group without it has come to one state."""
+    """A leaving node is let go soon after a group without it has agreed on a state."""
     if journal.stopped_at is not None or journal.outcome[1] != 0:
         return
     for node, left_at in journal.left_from.items():
@@ -174,7 +176,7 @@ def _let_go(journal: Journal) -> Iterator[str]:
 
 
 def _recoveries(journal: Journal) -> Iterator[str]:
-    """Between two steps, if enough of those that took the first one live to take the second."""
+    """Two steps follow soon on each other if enough workers of the first live until the second."""
     steps = sorted(journal.commits, key=lambda c: c.at)
     for before, after in itertools.pairwise(steps):
         if after.at - before.at <= _RECOVERY_S + 3 * journal.news_s:

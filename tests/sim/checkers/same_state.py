@@ -1,4 +1,4 @@
-"""Members hold one state after each step, and it is that of a job that nothing disturbs."""
+"""All members hold the same state after each step: the state of an undisturbed job."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from tests.sim.replica import BLANK, Content, Replica, Step, after_step, evaluat
 
 def same_state(journal: Journal) -> Iterator[str]:
     if journal.job.style.uneven:
-        return  # which ends the job, in whatever state
+        return  # uneven calls end the job, in whatever state
     states: dict[tuple[int, int], Replica] = {}
     for commit in journal.commits:
         key = (commit.generation, commit.replica.committed)
@@ -27,7 +27,7 @@ def same_state(journal: Journal) -> Iterator[str]:
 
 
 class Undisturbed:
-    """The same steps, one after the other, with nothing in between."""
+    """Computes the same steps without any disturbance, and finds members that differ."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal, self._job = journal, journal.job
@@ -48,7 +48,7 @@ class Undisturbed:
                 return
 
     def wrong_starts(self) -> Iterator[str]:
-        """What members of a group begin with is of one step, at some place below its block."""
+        """Members of a group begin with the state of one step, at some place below its block."""
         starts: dict[int, Agreed] = {}
         for agreed in self._journal.agreed:
             first = starts.setdefault(agreed.generation, agreed).replica
@@ -88,7 +88,7 @@ class Undisturbed:
         )
 
     def _factor(self, commit: Commit, before: Commit | None) -> float:
-        """By the ramp that follows from the commit before and the group."""
+        """The learning rate's factor, from the previous commit's ramp and the group."""
         rule = self._job.style.scaling
         if rule is None:
             return 1.0

@@ -1,4 +1,4 @@
-"""A save that is given up because a member was lost is followed by another, soon."""
+"""A save that is given up because a member was lost is soon followed by another."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from elastic.core.membership import Purpose
 from tests.sim.journal import Journal
 
-# From the decision about a generation until it is in the store.
+# Seconds from the decision about a generation until it is in the store, at most.
 _DECIDED_S = 0.05
 
 
@@ -39,7 +39,7 @@ def saves(journal: Journal) -> Iterator[str]:
 
 
 def _left_out(journal: Journal) -> Iterator[str]:
-    """A member that goes on from a step marked for saving has begun to save its part before."""
+    """A member that goes on from a step marked for saving has first begun to save its part."""
     if journal.job.style.uneven:
         return
     first = {g.number for g in journal.generations if g.save_first}

@@ -1,4 +1,4 @@
-"""P4: a step takes a whole batch, and its shares and passes have each of its samples once."""
+"""P4: a step takes a whole batch; its shares and micro-batches have each sample once."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def shares(journal: Journal) -> Iterator[str]:
     }:
         left = loader.length - start
         full = min(loader.fixed or loader.batch_size * world_size, loader.length)
-        if full > 2 and left == full + 1:  # else a single sample would be left
+        if full > 2 and left == full + 1:  # otherwise a single sample would be left
             full -= 1
         if size != min(full, left):
             yield f"a step of {world_size} members has {size} samples, {left} were left"

@@ -1,4 +1,4 @@
-"""Steps that take long because a member compiles are nobody's fault."""
+"""No worker is replaced because steps take long while a member compiles."""
 
 from __future__ import annotations
 

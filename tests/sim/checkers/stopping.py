@@ -32,9 +32,9 @@ def stopping(journal: Journal) -> Iterator[str]:
 
 
 def _went_on_from_less(journal: Journal, best: Replica) -> bool:
-    """Those who had saved later steps are gone, and others went on from what they held, which was
-    less: they have not come as far again. Of a step that is saved already the first checkpoint
-    stands, and the job can begin again with more than its members had."""
+    """True if the members that saved later steps are gone, and others went on from earlier steps
+    and have not come as far again. The first checkpoint of a step stays, so the job can resume with
+    more than its members had."""
     saved = journal.newest_checkpoint
     return saved.committed >= best.committed and any(
         a.replica.origin < saved.origin <= a.checkpoint.origin
@@ -44,7 +44,7 @@ def _went_on_from_less(journal: Journal, best: Replica) -> bool:
 
 
 def _lost_others(journal: Journal) -> bool:
-    """Members were lost while the job stopped: who was out of contact then is not waited for."""
+    """True if members were lost while the job stopped: it waits for nobody out of contact then."""
     asked_at = journal.stopped_at if journal.stopped_at is not None else 0.0
     return any(
         journal.formed_at[g.number] >= asked_at
@@ -54,7 +54,7 @@ def _lost_others(journal: Journal) -> bool:
 
 
 def _is_far_behind(saved: Replica, held: Replica) -> bool:
-    """By more than the last step, which others in contact may not have completed."""
+    """True if `saved` lacks more than the last step, which others may not have completed."""
     return (
         saved.content.committed_in <= held.content.committed_in
         and saved.committed + 1 < held.committed

@@ -1,5 +1,5 @@
-"""No script is where no state fits, unless its undo did not know of something, or it was left out
-while others made calls or handed the state on to newcomers."""
+"""No script is stranded where no state fits, unless its undo missed a change, or it was left out
+while others made calls or gave the state to newcomers."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def stranding(journal: Journal) -> Iterator[str]:
         return
     if not any(kind == "Stranded" for kind, _ in journal.errors):
         return
-    # From the last step on the others are in the calls at the end of the loop and of the script;
-    # before, they may be on their way out of a block that another member's state completed.
+    # After the last step the others are in the calls at the end of the loop and of the script.
+    # Before it, they may be on their way out of a block that another member's state completed.
     ends_at = min(
         (c.at for c in journal.commits if c.replica.complete(journal.job)), default=math.inf
     )
@@ -27,7 +27,7 @@ def stranding(journal: Journal) -> Iterator[str]:
             or details[0] != "Stranded"
             or "the job begins again" in str(details[1])
         ):
-            continue  # nothing is lost with the first step, and others have lost the rest
+            continue  # the first step alone is no loss, and others have lost the rest
         declared_in = journal.declared_last[worker]
         inside = (
             at >= ends_at
@@ -46,8 +46,8 @@ def _was_left_out(journal: Journal, worker: str) -> bool:
 
 
 def _is_held_as_of_commit(journal: Journal, generation: int) -> bool:
-    """Who holds the state may have received it as the next block begins: that fits nobody whose
-    block others completed."""
+    """True if a member with the newest state holds it as of the commit. A state received at a begin
+    mark fits no member whose block others completed."""
     held = journal.at_commit_in.get(generation, [])
     newest = max((age for age, _ in held), default=None)
     return any(at_commit for age, at_commit in held if age == newest)

@@ -1,4 +1,4 @@
-"""The planted faults fit the source, and a trial tells what is found from what is not."""
+"""Planted faults fit the source, and a trial tells faults that are found from others."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def test_a_planted_fault_fits_the_source(mutant: Mutant) -> None:
     compile(planted, mutant.file, "exec")
 
 
-def test_a_place_that_is_not_there_any_more_is_an_error() -> None:
+def test_trial_raises_an_error_if_the_source_lacks_the_place_of_a_fault() -> None:
     with pytest.raises(ValueError, match="0 times"):
         list(
             tried(
@@ -34,7 +34,7 @@ def test_a_place_that_is_not_there_any_more_is_an_error() -> None:
         )
 
 
-def test_a_fault_that_breaks_a_promise_is_found_and_another_survives() -> None:
+def test_trial_finds_a_fault_that_breaks_a_promise_and_a_harmless_one_survives() -> None:
     found, survived = tried([FATAL, HARMLESS], histories=5, tries=5, jobs=1, unit_tests=False)
     assert found.found
     assert found.history

@@ -1,8 +1,8 @@
-"""Faults to plant in elastic.core: by file, what to replace, by what, and what it breaks.
+"""Lists the faults to plant in elastic.core: file, text to replace, replacement, and what it breaks.
 
-Each is of a kind that is easily made: an operator changed, a guard dropped, an argument swapped, a
-value not reset. What makes no difference to anybody (a patience that is longer, say) does not
-belong here, nor what only scripts for torchrun meet, which the simulator does not have.
+Each is a mistake that is easily made: an operator changed, a guard dropped, an argument swapped, a
+value not reset. Changes that make no difference to anybody (a longer timeout, say) do not belong
+here. Nor do faults that only scripts for torchrun meet, since the simulator does not have these.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Mutant(NamedTuple):
     breaks: str
 
     def plant(self, source: str) -> str:
-        """The source with the fault; ValueError if the place is not to be found any more."""
+        """Return the source with the fault. Raises ValueError unless `find` occurs exactly once."""
         count = source.count(self.find)
         if count != 1:
             raise ValueError(f"{self.file} has {self.find!r} {count} times, not once")
         return source.replace(self.find, self.replacement)
 
     def lines(self, source: str) -> tuple[int, int]:
-        """The first and the last line of its place."""
+        """The first and the last line of the fault's place, counted from 1."""
         at = source.index(self.find)
         blank = len(self.find) - len(self.find.lstrip())
         first = source.count("\n", 0, at + blank) + 1

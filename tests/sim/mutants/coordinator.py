@@ -6,12 +6,12 @@ MACHINE = (
     (
         "        self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)\n",
         "        self._since = Clocks(assembling=now, is_slow=is_slow)\n",
-        "the patience with arrivals begins before a planned change takes effect",
+        "the time limit for joining starts before a planned change takes effect",
     ),
     (
         "        self._leaving = self._current if planned else None\n",
         "        self._leaving = None\n",
-        "nobody knows which group a planned change ends",
+        "the leader forgets which group a planned change ends",
     ),
     (
         "        self._formed_at, self._adopted_at = now, None\n",
@@ -38,7 +38,7 @@ MACHINE = (
     (
         "self._leaving, newest = may_train[-1], WorkerPhase.READY",
         "self._leaving, newest = may_train[-1], WorkerPhase.TRAINING",
-        "a new leader takes a planned group for one that trains",
+        "a new leader takes a planned group for one that already trains",
     ),
     (
         "        self._nodes.presumed(last, newest, now)\n",
@@ -54,12 +54,12 @@ MACHINE = (
         "        if self._policy.agent_grace_s > 0.0 and"
         " self._nodes.is_needed(event.node, groups, trained):\n",
         "        if False:\n",
-        "a node is lost as soon as its stream ends",
+        "a node counts as lost as soon as its stream ends",
     ),
     (
         "        self._lineage.node_gone(event.node)\n",
         "",
-        "a group whose node is gone for good may train for ever",
+        "a group whose node is gone counts for ever as one that may train",
     ),
     (
         "            if not self._lineage.allows(chosen):\n",
@@ -69,12 +69,12 @@ MACHINE = (
     (
         "                effects += self._replace(decision.left_out | in_the_way, now)\n",
         "",
-        "newcomers stuck in a group that others may not follow are never ended",
+        "newcomers stuck in a group that no other group may follow are never ended",
     ),
     (
         "        return workers if self._policy.restart_all else others\n",
         "        return workers\n",
-        "who is being ended is taken into groups",
+        "workers that are being ended are taken into groups",
     ),
     (
         "            provisional=decision.planned,\n",
@@ -94,27 +94,27 @@ MACHINE = (
     (
         "        self._number += 1\n",
         "        self._number += 0 if self._number == 3 else 1\n",
-        "a number is used twice",
+        "a generation's number is used twice",
     ),
     (
         "        instants = (until, deadline, self._replacements.next_at)\n",
         "        instants = (until, self._replacements.next_at)\n",
-        "the end of a stop's grace is noticed by chance",
+        "the end of a stop's grace is noticed only by chance",
     ),
     (
         "        self._progress.regroup()\n",
         "",
-        "a new group is taken for stalled because the one before was",
+        "a new group counts as stalled because the previous one was",
     ),
     (
         "        self._stop, self._checkpoints.told = stop, False\n",
         "        self._stop = stop\n",
-        "members that save on leaving hear that the save was given up, and leave without it",
+        "members that save as the job stops hear that it was given up, and leave unsaved",
     ),
     (
         "        self._nodes.left(event.node)\n",
         "",
-        "a node that is to leave stays",
+        "a node that is ordered to leave stays",
     ),
     (
         "        if self._stop is None and self._nodes.all_leave():\n",
@@ -124,7 +124,7 @@ MACHINE = (
     (
         "            self._leaving = None\n            self._newcomers.arrived(current, workers)\n",
         "            self._newcomers.arrived(current, workers)\n",
-        "the group before a planned change is taken for training for ever",
+        "the group before a planned change counts as training for ever",
     ),
 )
 
@@ -132,27 +132,27 @@ LINEAGE = (
     (
         "    return status.phase is WorkerPhase.READY\n",
         "    return False\n",
-        "a member that is out of its group is taken for training in it",
+        "a member that has left its group counts as training in it",
     ),
     (
         "        return status.acknowledged > generation.number\n",
         "        return True\n",
-        "a member that has not come to a group yet is taken for past it",
+        "a member that has not joined a group yet counts as past it",
     ),
     (
         "if w is not None and w.silent_since is None and _is_past(w.status, group.generation):",
         "if w is None or _is_past(w.status, group.generation):",
-        "a group is taken for stopped because a member is not known",
+        "a group counts as stopped because one of its members is unknown",
     ),
     (
         "return not members or not any(g.workers.isdisjoint(members) for g in self._groups)",
         "return not members or not all(g.workers.isdisjoint(members) for g in self._groups)",
-        "one member of one of the groups that may train is enough",
+        "a new group needs a member of only one of the groups that may train",
     ),
     (
         "        self._keep(lambda g: g.of_node.get(node, frozenset()).issubset(workers))\n",
         "        pass\n",
-        "workers that a node has no more are not known to be gone",
+        "workers that a node no longer has do not count as gone",
     ),
 )
 
@@ -160,7 +160,7 @@ NODES = (
     (
         "            node.in_contact_since = now\n        seen =",
         "        seen =",
-        "a node that comes back gets no time to hear of anything",
+        "a node that comes back gets no time to hear the news",
     ),
     (
         "if node is not None:\n            node.silent_since = now\n",
@@ -175,7 +175,7 @@ NODES = (
     (
         "            if member.worker in known:\n                continue\n",
         "",
-        "what is presumed of a member replaces what is known",
+        "what a new leader assumes of a member replaces what it knows",
     ),
     (
         "node.slots, node.silent_since = slots, None\n",
@@ -193,17 +193,17 @@ DEPARTURES = (
     (
         "return may_hold_state(s, current) and not has_heir(s, heirs)",
         "return False",
-        "without a group a node goes with the state that only it holds",
+        "without a group a node leaves with a state that only it holds",
     ),
     (
         "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_acknowledged",
         "return s.phase in _IN_GROUP or not has_acknowledged",
-        "a member of the next group may go",
+        "a node may leave with a member of the next group",
     ),
     (
         "return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_acknowledged",
         "return s.worker in current.worker_ids or not has_acknowledged",
-        "a member that is in an earlier group may go",
+        "a node may leave with a member that is in an earlier group",
     ),
 )
 
@@ -211,12 +211,12 @@ CHECKPOINTS = (
     (
         "return 0 < holder.trained_in < generation.number and holder.committed <= step",
         "return False",
-        "survivors with less go on in place of the newest checkpoint",
+        "survivors with fewer steps go on in place of the newest checkpoint",
     ),
     (
         "return 0 < holder.trained_in < generation.number and holder.committed <= step",
         "return holder.committed <= step",
-        "members that went back further on purpose are ended for a checkpoint that is given up",
+        "members that went back on purpose are ended for a checkpoint that is given up",
     ),
     (
         "        if len(save.written) < count:\n",
@@ -236,12 +236,12 @@ CHECKPOINTS = (
     (
         "        self.abandoned = self.abandoned or bool(waiting)\n",
         "",
-        "it is forgotten that a save was given up",
+        "the leader forgets that a save was given up",
     ),
     (
         "        given_up = waiting if self.told else []\n",
         "        given_up = waiting\n",
-        "a save that nobody hears of any more is given up while the job stops",
+        "a save is given up while the job stops, although members do not hear of it",
     ),
 )
 
@@ -249,7 +249,7 @@ CLOCKS = (
     (
         "    return now if since is None else since\n",
         "    return now\n",
-        "clocks begin anew at each look",
+        "clocks start again at each look",
     ),
     (
         "        can_form = not members and enough(workers, policy)\n",
@@ -262,7 +262,7 @@ NEWCOMERS = (
     (
         "        if is_counted or not hopeless:\n            return 0.0\n",
         "        return 0.0\n",
-        "newcomers that fail in the same way from slot after slot are never refused",
+        "newcomers that fail in the same way in slot after slot are never refused",
     ),
     (
         "        self._failures[slot] += 1\n",
@@ -275,12 +275,12 @@ PROGRESS = (
     (
         "        self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step\n",
         "        self._under_way, self._first_step = committed, first_step\n",
-        "nobody notes how long the step under way has lasted",
+        "the leader does not record how long the step under way has lasted",
     ),
     (
         "        if not self._first_step and self._under_way > self._compiles_in:\n",
         "        if True:\n",
-        "steps in which a member compiles are taken for stalled",
+        "steps in which a member compiles count as stalled",
     ),
     (
         "        return count if self.committed <= at_step else 0\n",
@@ -290,6 +290,6 @@ PROGRESS = (
     (
         "        self.committed = min(committed, self.committed)\n",
         "        pass\n",
-        "after a return to a checkpoint boundaries are planned by steps that are lost",
+        "after a return to a checkpoint, boundaries are planned from steps that are lost",
     ),
 )

@@ -6,12 +6,12 @@ FORMATION = (
     (
         "                    if w.status.worker in leaving.worker_ids\n",
         "",
-        "newcomers that wait in a planned group hide that a member which it drops is lost",
+        "newcomers that wait in a planned group hide the loss of a member that it drops",
     ),
     (
         "        if most_steps(self._active) <= most_steps(here):\n            return hurried_until\n",
         "        return hurried_until\n",
-        "a stop ends the only holder of the last step where it evaluates",
+        "a stop ends the only holder of the last step while that member evaluates",
     ),
     (
         "            for w in self._silent + left_behind + outgoing\n",
@@ -21,22 +21,22 @@ FORMATION = (
     (
         "if now < until:  # holders of the state may not have come back yet",
         "if False:",
-        "without a group a new leader does not wait for those that hold the state",
+        "without a group a new leader does not wait for holders of the state",
     ),
     (
         "if silent and now < until:  # the same for workers that have lost their agent",
         "if False:",
-        "without a group nodes out of contact are not waited for",
+        "without a group the leader does not wait for nodes out of contact",
     ),
     (
         "return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)",
         "return s.phase is WorkerPhase.READY and not w.leaving",
-        "nobody hands over the state that only nodes which leave hold",
+        "workers do not hand over a state that only leaving nodes hold",
     ),
     (
         "    if _nothing_left_to_do(finished, ready + returning):\n        return Complete()\n",
         "",
-        "without a group the end of a finished job is begun again",
+        "without a group the end of a finished job is repeated",
     ),
     (
         "    if returning:\n        return _await_return(view, policy, now, returning)\n",
@@ -46,7 +46,7 @@ FORMATION = (
     (
         "return Wait(reason=WaitReason.GATHERING, until=deadline)",
         "return Wait(reason=WaitReason.GATHERING)",
-        "nobody looks again when the patience with absent nodes has run out",
+        "the leader does not decide again when the time to gather has run out",
     ),
     (
         "chosen = sorted(ready, key=_seniority)[: policy.max_workers]",
@@ -71,12 +71,12 @@ FORMATION = (
     (
         "        if self._now < roll_call_until:\n",
         "        if False:\n",
-        "a new leader leaves out members before they can have found it",
+        "a new leader leaves out members before they have had time to find it",
     ),
     (
         "        if self._now < (until := self._state_is_away_until()):\n",
         "        if (until := self._state_is_away_until()) < self._now:\n",
-        "newcomers begin again while the only holders are out of contact",
+        "newcomers start the job again while the only holders are out of contact",
     ),
     (
         "self._lost = len(present) < self._current.world_size",
@@ -86,18 +86,18 @@ FORMATION = (
     (
         "if lost or (self._broken and self._finished) or self._is_stranded():",
         "if self._lost or (self._broken and self._finished):",
-        "members wait in a group for one that has finished",
+        "members wait in a group for a member that has finished",
     ),
     (
         "        if self._silent:\n            return self._await_silent()\n",
         "",
-        "members out of contact are taken for present",
+        "members out of contact count as present",
     ),
     (
         "        if self._view.stalled:\n"
         "            return self._form(self._active, ChangeReason.STALLED)\n",
         "",
-        "a step that never ends is noticed by nobody",
+        "nobody notices a step that never ends",
     ),
     (
         "        if deaf:\n            return self._leave_out(deaf)\n",
@@ -107,27 +107,27 @@ FORMATION = (
     (
         "        if self._now >= busy_until:\n            return self._leave_out(late)\n",
         "",
-        "a member that never comes is never left out",
+        "a member that never joins is never left out",
     ),
     (
         "        return replace(decision, left_out=names)\n",
         "        return decision\n",
-        "who is left out is not ended, nor replaced",
+        "a member that is left out is neither ended nor replaced",
     ),
     (
         "rest = [w for w in self._active if w.status.worker not in names]",
         "rest = list(self._active)",
-        "who is to be left out is taken along",
+        "a member that should be left out is in the next group",
     ),
     (
         "workers = [w for w in workers + self._outgoing if w.silent_since is None]",
         "workers = [w for w in workers if w.silent_since is None]",
-        "members that a planned change drops do not hand over what only they hold",
+        "members that a planned change drops do not hand over a state that only they hold",
     ),
     (
         "workers = [w for w in workers + self._outgoing if w.silent_since is None]",
         "workers = [*workers, *self._outgoing]",
-        "members out of contact, who cannot hear of it, are in the next group",
+        "members out of contact are in the next group, which they cannot hear of",
     ),
     (
         "            everyone = workers + self._newcomers + holders\n",
@@ -137,22 +137,22 @@ FORMATION = (
     (
         "        here = self._newcomers + self._bequeathing + self._returned\n",
         "        here = self._newcomers + self._bequeathing\n",
-        "who comes back with the state while a group without it is written is passed over",
+        "a holder that comes back while a group without the state is written is passed over",
     ),
     (
         "if not workers or len(workers) + len(self._done) < self._policy.min_workers:",
         "if not workers or len(workers) + len(self._done) < self._policy.min_workers - 1:",
-        "a group of one less than the minimum trains",
+        "a group with one member less than the minimum trains",
     ),
     (
         "if not workers or len(workers) + len(self._done) < self._policy.min_workers:",
         "if not workers or len(workers) + len(self._done) <= self._policy.min_workers:",
-        "a group of just the minimum does not train",
+        "a group with exactly the minimum of members does not train",
     ),
     (
         "if not self._newcomers or room <= 0:",
         "if not self._newcomers or room < 0:",
-        "a full group is changed for newcomers without room for them",
+        "a full group is changed for newcomers that do not fit in",
     ),
     (
         "workers = self._active + sorted(self._admissible, key=_seniority)[:room]",
@@ -168,39 +168,39 @@ FORMATION = (
     (
         "    if view.slow:\n",
         "    if False:\n",
-        "members in a slow step get no more time to come to its end than others",
+        "members in a slow step get no extra time to complete it",
     ),
     (
         "            if not self._newcomers:\n                return"
         " Wait(reason=WaitReason.STEADY)\n",
         "",
-        "the last holders leave although nobody is there to take over",
+        "the last holders leave although there is no newcomer to take over",
     ),
     (
         "            staying = [*staying, *(w for w in self._active if w.leaving)][-1:]\n",
         "",
-        "no member that leaves stays to hand over the state",
+        "no leaving member stays to hand over the state",
     ),
     (
         "enough_left = len(workers) + len(self._finished) >= self._policy.min_workers",
         "enough_left = len(workers) + len(self._finished) > self._policy.min_workers",
-        "the group is dissolved although just enough members stay",
+        "the group is dissolved although exactly enough members stay",
     ),
     (
         "return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s",
         "return self._view.formed_at + self._policy.join_timeout_s",
-        "a member that comes back is left out before it can have heard of its group",
+        "a member that comes back is left out before it has had time to hear of its group",
     ),
     (
         "sorted(view.leaving.worker_ids - current.worker_ids)",
         "sorted(current.worker_ids - view.leaving.worker_ids)",
-        "newcomers are taken for members that are dropped",
+        "newcomers count as dropped members",
     ),
     (
         "patience_s = return_patience_s(self._policy) if w.expected else "
         "self._policy.agent_grace_s",
         "patience_s = self._policy.agent_grace_s",
-        "a new leader is no more patient with nodes than an old one",
+        "a new leader waits no longer for nodes than an old one",
     ),
     (
         "        if len(self._silent) == len(self._active) and not answered:\n"
@@ -211,7 +211,7 @@ FORMATION = (
     (
         "        if len(self._silent) == len(self._active) and not answered:\n",
         "        if len(self._silent) == len(self._active):\n",
-        "who is out of contact is waited for without end where others have finished",
+        "members out of contact are waited for without end although others have finished",
     ),
 )
 
@@ -219,17 +219,17 @@ VIEW = (
     (
         "    return s.acknowledged < current.number or s.worker in current.worker_ids\n",
         "    return False\n",
-        "a worker that may have got the state since it reported is not waited for",
+        "the leader does not wait for a worker that may have got the state since its report",
     ),
     (
         "        and o.generation >= s.generation\n",
         "",
-        "who left the group earlier counts as an heir",
+        "a worker that left the group earlier counts as an heir",
     ),
     (
         "        and o.committed >= s.committed\n",
         "",
-        "who is behind counts as an heir",
+        "a worker that is behind counts as an heir",
     ),
     (
         "return ready > 0 and ready + finished >= policy.min_workers",
@@ -247,7 +247,7 @@ PLANNED = (
     (
         "return replace(planned, provisional=False, leave_after=max(first, furthest))",
         "return replace(planned, provisional=False, leave_after=first)",
-        "the first estimate of the boundary is settled, however late the news",
+        "the first estimate of the boundary is settled, even if the news comes late",
     ),
     (
         "furthest = max((s.committed + 1 for s in active), default=first)",
@@ -257,7 +257,7 @@ PLANNED = (
     (
         "furthest = max((s.committed + 1 for s in active), default=first)",
         "furthest = min((s.committed + 1 for s in active), default=first)",
-        "the boundary is that of the slowest member",
+        "the settled boundary is that of the slowest member",
     ),
     (
         "    if any(s.acknowledged < planned.number for s in active):\n        return None\n",
@@ -272,17 +272,17 @@ PLANNED = (
     (
         "provisional=False, leave_after=None)",
         "provisional=False, leave_after=first)",
-        "members wait for a boundary that one has left before",
+        "members wait for a boundary before which one of them has left",
     ),
     (
         "    return not planned.provisional and all(\n",
         "    return not planned.provisional and any(\n",
-        "a planned group counts as in place with its first member",
+        "a planned group counts as complete with its first member",
     ),
     (
         "        and not planned.is_due(w.status.committed)\n",
         "        and planned.provisional\n",
-        "a group that breaks before the settled boundary is followed by the planned change",
+        "a planned change takes place although its group broke before the settled boundary",
     ),
 )
 
@@ -290,7 +290,7 @@ STOPPING = (
     (
         "(left_behind | members).items()",
         "members.items()",
-        "a stop does not wait for who was left behind with the state",
+        "a stop does not wait for a member that was left behind with the state",
     ),
     (
         "{name: replace(w, leaving=False) for",
@@ -300,7 +300,7 @@ STOPPING = (
     (
         "    in_contact = all(w.silent_since is None for w in members.values())\n",
         "    in_contact = True\n",
-        "members out of contact are to save, and cannot hear of it",
+        "members out of contact are asked to save, which they cannot hear",
     ),
     (
         "        return _leave(current, active + others, is_whole=False)  #"
@@ -331,12 +331,12 @@ STOPPING = (
     (
         "        instants.append(view.adopted_at + return_patience_s(policy))\n",
         "        pass\n",
-        "a leader that is new while the job stops does not wait for nodes to come",
+        "a leader that is elected while the job stops does not wait for nodes to connect",
     ),
     (
         "        current.purpose is Purpose.TRAIN\n        and is_whole\n",
         "        current.purpose is Purpose.TRAIN\n",
-        "a group that has lost a member is to save at a step boundary",
+        "a group that has lost a member is asked to save at a step boundary",
     ),
     (
         "    return current.purpose is Purpose.TRAIN or view.adopted_at is not None\n",
@@ -348,6 +348,6 @@ STOPPING = (
         "        return Form(members=(), reason=ChangeReason.STOPPING)"
         "  # now, not at the next boundary\n",
         "",
-        "holders are waited for that wait for a planned end",
+        "a stop waits for holders that wait for a planned end",
     ),
 )

@@ -1,4 +1,4 @@
-"""Runs histories until one breaks a promise: started where a fault is planted."""
+"""Runs histories on a source with a planted fault until one of them breaks a promise."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _give_up(*_: object) -> None:
 
 
 def hunt(histories: list[Known]) -> dict[str, object]:
-    """The first violation, or in how many histories the fault has changed anything."""
+    """Return the first violation, and in how many histories the fault has changed anything."""
     changed = 0
     for number, (seed, stress, fingerprint) in enumerate(histories, 1):
         signal.alarm(_PATIENCE_S)
@@ -36,7 +36,7 @@ def hunt(histories: list[Known]) -> dict[str, object]:
             journal = World(plan(seed, stress)).run()
             found = violations(journal)
             changed += journal.fingerprint() != fingerprint
-        except Exception as error:  # noqa: BLE001 - whatever a fault leads to
+        except Exception as error:  # noqa: BLE001 - a fault can raise anything
             found = [f"{type(error).__name__}: {error}"]
         if found:
             history = f"{seed}/{stress}" if stress else str(seed)

@@ -1,4 +1,4 @@
-"""Faults to plant in the agent, the membership of a worker, and the rules that both share."""
+"""Faults to plant in the machines of agents and workers, and in the rules that they share."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ AGENT = (
         "        slot = process.status.slot  # given here: a report sent"
         " before it must not undo it\n",
         "        slot = event.status.slot\n",
-        "a report that was sent before the slot was given takes it back",
+        "a report that was sent before the slot was assigned takes the slot back",
     ),
     (
         "process.adopted, slot = False, event.status.slot",
         "process.adopted = False",
-        "a worker that is found loses its slot",
+        "a worker that a new agent finds loses its slot",
     ),
     (
         "        return self._catch_up(process)\n",
@@ -37,12 +37,12 @@ AGENT = (
     (
         "            waiting = process.idle or process.ending is not None\n",
         "            waiting = process.ending is not None\n",
-        "spares are ended because they ask for no group",
+        "spares are ended because they do not ask for a group",
     ),
     (
         "            process.deadline = None\n        if self._settings.classic",
         "            pass\n        if self._settings.classic",
-        "workers in a group are ended because they once had to ask for it",
+        "workers in a group are ended by the time limit for asking for one",
     ),
     (
         "            yield from self._replace(process.status.worker, "
@@ -63,12 +63,12 @@ AGENT = (
     (
         "return None if self._adopting() else tuple([p.status",
         "return tuple([p.status",
-        "workers that were found are reported as starting",
+        "workers that a new agent finds are reported as starting",
     ),
     (
         "        if not self._adopting() and self._loss is None:\n",
         "        if self._loss is None:\n",
-        "others are started before it is known what found workers do",
+        "a new agent starts workers before it knows what the found ones do",
     ),
     (
         "        if self._loss is not None and now >= self._loss.until:\n            self._loss = None\n",
@@ -78,7 +78,7 @@ AGENT = (
     (
         "        self._spawned += 1\n            start =",
         "        start =",
-        "names of workers come again",
+        "names of workers are used again",
     ),
     (
         "                return self._replace(event.status.worker,"
@@ -94,12 +94,12 @@ AGENT = (
     (
         "            self._kill_at = now + grace_s\n",
         "            self._kill_at = now + 1000.0\n",
-        "at the end of the job nobody ends scripts that hang",
+        "scripts that hang at the end of the job are not ended",
     ),
     (
         "        process.ending = Failure(\n            worker=worker,\n",
         "        process.reported = Failure(\n            worker=worker,\n",
-        "a worker that the agent ends counts as killed by somebody else",
+        "a worker that the agent ends does not count as ended by the agent",
     ),
 )
 
@@ -112,12 +112,12 @@ WORKER = (
     (
         "        if generation.number <= self._status.generation:\n            return None\n",
         "",
-        "a member joins again the group that it has left",
+        "a member joins a group again that it has left",
     ),
     (
         "        return not following.provisional and committed >= leave_after\n",
         "        return not following.provisional\n",
-        "a member leaves at the next boundary, not at the one that was settled",
+        "a member leaves at the next boundary, not at the settled one",
     ),
     (
         "        return following.provisional and committed >= following.leave_after\n",
@@ -145,7 +145,7 @@ WORKER = (
     (
         "        return self._status.generation < following.number - 1\n",
         "        return False\n",
-        "a join is not left for a planned change of a later group",
+        "a member does not leave a join for a planned change of a later group",
     ),
     (
         "            self._following = None\n        return self._become(\n",
@@ -155,27 +155,27 @@ WORKER = (
     (
         'WorkerPhase.JOINING, generation=generation.number, broken=False, detail=""',
         "WorkerPhase.JOINING, generation=generation.number",
-        "a member reports the break of the last group for the new one",
+        "a member reports the last group's break as one of the new group",
     ),
     (
         "WorkerPhase.TRAINING, committed, has_state=True, trained_in=trained_in",
         "WorkerPhase.TRAINING, committed, trained_in=trained_in",
-        "a member does not say that it holds the state",
+        "a member does not report that it holds the state",
     ),
     (
         "        self._status = replace(self._status, has_state=False)\n",
         "",
-        "a member whose state is half overwritten says that it holds it",
+        "a member whose state is half overwritten reports that it holds the state",
     ),
     (
         "        self._committed = committed\n\n    def finished",
         "        pass\n\n    def finished",
-        "acknowledgements do not tell the steps that were committed",
+        "acknowledgements do not carry the number of committed steps",
     ),
     (
         "committed, broken=True, detail=detail, has_state=has_state",
         "committed, detail=detail, has_state=has_state",
-        "nobody hears that a group broke",
+        "members do not report that a group broke",
     ),
 )
 
@@ -196,7 +196,7 @@ DATA_ORDER = (
     (
         "    if left < (size if drop_last else 1):\n",
         "    if left < size:\n",
-        "what is left of an epoch is dropped",
+        "the last samples of an epoch are dropped",
     ),
     (
         "        size -= 1\n",
@@ -234,7 +234,7 @@ RESTARTS = (
     (
         "            return failure.worker not in incident.cohort\n",
         "            return True\n",
-        "members that fail of the same cause at once end the job",
+        "members that fail at the same time for the same reason end the job",
     ),
     (
         "        if incident is not None and committed <= incident.committed:\n",

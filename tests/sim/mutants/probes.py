@@ -1,8 +1,8 @@
-"""Tells which places of elastic.core a history comes to, and what it finds there.
+"""Notes which places of elastic.core a history reaches, and which values it finds there.
 
-The source is compiled with probes: before each statement of a function, and around each condition,
-operand and result, which tell whether it is true, or other than zero or empty. They change nothing
-of what the source does.
+The source is compiled with probes before each statement of a function, and around each condition,
+operand and result. These note whether the value is true, that is, neither zero nor empty. Probes do
+not change what the source does.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _COME, _FOUND = "__come__", "__found__"
 
 
 class Place(NamedTuple):
-    """A statement, or a value that one computes, by its lines."""
+    """A statement, or a value in one, by its lines."""
 
     file: str
     """Below elastic/core."""
@@ -31,14 +31,14 @@ class Place(NamedTuple):
 
 
 class Probes:
-    """Imports the modules of elastic.core with probes, if none of them is imported yet."""
+    """Makes elastic.core import with probes. Raises RuntimeError if a part of it is imported."""
 
     def __init__(self) -> None:
         if any(name.startswith(_PACKAGE) for name in sys.modules):
             raise RuntimeError(f"{_PACKAGE} is imported already")
         self.places: list[Place] = []
         self.seen: set[int] = set()
-        """Of each place twice its number, and one more where a value was true."""
+        """For each place reached: twice its number, plus one where its value was true."""
         sys.meta_path.insert(0, _Finder(self))
 
     def compiled(self, source: str, path: str, file: str) -> CodeType:
@@ -63,7 +63,7 @@ class Probes:
 
 
 class _Weaver(ast.NodeTransformer):
-    """Puts the probes into a function that is in no other one."""
+    """Puts probes into a function and all functions inside it."""
 
     def __init__(self, probes: Probes, file: str) -> None:
         self._probes, self._file = probes, file

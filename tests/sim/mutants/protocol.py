@@ -1,4 +1,4 @@
-"""Faults to plant in the script's way through groups, and in who gives state to whom there."""
+"""Faults to plant in a script's way through groups, and in the recovery of state there."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ RECOVERY = (
     (
         "    newest = max(declarations[rank].age for rank in intact)\n",
         "    newest = min(declarations[rank].age for rank in intact)\n",
-        "the least advanced member is right",
+        "the state of the least advanced member wins",
     ),
     (
         "        return self.committed_in, self.committed\n",
         "        return self.committed, self.committed_in\n",
-        "the longer lineage is right, though a later group went on without it",
+        "the longer lineage wins, although a later group went on without it",
     ),
     (
         "        return self.committed_in, self.committed\n",
         "        return self.committed, 0\n",
-        "members with equally many steps count as equal, whichever these were",
+        "members with equally many steps count as equal, even if the steps differ",
     ),
     (
         "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n    if",
         "    intact = [r for r, d in enumerate(declarations) if d.intact or not d.committed]\n    if",
-        "a member that never took part counts as holding the first state",
+        "a member that never took part counts as a holder of the initial state",
     ),
     (
         "    intact = [rank for rank, d in enumerate(declarations) if d.intact]\n    if",
@@ -31,22 +31,22 @@ RECOVERY = (
     (
         "        mark = Mark.COMMIT if at_commit else Mark.BEGIN\n",
         "        mark = Mark.BEGIN\n",
-        "a member at the end of a block receives what others have changed below it",
+        "a member at the end of a block receives a state that others changed below theirs",
     ),
     (
         "        mark = Mark.COMMIT if at_commit else Mark.BEGIN\n",
         "        mark = Mark.COMMIT if can_give_commit else Mark.BEGIN\n",
-        "newcomers receive the state right after the last block",
+        "newcomers receive the commit mark instead of the begin mark",
     ),
     (
         "    in_block = receiver.took_part and receiver.in_block\n",
         "    in_block = receiver.took_part\n",
-        "a member that is behind at a boundary counts as inside of a block",
+        "a member that is behind at a boundary counts as inside a block",
     ),
     (
         "    return in_block and receiver.committed < holder.committed and receiver",
         "    return in_block and receiver",
-        "a member whose state differs receives that of the commit mark at its begin mark",
+        "a member at its begin mark whose state differs receives the commit mark",
     ),
     (
         "receiver.committed < holder.committed",
@@ -66,37 +66,37 @@ RECOVERY = (
     (
         "        if declared.took_part and inside and rank not in (*in_blocks, *late):\n",
         "        if False:\n",
-        "a member inside a call goes on in it with another state",
+        "a member inside a call continues the call with another state",
     ),
     (
         "        return None\n    if any(_leaves_block",
         "        return 0\n    if any(_leaves_block",
-        "newcomers are let in while others are inside a call",
+        "newcomers are admitted while others are inside a call",
     ),
     (
         "        return 0  # it comes to the step's end now, and to what stands below it\n",
         "        return min(d.runs_done for d in holders)\n",
-        "nobody repeats a call for a member that comes to it from its block",
+        "members do not repeat a call for one that comes to it from its block",
     ),
     (
         "    return min(d.runs_done for d in holders)\n",
         "    return max(d.runs_done for d in holders)\n",
-        "nobody repeats a call that broke on another member",
+        "members do not repeat a call that broke on another member",
     ),
     (
         "    return max((d.runs_done for d in _holders(declarations)), default=0)\n",
         "    return 0\n",
-        "a member that is a call behind saves and leaves before it",
+        "a member that is one call behind saves and leaves before that call",
     ),
     (
         "        return all(d.runs_done == 0 for d in holders) and _are_at_boundary(holders)\n",
         "        return True\n",
-        "calls are repeated with newcomers that are past them",
+        "members repeat calls with newcomers that are past them",
     ),
     (
         "            begun=any(d.took_part and d.committed > 0 for d in declarations),\n",
         "            begun=False,\n",
-        "a lost state is begun anew",
+        "a job whose state is lost starts again from nothing",
     ),
 )
 
@@ -104,7 +104,7 @@ PARTICIPATION = (
     (
         "        if plan.stranded:\n            yield AwaitSuccessor(timeout_s=_TOLD_S)\n",
         "        if plan.stranded:\n",
-        "the group is closed at once in which a member cannot go on",
+        "members close their group at once if one of them cannot go on",
     ),
     (
         "        whole = yield PutBack()\n",
@@ -114,7 +114,7 @@ PARTICIPATION = (
     (
         "        whole = yield PutBack()\n",
         "        whole = True\n        yield from ()\n",
-        "nothing of a lost block is undone",
+        "a lost block is not undone",
     ),
     (
         "        if self.intact and not whole:\n",
@@ -124,27 +124,27 @@ PARTICIPATION = (
     (
         "        if not counts:\n            self._void = True\n",
         "        if not counts:\n",
-        "what stands below a lost block is not undone",
+        "changes below a lost block are not undone",
     ),
     (
         "            yield KeepForRetry()\n",
         "            yield from ()\n",
-        "what is to be undone below a lost block is not remembered",
+        "no copy is kept to undo changes below a lost block",
     ),
     (
         "        counts = self.progress.committed > index and not self._at_begin\n",
         "        counts = False\n",
-        "a step that others have completed does not count where it was lost",
+        "a step that others completed does not count for a member that lost it",
     ),
     (
         "        counts = self.progress.committed > index and not self._at_begin\n",
         "        counts = self.progress.committed > index\n",
-        "a step counts with a state that is already past what stands below it",
+        "a step counts with a state that already has the changes below the block",
     ),
     (
         "            ramps=self.ramps,\n",
         "            ramps=self.progress.ramps,\n",
-        "a ramp begins anew with every group",
+        "a ramp starts again with every group",
     ),
     (
         "                    self.progress.ramps.get(str(number)),\n",
@@ -159,7 +159,7 @@ PARTICIPATION = (
     (
         "        if restored is None and begun:\n",
         "        if False:\n",
-        "a torn state is taken for the initial one, by those that never took part",
+        "members that never took part take a torn state for the initial one",
     ),
     (
         "        if restored is None and (self.took_part or self._overwritten):\n",
@@ -174,39 +174,39 @@ PARTICIPATION = (
     (
         "                held = self.intact and not self.holds_back\n",
         "                held = self.intact\n",
-        "what is compared is not the state that waits",
+        "a member declares digests of another state than the one that it holds back",
     ),
     (
         "        yield TakeHeld()\n        self.holds_back = False\n",
         "        self.holds_back = False\n",
-        "the state that waited is forgotten",
+        "a state that was held back is forgotten",
     ),
     (
         "            elif not self.holds_back:\n"
         "                yield from self._set_up(self.seat)\n",
         "",
-        "a new loop goes on with the learning rate of the one before",
+        "a new loop goes on with the learning rate of the previous loop",
     ),
     (
         "        self.runs_done, self._last_call = 0, None\n        self._calls_of_others = 0\n",
         "        self._calls_of_others = 0\n",
-        "calls are not counted anew after a commit",
+        "the count of calls is not reset by a commit",
     ),
     (
         "            self.runs_done, self._last_call = repeat_from, None\n",
         "            self.runs_done, self._last_call = 0, None\n",
-        "a newcomer counts calls from its own first one",
+        "a newcomer counts calls from its own first call",
     ),
     (
         "                    yield from self._repeat_call()\n",
         "",
-        "nobody repeats a call",
+        "members never repeat a call",
     ),
     (
         "                    if not behind:  # else the others are to leave from a later place\n"
         "                        yield",
         "                    if True:\n                        yield",
-        "a member that is a call behind saves another state than the others",
+        "a member that is one call behind saves another state than the others",
     ),
     (
         "            yield SaveAndWait(progress=self.here)\n",
@@ -221,17 +221,17 @@ PARTICIPATION = (
     (
         "            if not settled:\n                return True\n",
         "",
-        "a change that is never settled holds its members up for ever",
+        "members wait for ever for a change that is never settled",
     ),
     (
         "        return worker.must_leave(committed)\n",
         "        return False\n",
-        "nobody leaves a group at a boundary",
+        "no member leaves a group at a boundary",
     ),
     (
         "            self._save_owed = seat.generation.save_first\n",
         "",
-        "a save that was given up is not made up for",
+        "members do not repeat a save that was given up",
     ),
     (
         "        if progress.committed < self._saved_step:\n            self._saved_step = -1\n",
@@ -241,12 +241,12 @@ PARTICIPATION = (
     (
         "        if self.took_part and progress.loop < self.loop:\n",
         "        if False:\n",
-        "a script in a later loop trains the state of an earlier one",
+        "a script in a later loop trains the state of an earlier loop",
     ),
     (
         "        if self.progress.committed > 0 and not behind:",
         "        if self.progress.committed > 0:",
-        "a member that is a call behind saves at another place than the others",
+        "a member that is one call behind saves at another place than the others",
     ),
     (
         "                if not self._is_behind:  # else the others have these behind them\n"
@@ -257,6 +257,6 @@ PARTICIPATION = (
     (
         "if not self._at_begin:  # until the script has come to the next boundary\n",
         "if False:\n",
-        "newcomers come to a member that is still at the end of its block",
+        "newcomers join a member that is still at the end of its block",
     ),
 )

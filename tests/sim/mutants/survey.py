@@ -1,5 +1,5 @@
-"""Where in elastic.core histories come to when no fault is planted, so that one is looked for only
-in those that come to its place: nothing can be other in the rest."""
+"""Finds which places in elastic.core each history reaches without any fault. A planted fault is then
+hunted only in histories that reach its place: it changes nothing in the others."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Known(NamedTuple):
 
 
 class Survey:
-    """Which histories come where."""
+    """Knows which histories reach which places."""
 
     def __init__(self, found: dict[str, list[list[object]]]) -> None:
         self._histories = [Known(*h) for h in found["histories"]]  # type: ignore[arg-type]
@@ -42,13 +42,13 @@ class Survey:
             self._by_file[place.file].append((place, masks))
 
     def histories_for(self, mutant: Mutant, source: str) -> list[Known]:
-        """Those that come to its place: in turn some for each turn that things take there, the
-        rarest before the others, some for each turn elsewhere in the file, and some of each kind
-        of stress."""
+        """Return the histories that reach the mutant's place. They come in turn from three orders,
+        each with the rarest first: by what they find at the place, by what they find elsewhere in
+        the file, and by kind of stress."""
         first, last = mutant.lines(source)
         places = self._by_file[mutant.file]
         here = [m for p, masks in places if p.first <= last and first <= p.last for m in masks]
-        if not here:  # outside of functions
+        if not here:  # the place is outside of functions
             return self._histories
         come = functools.reduce(operator.or_, here)
         elsewhere = [mask & come for _, masks in places for mask in masks]
@@ -69,7 +69,7 @@ def _members(mask: int) -> Iterator[int]:
 
 
 def _in_turn(queues: Sequence[Iterator[int]]) -> Iterator[int]:
-    """One of each, again and again, and none twice."""
+    """Yield one number of each queue in turn, and none twice."""
     taken: set[int] = set()
     left = list(queues)
     while left:
@@ -83,7 +83,7 @@ def _in_turn(queues: Sequence[Iterator[int]]) -> Iterator[int]:
 
 
 def main(count: str) -> None:
-    probes = Probes()  # before what it is to watch is imported
+    probes = Probes()  # before the modules to watch are imported
     surveyor = importlib.import_module("tests.sim.mutants.surveyor")
     print(json.dumps(surveyor.surveyed(int(count), probes)))
 

@@ -1,4 +1,4 @@
-"""Runs histories on a source with probes."""
+"""Runs histories on a source with probes, for a survey."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _HISTORIES_A_COLLECTION = 50
 
 
 def surveyed(count: int, probes: Probes) -> dict[str, object]:
-    """The histories, and for each place two sets of them, as the bits of a number: those in which
-    its value was false, or it has none, and those in which it was true."""
+    """Return the histories, and for each place two sets of them, as the bits of a number: those in
+    which its value was false, or it has none, and those in which it was true."""
     hurry()
     histories: list[Known] = []
     masks: dict[int, int] = defaultdict(int)

@@ -20,21 +20,21 @@ from tests.sim.mutants.survey import Known, Survey
 ROOT = Path(__file__).parents[3]
 ENOUGH = 0.9
 _UNIT_TESTS = ("tests/unit/core", "tests/scenarios")
-_PATIENCE_S = 0.5  # for a history
+_PATIENCE_S = 0.5  # for each history
 
 
 class Verdict(NamedTuple):
-    """What became of a mutant."""
+    """The result of one mutant's trial."""
 
     mutant: Mutant
     histories: int
     found: str
-    """What the simulator says; empty: it has found nothing."""
+    """The simulator's first violation; empty: it has found none."""
     history: str
     changed: int = 0
-    """In how many histories anything was other than without it."""
+    """In how many histories the fault changed anything."""
     in_unit_tests: bool | None = None
-    """Do these find what the simulator does not? None: not asked."""
+    """Whether unit tests find a fault that the simulator misses; None: not tried."""
 
     def line(self) -> str:
         where = f"{self.mutant.file.removesuffix('.py'):<22}"
@@ -52,10 +52,10 @@ class Verdict(NamedTuple):
 def tried(
     mutants: Sequence[Mutant], *, histories: int, tries: int, jobs: int, unit_tests: bool
 ) -> Iterator[Verdict]:
-    """What becomes of each, in their order; `tries`: of so many `histories` at most that come to
-    its place."""
+    """Yield the verdict on each mutant, in their order. Of `histories`, each is tried on at most
+    `tries` that come to its place. Raises ValueError if a mutant does not fit the source."""
     for mutant in mutants:
-        mutant.plant(_source(ROOT, mutant).read_text())  # all can be, or none is tried
+        mutant.plant(_source(ROOT, mutant).read_text())  # raises before any trial
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         places: queue.SimpleQueue[Path] = queue.SimpleQueue()
         for job in range(jobs):
@@ -86,7 +86,7 @@ def _survey(place: Path, histories: int) -> Survey:
     ended = _run(("-m", "tests.sim.mutants.survey", str(histories)), place)
     if ended.returncode != 0:
         raise ValueError(ended.stderr[-1000:])
-    sys.stderr.write(ended.stderr)  # histories that tell nothing about a fault
+    sys.stderr.write(ended.stderr)  # names histories that fail without any fault
     return Survey(json.loads(ended.stdout))
 
 

@@ -28,7 +28,7 @@ from tests.sim.plan import (
     agent_settings,
 )
 
-# What these lead to takes more than one coincidence.
+# Kinds of stress that need several faults, each at the right moment.
 CHAINS = (
     "pretender",
     "curtain",
@@ -48,7 +48,7 @@ CHAINS = (
 def chain(rng: random.Random, kind: str) -> Iterator[Fault]:
     at_s = rng.uniform(2.5, 4.0)
     match kind:
-        case "pretender":  # who comes back has more steps, of a lineage that others have left
+        case "pretender":  # a member comes back with more steps, of a lineage that others left
             at_s += 2.5
             lost_at_s = at_s + rng.uniform(1.1, 1.6)
             alone_at_s = lost_at_s + rng.uniform(1.8, 3.0)
@@ -71,7 +71,7 @@ def chain(rng: random.Random, kind: str) -> Iterator[Fault]:
             yield Fault(KILL_WORKER, point=EVALUATED, nth=rng.randint(1, 2))
             if rng.random() < 0.5:
                 yield Fault(ADD_NODE, at_s=at_s)
-        case "disowned":  # a member is taken for lost as it gives its state to another
+        case "disowned":  # a member is taken for lost while it gives its state to another
             if rng.random() < 0.6:
                 yield Fault(KILL_WORKER, point="reduced", since_s=at_s)
             else:
@@ -79,11 +79,11 @@ def chain(rng: random.Random, kind: str) -> Iterator[Fault]:
             yield Fault(
                 RESTART_AGENT, point=GIVES, since_s=at_s, returns_after_s=rng.uniform(1.0, 3.0)
             )
-        case "bereft":  # who saves dies while its agent is away, and is not there when that is back
+        case "bereft":  # a member that saves dies while its agent is away, unseen by the next
             nth, away_s = rng.randint(1, 6), rng.uniform(0.05, 0.4)
             for action in (RESTART_AGENT, KILL_WORKER):
                 yield Fault(action, point="saving", nth=nth, returns_after_s=away_s)
-        case "aloof":  # who has the last step loses contact, and the others are enough
+        case "aloof":  # the member with the last step loses contact, the others are enough
             yield Fault(KILL_WORKER, point="reduced", since_s=at_s)
             yield Fault(
                 CUT_OFF_NODE, point="committed", since_s=at_s, returns_after_s=rng.uniform(1.0, 2.5)
@@ -92,11 +92,11 @@ def chain(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "handover":  # a member is lost right before another one leaves with the last step
             yield Fault(DRAIN_NODE, at_s=at_s, worker="c-1", returns_after_s=3.0)
             yield Fault(KILL_WORKER, point="reduced", since_s=at_s + rng.uniform(0.1, 0.5))
-        case "laggard":  # the job stops without a group, and who is ahead is in a step
+        case "laggard":  # the job stops without a group while the member ahead is in a step
             at_s += 1.0  # when all have started
             yield Fault(KILL_WORKER, point="reduced", since_s=at_s)
             yield Fault(STOP, at_s=at_s + rng.uniform(0.4, 0.9))
-        case "outsider":  # who holds the state comes back while others are stuck on their way in
+        case "outsider":  # a holder of the state comes back while others are stuck on their way in
             lost_at_s = at_s + rng.uniform(1.2, 1.6)
             back_s = lost_at_s - at_s + rng.uniform(0.5, 2.0)
             cut = Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_s)
@@ -108,7 +108,7 @@ def chain(rng: random.Random, kind: str) -> Iterator[Fault]:
                 point=rng.choice(("join", "agree")),
                 since_s=lost_at_s,
             )
-        case "outlived":  # who went on without a member, and saved, is lost before it is back
+        case "outlived":  # those that went on without a member and saved are lost before it returns
             yield Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=3.5)
             for worker in ("b-1", "c-1"):
                 yield Fault(
@@ -119,14 +119,14 @@ def chain(rng: random.Random, kind: str) -> Iterator[Fault]:
                 )
         case "unhurried":  # the step before a planned change lasts longer than members may be late
             yield Fault(DRAIN_NODE, at_s=at_s + rng.uniform(5.0, 15.0), worker="b-1")
-        case "numb":  # one after the other freezes before the first step is done
+        case "numb":  # one member after the other freezes before the first step is done
             point = rng.choice(("join", "agree", "joined", "step"))
             for nth in range(1, rng.randint(3, 5)):
                 yield Fault(FREEZE_PROCESS, point=point, nth=nth)
 
 
 def chained(whole: Plan, kind: str) -> Plan:
-    """The cluster and the job for these."""
+    """Return the plan with the cluster and the job that this chain needs."""
     rng = random.Random(f"{kind} {whole.seed}")
     job, pace, policy = whole.job, whole.pace, whole.coordinator.formation
     style, isolation_s, news_s = job.style, whole.isolation_s, whole.news_s

@@ -8,16 +8,16 @@ from heapq import heappop, heappush
 from typing import Any
 
 Call = Callable[..., None]
-# A history takes some 700 calls, the longest of 10,000 seeds MOST.
+# A history takes some 700 calls. One that takes more than this does not come to an end.
 MOST_CALLS = 100_000
 
 
 class Endless(Exception):
-    """Calls follow upon calls and time does not pass."""
+    """The history has scheduled more than MOST_CALLS calls."""
 
 
 class Clock:
-    """Runs calls in the order of their instants; equal instants in the order of asking."""
+    """Runs calls in the order of their instants, and of their scheduling if these are equal."""
 
     def __init__(self, seed: int) -> None:
         self.now = 0.0
@@ -48,7 +48,7 @@ class Clock:
         queue, limit_s = self._queue, -1.0
         while queue and not ended():
             if queue[0][0] > limit_s:
-                limit_s = until_s()  # which only grows
+                limit_s = until_s()  # it only grows
                 if queue[0][0] > limit_s:
                     return
             self.now, _, call, args = heappop(queue)
@@ -58,7 +58,7 @@ class Clock:
 
 
 class Timer:
-    """Calls at the instant that it was set to last, with few entries in the clock's queue."""
+    """Calls at the instant that was set last, with few entries in the clock's queue."""
 
     def __init__(self, clock: Clock, call: Call) -> None:
         self._clock, self._call = clock, call
@@ -85,7 +85,7 @@ class Timer:
 
 
 class SteadyClock(Clock):
-    """Nothing is left to chance: every duration is the middle of its bounds."""
+    """A clock without randomness: every duration is the middle of its bounds."""
 
     def __init__(self) -> None:
         super().__init__(0)

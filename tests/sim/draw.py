@@ -78,7 +78,7 @@ def plan(seed: int, stress: str = "") -> Plan:
 
 
 def _ends_the_job(fault: Fault, earlier: tuple[Fault, ...]) -> bool:
-    """Scripts that never get to a group, twice in a row, are rightly the end of a job."""
+    """True for a second script that never gets to a group: two in a row rightly end a job."""
     return _never_ready(fault) and any(map(_never_ready, earlier))
 
 
@@ -115,7 +115,7 @@ def _fault(rng: random.Random, nodes: int) -> Fault:
 
 
 def _control_fault(rng: random.Random) -> Fault:
-    """Of the control plane alone: the workers train on."""
+    """A fault of the control plane alone: the workers train on."""
     action = rng.choice((KILL_LEADER, RESTART_AGENT, CUT_OFF_NODE))
     returns_after_s = rng.choice((rng.uniform(0.2, 2.0), rng.uniform(2.0, 8.0)))
     return Fault(action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
@@ -131,7 +131,6 @@ def _node(rng: random.Random, index: int) -> AgentSettings:
 
 
 def _style(rng: random.Random) -> Style:
-    """How the user has written the script."""
     loops = rng.choice(("one", "one", "per epoch", "per epoch", "phases"))
     misses = rng.random() < 0.2
     return Style(

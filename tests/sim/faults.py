@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 
 SIGKILL = 9
 STOP_EXIT_CODE = 143
-# A worker is known to the coordinator so long after it was started.
+# Seconds from a worker's start until the coordinator knows it.
 _KNOWN_S = 0.5
-# A process that was struck here does not come out of the point.
+# After these faults a process does not go on from the point at which it was struck.
 _FATAL = (
     Action.KILL_WORKER,
     Action.KILL_NODE,
@@ -27,8 +27,8 @@ _FATAL = (
     Action.FREEZE_SCRIPT,
     Action.FREEZE_PROCESS,
 )
-# With these a member cannot hear of a planned change in time, or its group breaks before it. After
-# any other the change does not take place at all: the members that are left form another group.
+# After these faults a member cannot hear of a planned change in time, or its group breaks before
+# it. After any other the change does not take place: the members that are left form another group.
 _DISTURBING = (
     Action.FREEZE_PROCESS,
     Action.BREAK_LINK,
@@ -51,7 +51,7 @@ class Faults:
                 self.points[fault.point].append(fault)
         self._reached: Counter[str] = Counter()
         self._late: Counter[int] = Counter()
-        """By fault, how often its point was reached in time."""
+        """By the fault's id, how often its point was reached from `since_s` on."""
         self._struck_at: dict[str, float] = {}
         self.last_at = 0.0
 
@@ -61,7 +61,7 @@ class Faults:
             self._world.clock.at(fault.at_s or 0.0, self._strike_someone, fault)
 
     def reached(self, process: Process, point: str) -> None:
-        """`process` is at `point`: raises out of its script if it does not survive it."""
+        """`process` is at `point`. Raises ScriptError or Struck if a fault stops it there."""
         pending = self.points.get(point)
         if not pending:
             return
@@ -78,7 +78,7 @@ class Faults:
                     raise Struck
 
     def _times_reached(self, fault: Fault) -> int:
-        """This time included, unless it is too early."""
+        """How often the fault's point was reached from `since_s` on, including now."""
         if fault.since_s == 0.0:
             return self._reached[fault.point]
         number = self._late[id(fault)] = self._late[id(fault)] + (
@@ -99,7 +99,7 @@ class Faults:
         return process.started_at < first_at - _KNOWN_S
 
     def persisted(self) -> None:
-        """A generation is in the store, and its leader does not know yet."""
+        """A generation is in the store, and its leader does not know that yet."""
         self._reached[PERSISTED] += 1
         for fault in self.points.get(PERSISTED, ()):
             if fault.nth == self._reached[PERSISTED]:
@@ -117,12 +117,12 @@ class Faults:
             if fault.only and not named:
                 return
             of_node = fault.action is Action.DRAIN_NODE or fault.worker.endswith("-")
-            if of_node and not named:  # it is the node that is to leave
+            if of_node and not named:  # any worker of the node will do
                 named = [p for p in alive if p.node.name == fault.worker.partition("-")[0]]
             self._strike(fault, named[0] if named else world.clock.random.choice(alive))
 
     def _strike_another(self, fault: Fault, process: Process) -> None:
-        """The same one whatever the action, so that several can strike it."""
+        """Strike the first other member by name, so that several faults can strike the same one."""
         members = process.group.generation.worker_ids - {process.name}
         others = [
             p
@@ -185,7 +185,7 @@ class Faults:
         self.last_at += fault.returns_after_s or 0.0
 
     def _notice_silence(self, process: Process) -> None:
-        """The agent misses the worker's signs of life, sooner or later."""
+        """The agent notices after a while that the worker gives no signs of life."""
         silent_s = self._world.clock.between(*self._world.pace.silence_s)
         frozen = agent_events.WorkerFrozen(worker=process.name, silent_s=silent_s)
         self._world.clock.after(silent_s, process.node.tell, frozen)
@@ -205,6 +205,5 @@ class Faults:
             self.stop_again()
 
     def stop_again(self) -> None:
-        """Ask the present leader."""
         stop = coordinator_events.StopRequested(exit_code=STOP_EXIT_CODE, reason="the test")
         self._world.leader.tell(stop)

@@ -18,8 +18,8 @@ STEP = "step"
 
 
 class _Collective:
-    """parties: who takes part. at_store: it only waits there, which no connection between members
-    disturbs."""
+    """`parties`: the members that take part. `at_store`: members only wait at the store, so broken
+    connections between them do not matter."""
 
     def __init__(self, parties: Sequence[str], *, at_store: bool) -> None:
         self.parties, self.at_store = parties, at_store
@@ -29,7 +29,7 @@ class _Collective:
 
 
 class Group:
-    """The members of one generation that have come, and the collectives under way."""
+    """The members of one generation that have arrived, and the collectives under way."""
 
     def __init__(
         self, clock: Clock, generation: Generation, on_whole: Callable[[Hashable], None]
@@ -52,9 +52,9 @@ class Group:
         parties: Sequence[str] = (),
         at_store: bool = False,
     ) -> Body:
-        """Contribute and wait for all, or for `parties` alone. Returns everybody's contribution;
-        raises GroupLost. at_store: members meet at the store, where a member that dies leaves the
-        others waiting."""
+        """Contribute and wait for all, or for `parties` alone. Returns all contributions by member;
+        raises GroupLost. `at_store`: members meet at the store, where the others go on waiting if
+        one of them dies."""
         if member.name in self._gone or (member.name in self._reset and not at_store):
             yield self._clock.between(0.0, 0.001)
             raise GroupLost("the connection was reset")
@@ -65,7 +65,8 @@ class Group:
         collective.contributions[member.name] = contribution
         collective.waiting[member.name] = member
         self._blocked_in[member.name] = collective
-        if len(collective.waiting) == len(collective.parties):  # who has left cannot forward data
+        # Count those that wait: a member that has left cannot forward data.
+        if len(collective.waiting) == len(collective.parties):
             self._complete(name, collective, took_s)
         result = yield Wait.COLLECTIVE
         return result
@@ -76,18 +77,18 @@ class Group:
             raise GroupLost("the group was aborted")
 
     def waits_at(self, name: Hashable, member: Process) -> bool:
-        """The member waits at the store for others that have not come."""
+        """True while the member waits for others in the collective `name`."""
         collective = self._blocked_in.get(member.name)
         return collective is not None and collective is self._collectives.get(name)
 
     def free_from_store(self, member: Process, error: Exception) -> None:
-        """It waits no longer."""
+        """End the member's wait at the store: raise `error` in its script."""
         self._forget(member.name)
         member.thread.fail(error)
 
     def leave(self, member: Process, *, died: bool = False, silent: bool = False) -> None:
-        """Close the member's side. What it sent before still arrives, unless it `died`. `silent`:
-        nobody can notice (power loss)."""
+        """Close the member's side. Data that it sent before still arrives, but may be lost if it
+        `died`. `silent`: nobody can notice (power loss)."""
         if member.name in self._gone:
             return
         self._gone.add(member.name)
@@ -109,7 +110,7 @@ class Group:
         self._notice_reset(member.name, True)
 
     def _complete(self, name: Hashable, collective: _Collective, took_s: float) -> None:
-        """Everybody has contributed: each member completes at an instant of its own."""
+        """All have contributed: each member completes at an instant of its own."""
         collective.whole = True
         self._on_whole(name)
         for worker in collective.waiting:
@@ -123,7 +124,7 @@ class Group:
             member.thread.complete(collective.contributions)
 
     def _reset_neighbours(self, worker: str, *, lossy: bool) -> None:
-        """Those next to it in the ring, and who waits for it alone."""
+        """Break its connections to its ring neighbours and to members that wait for it alone."""
         rank = self._ranks.index(worker)
         neighbours = [self._ranks[rank - 1], self._ranks[(rank + 1) % len(self._ranks)]]
         neighbours += [
@@ -150,7 +151,8 @@ class Group:
             self._clock.after(self._clock.between(0.0, 0.003), self._free, worker, "store is gone")
 
     def _free(self, worker: str, why: str, lossy: bool = True) -> None:
-        """Data already on its way completes the collective, or may not."""
+        """Free a blocked member. Its collective completes if all had contributed; if `lossy`, only
+        in half of the cases."""
         collective = self._blocked_in.get(worker)
         if collective is None:
             return

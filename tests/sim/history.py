@@ -1,4 +1,4 @@
-"""One seed's history, judged."""
+"""Runs the history of one seed and judges it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from tests.sim.world import Parts, World
 
 
 def check(seed: int, parts: Parts | None = None, stress: str = "") -> list[str]:
-    """Violations in the history of `seed`, with faults of only one kind if `stress` names it."""
+    """Return the violations in the history of `seed`. `stress` names the only kind of faults."""
     world = World(plan(seed, stress), parts)
     found = violations(world.run())
     world.take_apart()

@@ -1,4 +1,4 @@
-"""What happened in one history: the facts that the checkers read, and a trace to replay it by."""
+"""Records one history: the facts that the checkers read, and a trace for people."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from elastic.core.membership import Generation
 from elastic.errors import Stranded
 from tests.sim.replica import Job, Replica
 
-# A stop with as much grace comes to its end, whatever strikes meanwhile.
+# A stop with this many seconds of grace completes, whatever strikes meanwhile.
 _TIME_TO_SAVE_S = 20.0
 
 
@@ -27,7 +27,7 @@ class Commit(NamedTuple):
     loader: int
     samples: SampleRange
     before: int
-    """The lineage that it went on from."""
+    """The lineage before the step."""
     replica: Replica
 
 
@@ -57,7 +57,7 @@ class Agreed(NamedTuple):
     worker: str
     generation: int
     begun: int
-    """Steps it had begun before."""
+    """How many steps it had begun before."""
     replica: Replica
     best_survivor: Replica | None
     """The most advanced replica in any responsive process at that moment."""
@@ -78,91 +78,90 @@ class Journal:
         self.reduced: list[Reduced] = []
         self.called: list[Called] = []
         self.errors: list[tuple[str, str]] = []
-        """What scripts raised: the type, and all of it."""
+        """The errors that scripts raised: type and message."""
         self.in_run: set[int] = set()
         """Generations formed for members that were inside session.run()."""
         self.differed: list[str] = []
         """Members of one step that held different states."""
         self.undo_missed = False
-        """Something changed that the undo had not copied: a state may be torn, or a commit mark
-        lost."""
+        """The undo missed a change: a state may be torn, or a commit mark lost."""
         self.nobody_held_state = False
-        """A script said that the state was lost while no process that could go on held it whole."""
+        """A script raised StateLost while no process that could go on held the state whole."""
         self.unheard: list[str] = []
-        """Workers with a slot that do not know of a generation that their agent was told of."""
+        """Workers with a slot that do not know a generation that their agent knows."""
         self.outlived: list[str] = []
-        """Workers that live on although their node was cut off for so long that it gave up."""
+        """Workers that live on although their node was cut off so long that it had to end them."""
         self.misreported: list[str] = []
-        """Workers that an agent reports as starting although they were in a group."""
+        """Workers that an agent reports as starting although they started long ago."""
         self.agreed: list[Agreed] = []
         self.newest_checkpoint = Replica()
         self.torn_checkpoints: list[str] = []
         self.left_behind: list[str] = []
         self.outcome: tuple[str, int | None, str] = ("running", None, "")
-        """Phase of the job, its exit code, message."""
+        """The job's phase, exit code and message."""
         self.disturbed_at: list[float] = []
-        """Instants of faults that excuse a planned change at which a step is begun again."""
+        """Instants of faults that excuse a planned change for a step that is begun again."""
         self.struck_at: list[float] = []
         """Instants of faults that can end a worker."""
         self.frozen_at_end = False
-        """What is left of the state when the job ended is held by scripts that never run again."""
+        """Only frozen scripts, which never run again, held the state when the job ended."""
         self.stopped_at: float | None = None
         self.drains = False
-        """Nodes were to leave: the job stops if all are."""
+        """Nodes had to leave. If all have to, the job stops."""
         self.nodes_drained: dict[str, int] = {}
-        """Nodes that were told that they are not needed, and the newest generation then."""
+        """Nodes that the leader let go, and the newest generation at that time."""
         self.heard_of_drain: set[str] = set()
-        """Those of them that have heard it: the news can be lost with a leader."""
+        """Those of them that have received the news: it can be lost with a leader."""
         self.result: Replica | None = None
         """The most advanced replica in any responsive process when the job ended."""
         self.best_at_end: Replica | None = None
-        """The same of those that were in contact when the last group was formed."""
+        """The same for processes that were in contact when the last group was formed."""
         self.best_out_of_contact: Replica | None = None
-        """The same of nodes that had lost contact so shortly before that they may come back."""
+        """The same for nodes that had lost contact so recently that they may come back."""
         self.finished_with: Replica | None = None
-        """The same of those whose scripts had ended, also of those that were gone by then, which
-        need not have been known."""
+        """The same for workers whose scripts had finished, including those that were gone by then
+        if the leader need not have known that."""
         self.certain_at: list[float] = []
-        """When the store was certain of a node that nothing runs there any more."""
+        """Instants at which the store was certain that nothing of some node runs any more."""
         self.struck: list[tuple[float, str, float]] = []
-        """The faults: when they struck, what they did, and after how long they were over."""
+        """The faults: when they struck, the action, and how many seconds they lasted."""
         self.agent_grace_s = self.return_patience_s = self.first_step_s = 0.0
         self.evaluates = False
-        """Members keep each other waiting in the middle of steps."""
+        """Scripts make calls, in which members wait for each other between steps."""
         self.to_end: list[tuple[float, str]] = []
-        """When, and which workers, a leader wanted ended, whatever their state."""
+        """When a leader ordered a worker to be ended, and which, whatever its state."""
         self.join_timeout_s = 0.0
         self.replaced: list[tuple[float, str]] = []
-        """When, and which workers, were ended because their group did without them."""
+        """When a worker was ended because its group went on without it, and which."""
         self.hurried: list[str] = []
-        """Those of them that had no time to hear of their group."""
+        """The workers among them that had no time to hear of their group."""
         self.formed_at: dict[int, float] = {}
         self.newcomers_fail = False
-        """Every newcomer to a group that trains raises."""
+        """Every newcomer to a group that trains fails."""
         self.failures_differ = False
-        """Each in a way of its own."""
+        """Each of these newcomers fails in a different way."""
         self.compiles = False
-        """Steps may last long without anybody being stuck."""
+        """Steps may last long although no member is stuck."""
         self.broken_invariant = ""
         self.sizes = (1, 1)
         """The least and the most members that a group may have."""
         self.finished_at: dict[str, float] = {}
-        """Workers whose scripts have ended well."""
+        """When workers reported that their scripts had finished."""
         self.done_then: dict[int, int] = {}
-        """By generation, the steps of a member that had finished, which was known."""
+        """By generation, the most steps of a member that was known to have finished."""
         self.begun_without: set[str] = set()
-        """Workers that were out of contact when a group began without any of the group before."""
+        """Workers out of contact when a group began without any member of the group before."""
         self.declared: set[tuple[int, str]] = set()
-        """(generation, member) of those that brought the state to their group."""
+        """(generation, member) of the members that declared a whole state in their group."""
         self.dropped: list[tuple[float, str]] = []
-        """When a worker has told that its state is not to be counted on, and which."""
+        """When a worker reported that its state must no longer be counted on, and which."""
         self.declared_last: dict[str, int] = {}
-        """In which generation a worker has declared what it holds last."""
+        """By worker, the generation in which it last declared its state."""
         self.inside_in: set[int] = set()
         """Generations in which a member declared that its script is inside a call or a block."""
         self.at_commit_in: dict[int, list[tuple[tuple[int, int], bool]]] = {}
-        """By generation, how old the states are that its members declared to hold, and whether they
-        have them as of the commit."""
+        """By generation, the age of each whole state that members declared, and whether they have
+        it as of the commit."""
         self.saves: list[tuple[float, bool]] = []
         """Instants at which a checkpoint was committed (True) or given up (False)."""
         self.elected_at: list[float] = []
@@ -170,45 +169,46 @@ class Journal:
         self.unreachable: dict[int, list[str]] = {}
         """By generation, its members that were known to be out of contact when it was formed."""
         self.saving: set[tuple[str, int, int]] = set()
-        """Worker, generation and step of the parts that were begun to be saved."""
+        """Worker, generation and step of the parts whose saving has begun."""
         self.torn_in: set[int] = set()
-        """Generations with a member whose state, of at least one step, is torn."""
+        """Generations with a member whose state, of one step or more, is torn."""
         self.sent_back: list[str] = []
-        """Workers that were stranded as if the job had not begun, in a group with a member whose
-        state of some steps was torn."""
+        """Workers that were stranded because the job begins again, in a group with a member whose
+        torn state had committed steps."""
         self.not_asked: dict[int, list[str]] = {}
-        """By generation, members of the last one that had no time to find the new leader."""
+        """By generation, members of the previous one that had no time to find the new leader."""
         self.all_leave: set[int] = set()
         """Generations all of whose members are on nodes that leave."""
         self.held_in_vain: list[tuple[float, str, int]] = []
-        """When, which members gave up waiting for which planned change to be settled."""
+        """When a member gave up waiting for a planned change, which member, which generation."""
         self.false_claims: list[str] = []
-        """Members that said they held the state while it was being overwritten."""
+        """Members that reported that they hold the state while it was torn."""
         self.slots_wasted: list[str] = []
-        """Workers that were given a slot while their agents ended them."""
+        """Workers that got a slot while their agents ended them."""
         self.taken_away: list[str] = []
-        """States that went with a node which was let go, and that nobody else had."""
+        """Nodes that were let go with a state that no other node had."""
         self.enough_stayed: dict[int, list[str]] = {}
-        """By generation without members, those that could have gone on."""
+        """By generation without members, the members that could have gone on."""
         self.finished_then: dict[int, int] = {}
-        """By generation without members, how many were known to have finished, and were not killed
-        since."""
+        """By generation without members, how many workers were known to have finished and have not
+        been killed since."""
         self.away: dict[int, Replica | None] = {}
         """By generation, the most advanced replica out of contact that was worth waiting for."""
         self.orphaned: dict[int, list[str]] = {}
         """By generation, saves that wait for a member whose process has ended."""
         self.in_contact_until: dict[int, dict[str, float]] = {}
-        """By generation and member, until when its node was in contact before that was formed."""
+        """By generation and member, until when the leader had heard from the member's node."""
         self.has_holder: set[int] = set()
-        """Generations of which a member held the state whole when they were formed, as far as
-        could be known."""
+        """Generations with a member that, as far as the leader could know, held the state whole
+        when they were formed."""
         self.awaited: dict[int, Replica | None] = {}
-        """The same of members of a group that was dissolved, where it is the one before."""
+        """By generation that follows a dissolved group, the most advanced replica of that group's
+        members that is out of contact and worth waiting for."""
         self.passed_over: dict[int, Replica | None] = {}
-        """By generation, the most advanced replica in contact that is not in its group, though it
-        was in one before."""
+        """By generation, the most advanced replica in contact that is not in its group, although it
+        was in an earlier one."""
         self.drained_at: dict[str, float] = {}
-        """When nodes were told that they are not needed."""
+        """When the leader let nodes go."""
         self.broke: set[int] = set()
         """Generations whose groups broke under a member."""
         self.ready_at: dict[str, float] = {}
@@ -219,37 +219,36 @@ class Journal:
         self.gone_at: dict[str, float] = {}
         """When workers ended, or froze."""
         self.left_from: dict[str, float] = {}
-        """When nodes were to leave."""
+        """When nodes were ordered to leave."""
         self.ended_at = math.inf
-        """When the job did."""
         self.stop_grace_s = 0.0
         self.isolation_s = 0.0
         self.return_s = 0.0
-        """In which nodes find a new leader."""
+        """The longest that nodes take to find a new leader."""
         self.found_s = 0.0
-        """In which workers find a new agent."""
+        """The longest that workers take to find a new agent."""
         self.outages: set[float] = set()
-        """Instants from which on no node was in contact."""
+        """Instants from which on every node was cut off."""
         self.hopeless = False
-        """The script fails at the same place whenever it gets there."""
+        """The script fails whenever it reaches a certain place."""
 
     @property
     def overdue(self) -> bool:
-        """The grace of a stop was short, and is spent: the job is left as it is."""
+        """True if a stop's grace was short and is spent: the job ends as it is."""
         short, asked_at = self.stop_grace_s < _TIME_TO_SAVE_S, self.stopped_at
         return short and asked_at is not None and self.ended_at >= asked_at + self.stop_grace_s
 
     def counted_as_gone(self, since: float) -> set[str]:
-        """Workers that were to be ended, then or later. The order can be lost with the stream of an
-        agent: workers that are still there when the leader's patience is over count again."""
+        """Workers that a leader ordered to be ended shortly before `since` or later. An agent's
+        stream that breaks can lose the order: workers that are still there after `join_timeout_s`
+        count again."""
         return {name for at, name in self.to_end if since < at + self.join_timeout_s}
 
     def note(self, *fact: Any) -> None:
-        """Add a line to the trace: instant, who, what, details."""
+        """Add a line to the trace: instant, name, what happened, details."""
         self.trace.append(fact)
 
     def raised(self, at: float, worker: str, error: Exception) -> None:
-        """A script has failed."""
         self.note(at, worker, "raises", type(error).__name__, error)
         self.errors.append((type(error).__name__, str(error)))
         begins_again = isinstance(error, Stranded) and "the job begins again" in str(error)
@@ -257,10 +256,9 @@ class Journal:
             self.sent_back.append(worker)
 
     def drained(self, at: float, node: str) -> None:
-        """The coordinator says that none of the node's workers is in the group."""
         self.note(at, node, "is drained")
         newest = self.generations[-1].number if self.generations else 0
-        if node not in self.heard_of_drain:  # else it was told in vain before
+        if node not in self.heard_of_drain:  # otherwise earlier news was lost
             self.nodes_drained[node] = newest
         self.drained_at.setdefault(node, at)
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Leader:
-    """Does what the coordinator wants."""
+    """Carries out the effects of the coordinator's machine."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class Leader:
         self.ended = False
         self._nodes: dict[str, Node] = {}
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
-        # A member may have missed what an earlier leader committed: the manifests tell.
+        # From the manifests: a member may have missed what an earlier leader committed.
         self._committed = {replica.committed for replica in world.storage.committed}
         self._newest_whole = -1
         self._first = last.number if last is not None else 0
@@ -46,17 +46,18 @@ class Leader:
         self._store = Link(self.clock, 0.001, 0.03)
 
     def die(self) -> None:
-        """Killed: what is on its way to the store arrives, or does not."""
+        """Kill the process. A generation on its way to the store still arrives unless another
+        leader is elected first; a manifest does not."""
         self.alive = False
         self._timer.set(None)
 
     def connected(self, node: Node) -> None:
         if not self.alive:
             return
-        if self._nodes.get(node.name) is node:  # the loss was not noticed
+        if self._nodes.get(node.name) is node:  # the loss of its stream was not noticed
             self.tell(ev.NodeReconnected(node=node.name))
         self._nodes[node.name], node.is_known = node, True
-        if node.drains:  # kept in the store
+        if node.drains:  # the order is kept in the store
             self.tell(ev.NodeLeaving(node=node.name, reason="drained"))
         if self.machine.current is not None:
             node.hear(agent_events.GenerationAnnounced(generation=self.machine.current))
@@ -85,8 +86,8 @@ class Leader:
             self._do(effect)
 
     def unsettled_saves(self) -> list[tuple[int, int, set[int]]]:
-        """Generation, step and parts written of those that are neither whole nor given up, as far
-        as it knows of their generations."""
+        """Generation, step and written parts of saves that are neither whole nor given up. Saves of
+        generations before this leader's first one are not among them."""
         return [
             (number, step, parts)
             for (number, step), parts in self._written.items()
@@ -95,7 +96,7 @@ class Leader:
         ]
 
     def shard_saved(self, node: Node, event: ev.ShardReported) -> None:
-        """A member that has missed what became of its save reports it again."""
+        """A part is saved. A member that missed the outcome of its save reports again."""
         self._written[event.generation, event.step].add(event.index)
         if self.alive and event.step in self._committed:
             node.hear_of_checkpoint(event.step, event.generation, abandoned=False)
@@ -103,7 +104,7 @@ class Leader:
             self.tell(event)
 
     def _do(self, effect: fx.Effect) -> None:
-        match effect:  # the usual one first
+        match effect:  # the most frequent one first
             case fx.SetTimer(at=at):
                 self._timer.set(at)
             case fx.PersistGeneration(generation=generation, may_train=may_train):
@@ -128,7 +129,7 @@ class Leader:
                 self._newest_whole = max(step, self._newest_whole)
                 self._store.send(self._checkpoint_committed, number, step)
             case fx.AbandonCheckpoint(generation=number, step=step):
-                again = (number, step) in self._given_up  # who has missed it is told
+                again = (number, step) in self._given_up  # a member has missed the news
                 self._given_up.add((number, step))
                 if step > self._newest_whole and not again:
                     self.world.gave_up(number, step, self._written[number, step])

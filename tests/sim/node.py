@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 SIGKILL = 9
 LATEST_NOTICE_S = 1.0
 HEARD_WITHIN_S = 0.5
-REPORTED_WITHIN_S = 0.1  # beside the ways of the news
+REPORTED_WITHIN_S = 0.1  # on top of the messages' delays
 ENDED_WITHIN_S = 0.5
-ADOPTED_WITHIN_S = 2.0  # workers that its agent has found come to it, or count as new
-LATEST_LOSS_S = 1.5  # in which it is noticed that a node has lost its power
+ADOPTED_WITHIN_S = 2.0  # workers that an agent has found connect to it, or count as new
+LATEST_LOSS_S = 1.5  # until it is noticed that a node has lost its power
 
 
 class Node:
-    """Does what its agent wants. A node that returns is another object of the same name."""
+    """Carries out its agent's effects. A node that returns is another object with its settings."""
 
     def __init__(self, world: World, settings: AgentSettings) -> None:
         self.world, self.settings = world, settings
@@ -42,7 +42,7 @@ class Node:
         self.connected, self.connected_at, self.hung_up_at = False, 0.0, -math.inf
         self._heard_until = -math.inf
         self.is_known = False
-        """The leader has heard of its stream."""
+        """The leader knows of its stream."""
         self._agents = 1
         self._agent_since = self.clock.now
         self._agent_runs = True
@@ -66,7 +66,7 @@ class Node:
         if not self.alive or self.exit_code is not None or self.connected or self._cut:
             return
         if not self.world.leader.alive or not self._agent_runs or not self._knows_its_workers:
-            return  # tried again when there is one
+            return  # tried again later
         self._up, self._down = (Link(self.clock, 0.0002, self.world.news_s) for _ in range(2))
         self.connected, self.connected_at = True, self.clock.now
         self.is_known = False
@@ -77,7 +77,7 @@ class Node:
             process.down.send(process.report_again)
 
     def cut_off(self) -> None:
-        """The stream breaks, and the way to the store; the node and its processes live on."""
+        """Break the stream and the connection to the store; the node and its processes live on."""
         self._cuts += 1
         self._cut = True
         self._hang_up((0.0, LATEST_NOTICE_S))
@@ -88,33 +88,31 @@ class Node:
         return self._cut
 
     def heal(self) -> None:
-        """The way is open again."""
         self._cut = False
         self.connect()
 
     @property
     def heard_until(self) -> float:
-        """Until when a leader has heard what happens here. While the node was out of contact it has
-        not, and a stream that breaks soon after it was opened may have carried nothing."""
+        """Until when a leader has heard what happens here. It hears nothing while the node is out
+        of contact, and a stream that breaks soon after it was opened may have carried nothing."""
         opened_by = self.clock.now - 2 * self.world.news_s - REPORTED_WITHIN_S
         is_heard = self.connected and self.connected_at < opened_by
         return self.clock.now if is_heard else self._heard_until
 
     def _lose_contact(self) -> None:
-        """Of a stream on which nothing has come through nobody knows."""
+        """The leader does not know of a stream on which nothing has come through."""
         self._heard_until = self.heard_until
         if self.is_known:
             self.hung_up_at = self.clock.now
 
     def lose_leader(self) -> None:
-        """The coordinator that it was connected to is gone."""
         if self.connected:
             self._lose_contact()
         self._up.open = self._down.open = False
         self.connected = False
 
     def restart_agent(self, after_s: float) -> None:
-        """Its agent is killed and another one started; the processes live on."""
+        """Kill the agent and start another one after `after_s` seconds; the processes live on."""
         if not self._agent_runs or self.exit_code is not None:
             return
         self._agent_runs = False
@@ -140,7 +138,7 @@ class Node:
             self.clock.after(found_s, process.find_agent, self._agents)
 
     def is_agent(self, agents: int) -> bool:
-        """The one with this number runs, counted from the first."""
+        """True if the agent with this number runs; the node's first one is 1."""
         return self._agent_runs and agents == self._agents
 
     def _hang_up(self, notice_s: tuple[float, float]) -> None:
@@ -151,8 +149,8 @@ class Node:
         self.clock.after(self.clock.between(*notice_s), self.world.leader.lost, self)
 
     def _isolated(self, cut: int) -> None:
-        """Neither the leader nor the store has been heard of for so long: the agent ends its
-        workers, or the zygote does while there is none, and the others are certain of that soon."""
+        """The node has heard from neither leader nor store for `isolation_s`. The agent ends its
+        workers, or the zygote does while there is no agent. Soon the others are certain of that."""
         if self._cut and cut == self._cuts and self.alive:
             self.tell(ev.CutOff(silent_s=self.world.isolation_s))
             if self._agent_runs:
@@ -168,7 +166,6 @@ class Node:
             self.world.gone(self.name)
 
     def drain(self) -> None:
-        """An operator wants it left."""
         self.drains = self.world.journal.drains = True
         self.world.journal.left_from.setdefault(self.name, self.clock.now)
         if self.connected:
@@ -176,7 +173,7 @@ class Node:
             self.world.leader.tell(leaving)
 
     def lose(self, *, silent: bool) -> None:
-        """The whole node is gone."""
+        """The whole node is lost. `silent`: by a power loss, which peers do not see."""
         self.alive = False
         self._up.open = self._down.open = False
         for process in list(self.processes.values()):
@@ -204,11 +201,11 @@ class Node:
             self._do(effect)
 
     def hear(self, event: ev.Event) -> None:
-        """The coordinator sends."""
+        """Deliver what the coordinator sends."""
         self._down.send(self.tell, event)
 
     def _do(self, effect: fx.Effect) -> None:
-        match effect:  # the usual ones first
+        match effect:  # the most frequent ones first
             case fx.SetTimer(at=at):
                 self._timer.set(at)
             case fx.ReportNode():
@@ -277,19 +274,19 @@ class Node:
         self.clock.after(HEARD_WITHIN_S, self._must_have_heard, self._newest, self._agents)
 
     def _note_first_report(self, worker: WorkerId) -> None:
-        """It may have been late in finding this agent, which has news for it."""
+        """From a worker's first report on, check that it gets this agent's news."""
         process = self.processes.get(worker)
         if process is not None and process.known_to != self._agents:
             process.known_to, process.known_since = self._agents, self.clock.now
             self._look_who_has_heard()
 
     def _knows(self, process: Process) -> bool:
-        """For a while now."""
+        """True if the process has known this agent for HEARD_WITHIN_S or longer."""
         since = self.clock.now - HEARD_WITHIN_S
         return process.known_to == self._agents and process.known_since <= since
 
     def _must_have_heard(self, number: int, agents: int) -> None:
-        """A worker with a slot, a possible member, knows of this generation or a later one."""
+        """Each worker with a slot, a possible member, knows of this generation or a later one."""
         if agents != self._agents or not self._agent_runs or not self.alive:
             return
         for process in self.processes.values():
@@ -301,13 +298,13 @@ class Node:
                 self.world.journal.unheard.append(f"{process.name} of {number}")
 
     def _must_have_ended(self, doomed: tuple[Process, ...], agents: int) -> None:
-        """The agent has ended all that trained here as it was cut off."""
+        """The agent has ended all workers that ran here when the node was cut off."""
         if agents == self._agents:
             self.world.journal.outlived += [p.name for p in doomed if p.alive]
 
     def _must_be_true(self, view: fx.ReportNode) -> None:
-        """A worker that has long called elastic.init() is not reported as starting, unless it has
-        been late in finding this agent."""
+        """No worker that called elastic.init() long ago is reported as starting, unless it was late
+        in finding this agent."""
         new = self.clock.now < self._agent_since + ADOPTED_WITHIN_S
         for status in view.workers:
             process = self.processes.get(status.worker)

@@ -26,7 +26,7 @@ class Action(enum.Enum):
     ADD_NODE = 10
     KILL_LEADER = 11
     RESTART_AGENT = 12
-    DRAIN_NODE = 13  # it is to leave; another machine takes its place
+    DRAIN_NODE = 13  # an operator drains it; another machine may take its place
 
 
 (
@@ -45,9 +45,9 @@ class Action(enum.Enum):
     DRAIN_NODE,
 ) = Action
 
-# Only some scripts come to these.
+# Points that only some scripts reach.
 SCRIPT_POINTS = ("top", "logged", "below", "run", "between", "loop ended", "undone", "set up")
-# And to these some that no other kind of stress strikes at.
+# Points at which only chains of faults (chains.py) strike.
 LAST_REDUCED = "last reduced"  # the last step of an epoch
 GIVES = "gives"  # its state to another member
 EVALUATED = "evaluated"
@@ -67,13 +67,13 @@ POINTS = (
     "done",
 )
 PERSISTED = "persisted"  # reached by the leader, which can be killed there
-# Where only the progress deadline and the coordinator's patience can notice a stuck script.
+# Points at which only the progress deadline and the coordinator's timeouts notice a stuck script.
 FREEZABLE = ("attached", "assigned", "join", "agree", "transfer", "step")
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Strikes some process at an instant, or whichever reaches a point as the n-th one."""
+    """Strikes a process at an instant, or the n-th process that reaches a point."""
 
     action: Action
     _: KW_ONLY
@@ -81,23 +81,23 @@ class Fault:
     point: str = ""
     nth: int = 1
     worker: str = ""
-    """Whom it strikes at an instant; chosen by chance if empty. "b-": a worker of node b."""
+    """The worker to strike at `at_s`; empty: a random one. "b-": a worker of node b."""
     only: bool = False
-    """If that one does not live it strikes nobody."""
+    """Strike nobody if `worker` is not alive. Otherwise a random worker is struck in its place."""
     signature: str = ""
-    """Of the exception raised; another one for each fault if empty."""
+    """The signature of the exception; empty: another one for each worker and point."""
     returns_after_s: float | None = None
-    """When a lost node is back; None: never."""
+    """Seconds until the lost node, agent, leader or connection is back. None: a node stays lost."""
     together: bool = False
-    """It strikes only what ran when the first fault of this signature struck."""
+    """Strike only processes that ran when the first fault of this signature struck."""
     lasting: bool = False
-    """It strikes all that reach the point after the n-th, too."""
+    """Also strike every process that reaches the point after the n-th."""
     newcomers: bool = False
-    """It strikes every newcomer that reaches the point while others train."""
+    """Strike every newcomer that reaches the point while others train."""
     other: bool = False
-    """It strikes another member of the group, on another node."""
+    """Strike another member of the group, on another node, not the one at the point."""
     since_s: float = 0.0
-    """Who reaches the point earlier does not count."""
+    """Count only processes that reach the point from this instant on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -108,23 +108,23 @@ class Pace:
     prepare_s: tuple[float, float] = (0.05, 0.8)
     step_s: tuple[float, float] = (0.02, 0.1)
     compile_s: tuple[float, float] | None = None
-    """How much longer the first step of a process takes, and some others; None: none does."""
+    """Extra time for the first step of a process and for some later ones; None: no extra time."""
     reported_step_s: float = 0.06
-    """What reports of progress say: the farther off, the worse planned changes are timed."""
+    """The step time in progress reports. The more it is wrong, the worse changes are timed."""
     evaluation_s: float = 1.0
     return_s: tuple[float, float] = (0.05, 0.8)
-    """After which a node finds a new leader."""
+    """Until a node finds a new leader."""
     transfer_s: float = 0.05
-    """How long it takes at most to send the state to another member."""
+    """The longest that it takes to send the state to another member."""
     found_s: tuple[float, float] = (0.0, 0.3)
-    """In which workers find the next agent of their node."""
+    """Until a worker finds the next agent of its node."""
     silence_s: tuple[float, float] = (0.5, 6.0)
-    """After which an agent misses a frozen worker."""
+    """Until an agent notices that a worker is frozen."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One history before it has happened."""
+    """Everything that determines one history."""
 
     seed: int
     nodes: tuple[AgentSettings, ...]
@@ -135,7 +135,7 @@ class Plan:
     news_s: float = 0.005
     """The longest that a message between coordinator and agent takes."""
     isolation_s: float = 4.0
-    """Without leader and store a node ends its workers after this long."""
+    """A node that hears from neither leader nor store for this long ends its workers."""
 
 
 def agent_settings(name: str, *, slots: int, spares: int) -> AgentSettings:

@@ -1,4 +1,4 @@
-"""Judges histories in processes that do nothing else, as fast as they can."""
+"""Judges many histories in a pool of processes that are tuned for it."""
 
 from __future__ import annotations
 
@@ -14,14 +14,15 @@ _HISTORIES_A_COLLECTION = 50
 
 
 def judged(seeds: Sequence[int], stress: str, jobs: int) -> Iterator[tuple[int, list[str]]]:
-    """Each seed and the violations in its history, in the order of the seeds."""
-    with get_context("fork").Pool(jobs, hurry) as pool:  # of this process, which has no threads
+    """Yield each seed with the violations in its history, in the order of `seeds`."""
+    with get_context("fork").Pool(jobs, hurry) as pool:  # forking is safe: no threads here
         found = pool.imap(functools.partial(judge, stress=stress), seeds, chunksize=10)
         yield from zip(seeds, found, strict=True)
 
 
 def hurry() -> None:
-    """Histories leave cycles behind: `judge` collects them, not Python whenever it thinks so."""
+    """Make histories fast: thaw records, and turn automatic garbage collection off. The caller
+    collects the cycles that histories leave behind from time to time."""
     thaw("elastic.core")
     gc.freeze()
     gc.disable()

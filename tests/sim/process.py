@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 PROGRESS_EVERY_S = 0.5
-_COMPILES_AGAIN = 0.003  # of the steps
+_COMPILES_AGAIN = 0.003  # the share of the later steps that compile
 
 
 class Struck(Exception):
-    """A fault strikes at a point of the script."""
+    """Leaves a script at the point where a fault ends or freezes its process."""
 
 
 class Process:
@@ -53,9 +53,9 @@ class Process:
         self.attached_at = self.assigned_at = math.inf
         self.has_agent = True
         self.known_to, self.known_since = 0, math.inf
-        """The agent that it reported to, counted from the node's first, and since when."""
+        """The number of the agent that it has reported to, and since when; the first agent is 1."""
         self.to_end = False
-        """Its agent ends it."""
+        """Its agent has decided to end it."""
         self.told_in_run = False
         self.slot: int | None = None
         self.started_at = self.clock.now
@@ -73,7 +73,7 @@ class Process:
         self.dismissed = False
         self.done = False
         self.ready_since = math.inf
-        """Since when it waits for a group."""
+        """Since when it waits for a group; infinity if it does not."""
         self._group: Group | None = None
         self._exit_code = 0
         self.script = world.parts.script(self)
@@ -87,11 +87,11 @@ class Process:
 
     @property
     def responsive(self) -> bool:
-        """Alive, and its state can still be had."""
+        """True if the process is alive and its state can still be obtained."""
         return self.alive and not self.frozen
 
     def tell(self, effects: Sequence[Effect]) -> None:
-        """Do what the machine wants."""
+        """Carry out the effects of the worker's machine."""
         for effect in effects:
             if isinstance(effect, AbortGroup):
                 self._abort(effect.generation)
@@ -114,7 +114,8 @@ class Process:
             self.up.send(self.node.tell, ev.WorkerReported(status=status))
 
     def _take_back(self, in_run: bool) -> None:
-        """The end of a call is not reported by itself: until the next report others believe it."""
+        """Note the end of a call as others learn of it. It is not reported by itself: until the
+        next report others believe that the worker is inside the call."""
         if self.told_in_run and not in_run:
             self.script.left_call_at = self.clock.now
         self.told_in_run = in_run
@@ -132,7 +133,7 @@ class Process:
         return self._group
 
     def is_in(self, generation: Generation) -> bool:
-        """The script is in its group, or joins it."""
+        """True if the script is in the group of `generation`, or joins it."""
         return self._group is not None and self._group.generation.number == generation.number
 
     def enter(self, generation: Generation) -> Group:
@@ -148,24 +149,23 @@ class Process:
             group.leave(self)
 
     def agreed(self, generation: Generation, replica: Replica) -> None:
-        """The group has come to this state."""
         self.world.agreed(self, generation, replica)
         self.begun = replica.committed
 
     def sets_up(self, generation: Generation) -> None:
-        """Everything is set up for training now: that counts as a part of the first step."""
+        """The setup for training begins, which counts as a part of the first step."""
         self._first_step = True
         self.set_up_since = self.clock.now
         if generation.rank_of(self.name) == 0:
             self._report_progress(generation, self._group)
 
     def drop(self) -> None:
-        """What it holds is not to be used any more."""
+        """The state that the process holds must not be used any more."""
         self.replica, self.begun = None, 0
 
     @property
     def is_torn(self) -> bool:
-        """Another state overwrites its own, or a block could not be undone."""
+        """True while another state overwrites its own, or if a block could not be undone."""
         return self.replica is None and self.script.held is None
 
     def held_in_vain(self) -> None:
@@ -180,7 +180,7 @@ class Process:
         self.in_step_since = self.clock.now
 
     def begins_to_compile(self) -> bool:
-        """In its first step, or another for which there is no code yet."""
+        """True, after a report, in the first step and in others for which there is no code yet."""
         if self._has_compiled and not self.clock.chance(_COMPILES_AGAIN):
             return False
         self._has_compiled = True
@@ -202,7 +202,7 @@ class Process:
         self.world.committed(self, samples, before, replica)
 
     def save(self, generation: Generation, replica: Replica) -> None:
-        """Copy the state and write this rank's part in the background, after the part before."""
+        """Copy the state and write this rank's part in the background, after its previous part."""
         self._last_save = (replica.committed, generation.number)
         self.world.journal.saving.add((self.name, generation.number, replica.committed))
         self._settled.pop(replica.committed, None)
@@ -236,7 +236,7 @@ class Process:
         self.thread.nudge()
 
     def checkpoint_settled(self, step: int, abandoned: bool, generation: int) -> None:
-        """generation: that of the group whose save was given up."""
+        """`generation`: that of the group whose save is committed or given up."""
         saves_in_another = self._last_save[0] == step and self._last_save[1] != generation
         if self.deaf or (abandoned and saves_in_another):
             return
@@ -245,13 +245,13 @@ class Process:
         self.thread.nudge()
 
     def find_agent(self, agents: int) -> None:
-        """The socket of the agent that is the node's by now, if no other one is."""
+        """Connect to the node's agent with the number `agents`, if no other has followed it."""
         if self.node.is_agent(agents):
             self.has_agent = True
             self.report_again()
 
     def report_again(self) -> None:
-        """The agent or the coordinator is new."""
+        """Repeat the status and unsettled saves, as the agent or the coordinator is new."""
         if self.deaf or not self.alive or not self.has_agent:
             return
         if self.worker.status.phase is not WorkerPhase.STARTING:
@@ -260,7 +260,6 @@ class Process:
             self.up.send(self.node.shard_saved, shard)
 
     def answer_probe(self) -> None:
-        """Where this member is, at this moment."""
         group = self._group
         if self.alive and not self.deaf and group is not None:
             self.up.send(self.node.progressed, self._progress(group.generation, probed=True))
@@ -273,7 +272,7 @@ class Process:
     # ---- its end
 
     def end(self, *, exit_code: int = 0, signal: int = 0, silent: bool = False) -> None:
-        """The process is gone; the agent learns of it unless the whole node is."""
+        """End the process. The agent learns of it unless the whole node is lost."""
         if not self.alive:
             return
         self.alive, self.ended_at = False, self.clock.now
@@ -288,7 +287,7 @@ class Process:
         )
 
     def freeze(self, *, deaf: bool) -> None:
-        """The script's thread never runs again; `deaf`: nor does any other of the process."""
+        """Stop the script's thread for good; `deaf`: all other threads of the process, too."""
         self.frozen = True
         self.deaf = deaf
         self.thread.stop()
@@ -309,7 +308,7 @@ class Process:
 
     def _saved(self, generation: Generation, rank: int, replica: Replica) -> None:
         if self.alive and not self.deaf:
-            if self.world.storage.newest.lineage == replica.lineage:  # by the group before
+            if self.world.storage.newest.lineage == replica.lineage:  # by an earlier group
                 self.checkpoint_settled(replica.committed, False, generation.number)
                 return
             self.world.storage.put_shard(generation, rank, replica)

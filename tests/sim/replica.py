@@ -1,8 +1,8 @@
-"""What a simulated job trains, and what a worker of it holds in memory.
+"""The state that a simulated job trains, and how its scripts change it.
 
-The tracked state is a value: `Content`. The functions here say what a script of some style does to
-it, one place of the script after another. The scripts apply them with groups and faults in between;
-the checker of the state applies them to an undisturbed job.
+The tracked state is a value: `Content`. Each function here makes the changes of one place of a
+script. Scripts apply them with groups and faults in between; the checker of the state applies them
+to an undisturbed job.
 """
 
 from __future__ import annotations
@@ -29,30 +29,30 @@ class Style(NamedTuple):
     loops: str = "one"
     """"one", "per epoch" with one loader, or two "phases" with loaders of their own."""
     scheduler: str = "bottom"
-    """Where it steps: "top", "bottom" of the block, "below" it, or "guarded" by step.committed."""
+    """Where it steps: "top" or "bottom" of the block, "below" it or "guarded" by step.committed."""
     average: str = "bottom"
-    """Where it is updated: "bottom", "below" or "guarded"."""
+    """Where the average of the weights is updated: "bottom", "below" or "guarded"."""
     early: bool = False
-    """Something tracked steps before the block's last collective."""
+    """Something tracked changes before the block's last collective."""
     logs: bool = False
-    """A collective of the script's own follows upon the optimizer's step."""
+    """The script has a collective of its own after the optimizer's step."""
     evaluates: bool = False
-    """session.run() after each epoch, whose result is kept in the state."""
+    """The script calls session.run() after each epoch and keeps the result in its state."""
     between: int = 0
     """Calls of session.run() between two loops."""
     turns: bool = False
-    """Something tracked changes between two loops, below the calls there."""
+    """Something tracked changes between two loops, after the calls there."""
     scaling: LinearScaling | None = None
     misses_block: float = 0.0
-    """Probability that a block changes what its undo does not know of."""
+    """Probability that a block makes a change that its undo misses."""
     misses_gap: float = 0.0
-    """The same for what stands between two blocks."""
+    """The same for the code between two blocks."""
     uneven: str = ""
-    """A call that not every member makes: "skipped" by some, or "other" calls."""
+    """A call that members make unevenly: "skipped" by some, or "other" calls by some."""
 
 
 class Loader(NamedTuple):
-    """What a loop takes its samples from."""
+    """The source of a loop's samples."""
 
     length: int
     batch_size: int
@@ -99,7 +99,7 @@ class Job(NamedTuple):
     """Checkpoints are saved now and then and at the end, not only when the job stops."""
     style: Style = Style()
     in_place: bool = True
-    """A state that is received overwrites the own one from its first byte on."""
+    """A received state overwrites the member's own one from its first byte on."""
 
     def loaders(self) -> tuple[Loader, ...]:
         return _loaders(self.style.loops, self.length, self.batch_size)
@@ -126,34 +126,34 @@ def _loops(loops: str, epochs: int) -> tuple[Loop, ...]:
 
 
 class Samples(NamedTuple):
-    """What a step of a group consumes, and of which loader."""
+    """The samples that a step of a group consumes, and their loader."""
 
     loader: int
     range: SampleRange
 
 
 class Content(NamedTuple):
-    """The tracked state: numbers that tell by which way they came to be."""
+    """The tracked state: numbers that encode the changes that led to them."""
 
     weights: int = 0
     momentum: int = 0
     scheduler: int = 0
     average: int = 0
     values: int = 0
-    """What the script keeps of its evaluations."""
+    """A hash of the evaluations' results that the script keeps."""
     results: tuple[tuple[int, int, int], ...] = ()
-    """What session.run() returned between loops: loop, call, result."""
+    """The results of session.run() between loops: (loop, call, result)."""
     lineage: int = 0
-    """Equal for equal histories of committed steps; the session's own, as the ledger is."""
+    """Equal for equal histories of committed steps. The session keeps it, like the ledger."""
     committed_in: int = 0
-    """The generation of the last step, whichever members have restored it since."""
+    """The generation that committed the last step, whichever group has restored it since."""
 
 
 _WEIGHTS, _MOMENTUM, _SCHEDULER, _AVERAGE, _VALUES, _RESULTS = range(6)
 
 
 def _with(content: Content, place: int, value: object) -> Content:
-    """As content._replace(), in a third of the time: several for each step of each worker."""
+    """Like content._replace() in a third of the time: each step of each worker calls it often."""
     parts = list(content)
     parts[place] = value
     return tuple.__new__(Content, parts)
@@ -164,7 +164,7 @@ START = Progress()
 
 
 class Replica(NamedTuple):
-    """What a worker holds: how far the job is, and the tracked state."""
+    """The state that a worker holds: how far the job is, and the tracked state."""
 
     progress: Progress = START
     content: Content = BLANK
@@ -188,7 +188,7 @@ class Replica(NamedTuple):
         return self.content.committed_in, self.progress.committed
 
     def complete(self, job: Job) -> bool:
-        """No step is left."""
+        """True if no step of the job is left."""
         loops = job.loops()
         loop = loops[-1]
         if self.progress.loop < len(loops) - 1:
@@ -200,11 +200,11 @@ class Replica(NamedTuple):
         return f"step {self.committed} of {self.content.committed_in} {tuple(self.content)}"
 
 
-# ---- what the script does to the state, in the order of its places
+# ---- the script's changes to the state, in the order of its places
 
 
 def at_top(style: Style, content: Content) -> Content:
-    """In the block, before its last collective."""
+    """Changes in the block, before its last collective."""
     if style.scheduler == "top":
         content = _scheduled(content)
     if style.early:
@@ -213,13 +213,12 @@ def at_top(style: Style, content: Content) -> Content:
 
 
 def optimized(content: Content, loader: int, samples: SampleRange, factor: float) -> Content:
-    """The optimizer's step."""
     step = (loader, samples.epoch, samples.start, samples.stop, factor, content.scheduler)
     return _with(content, _WEIGHTS, hash((content.weights, content.momentum, *step)))
 
 
 def at_bottom(style: Style, content: Content) -> Content:
-    """In the block, after all of its collectives."""
+    """Changes in the block, after all of its collectives."""
     if style.scheduler == "bottom":
         content = _scheduled(content)
     if style.average == "bottom":
@@ -228,20 +227,19 @@ def at_bottom(style: Style, content: Content) -> Content:
 
 
 def stepped(content: Content, loader: int, generation: int, samples: SampleRange) -> Content:
-    """The step counts."""
     step = (content.lineage, generation, loader, samples.epoch, samples.start, samples.stop)
     return Content(*content[:-2], lineage=hash(step), committed_in=generation)
 
 
 def below(style: Style, content: Content, *, committed: bool) -> Content:
-    """Below the block."""
+    """Changes below the block."""
     if style.scheduler == "below" or (style.scheduler == "guarded" and committed):
         content = _scheduled(content)
     return content
 
 
 def further_below(style: Style, content: Content, *, committed: bool) -> Content:
-    """Below the evaluation, if there is one."""
+    """Changes below the evaluation, if there is one."""
     if style.average == "below" or (style.average == "guarded" and committed):
         content = averaged(content)
     return content
@@ -270,14 +268,14 @@ def kept(content: Content, loop: int, call: int, result: int) -> Content:
 
 
 def turned(style: Style, content: Content, loop: int) -> Content:
-    """A loop is over."""
+    """Changes at the end of a loop."""
     if style.turns:
         content = _with(content, _MOMENTUM, hash((content.momentum, loop)))
     return content
 
 
 class Step(NamedTuple):
-    """What an undisturbed job is to do: its step, and with which learning rate."""
+    """A step of an undisturbed job, with its learning rate's factor."""
 
     loop: int
     loader: int
@@ -287,7 +285,7 @@ class Step(NamedTuple):
 
 
 def after_step(style: Style, content: Content, step: Step) -> Content:
-    """From the begin mark of a step to its commit mark."""
+    """All changes from the begin mark of a step to its commit mark."""
     content = at_top(style, content)
     content = optimized(content, step.loader, step.samples, step.factor)
     content = at_bottom(style, content)

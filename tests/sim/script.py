@@ -1,7 +1,7 @@
-"""The training script of a simulated worker, which drives the protocol that production drives.
+"""The training script of a simulated worker, which drives the same protocol as production.
 
-What Session, Step and Training do with tensors, processes and sockets happens here to values, in
-simulated time; the way through groups is core/worker/participation.py in both.
+It does with values, in simulated time, what Session, Step and Training do with tensors, processes
+and sockets. The way through groups is core/worker/participation.py in both.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ _ASK_AFTER_S = 0.5
 
 
 class JobStopping(BaseException):
-    """The job is to be left: unwinds the script."""
+    """The script must leave the job: this unwinds it."""
 
 
 class Call(NamedTuple):
@@ -53,7 +53,7 @@ class Call(NamedTuple):
 
     what: str
     number: int = 0
-    """Tells evaluations apart."""
+    """Distinguishes evaluations."""
 
 
 END_OF_LOOP = Call("ends its loop")
@@ -78,7 +78,7 @@ class Script:
         self.content = BLANK
         self.undo = Undo()
         self.held: Replica | None = None
-        """A state that waits until the script has come to its loop."""
+        """A state that waits until the script reaches the loop of that state."""
         self.left_call_at = -math.inf
         self._prepared = False
         self._digests: tuple[int, int] | None = None
@@ -124,7 +124,7 @@ class Script:
         try:
             yield from self._train()
             yield from self._finish()
-        except JobStopping:  # as bootstrap.py does, wherever it was raised
+        except JobStopping:  # in production training.JobStopping unwinds the script
             try:
                 yield from self._finish()
             except JobStopping:
@@ -150,7 +150,7 @@ class Script:
                 yield from self._between(number)
 
     def _loop(self, loop: Loop) -> Body:
-        """`for step in session.steps(...)`, and what stands in it."""
+        """`for step in session.steps(...)` with its body."""
         part, style = self.part, self.style
         loader = self.job.loaders()[loop.loader]
         yield from self._drive(part.begin_loop(loop.loader, loader))
@@ -206,7 +206,7 @@ class Script:
             self.content = at_bottom(style, self.content)
         except GroupLost as lost:
             counts: bool = yield from self._drive(part.give_up_block(lost))
-            if counts:  # until here it was said to be inside a call, as it was at no boundary
+            if counts:  # it was at no boundary, so until now it was reported to be inside a call
                 self.left_call_at = self.clock.now
             return counts
         self._commit(samples)
@@ -219,7 +219,7 @@ class Script:
             process.report_compiling(None)
 
     def _call_unevenly(self) -> Body:
-        """What the decision depends on is not the same everywhere."""
+        """Make a call that depends on the rank, as a faulty script does."""
         seat = self.part.seat
         assert seat is not None
         if self.style.uneven == "other":
@@ -228,7 +228,6 @@ class Script:
             yield from self._drive(self.part.run(Call("evaluates", 100)))
 
     def _between(self, loop: int) -> Body:
-        """Between two loops."""
         if self.style.between:
             yield self._takes((0.0, 0.1))
             self.process.reach("between")
@@ -290,7 +289,7 @@ class Script:
         return ramp.factor(self.part.progress.committed) if ramp is not None else 1.0
 
     def _drive(self, protocol: Steps) -> Body:
-        """Carry out what the protocol asks for, until it returns; as Training does."""
+        """Carry out the protocol's actions until it returns, like Training."""
         at_once, in_time = self._at_once, self._in_time
         resume: Callable[[Any], act.Action] = protocol.send
         value: Any = None
@@ -391,7 +390,7 @@ class Script:
         if newest.committed == 0:
             return None
         progress = self._take_or_hold(newest, restore.loop, at_commit=False)
-        self.process.replica = None  # until the group has agreed on it: no more than what is stored
+        self.process.replica = None  # before the group agrees on it, it is only what is stored
         return progress
 
     def _take_or_hold(self, replica: Replica, loop: int, *, at_commit: bool) -> Progress:
@@ -416,7 +415,7 @@ class Script:
         self.process.tell(self.process.worker.state_dropped())
 
     def _tear(self) -> None:
-        """What is here is not to be used any more."""
+        """The state that the worker holds must not be used any more."""
         if self.process.replica is not None:
             self.content = self.content._replace(weights=hash((self.content.weights, -1)))
         self.process.drop()
@@ -445,7 +444,7 @@ class Script:
         self.process.set_up_since = None
 
     def _entered(self, _: act.Entered) -> None:
-        self.process.set_up_since = None  # where nothing was to be set up
+        self.process.set_up_since = None  # in case there was nothing to set up
 
     # ---- out of it
 
@@ -516,13 +515,13 @@ class Script:
     def _save(self, save: act.Save) -> None:
         process, step = self.process, save.progress.committed
         if not self.job.saves or step == 0:
-            return  # nobody would wait for what is begun here
+            return  # nobody would wait for this save
         generation = process.group.generation
         if not process.has_begun_to_save(step, generation):
             process.save(generation, Replica(save.progress, self.content))
 
     def _save_and_wait(self, save: act.SaveAndWait) -> Body:
-        """As Checkpointing.save_and_wait."""
+        """Like Checkpointing.save_and_wait."""
         process, step, group = self.process, save.progress.committed, self.process.group
         if step == 0 or process.is_saved(step):
             return
@@ -540,8 +539,8 @@ class Script:
     # ---- calls
 
     def _meet_for_call(self, meeting: act.MeetForCall) -> Body:
-        """As calls.meet: at the store, where different calls, and members that are elsewhere, are
-        found out."""
+        """Meet at the store like meet() of worker/group/membership.py, which detects different
+        calls and members that are elsewhere."""
         ends = meeting.call is END_OF_SCRIPT
         if ends:
             self.process.reach("meet")
@@ -560,7 +559,7 @@ class Script:
             raise StepMisused(f"members call different things after step {meeting.committed}")
 
     def _look_for_others(self, group: Any, name: Any, meeting: act.MeetForCall) -> None:
-        """While it waits: whether a member is on its way to the step that follows."""
+        """While this member waits, look for one that is on its way to the next step instead."""
         process = self.process
         if not process.alive or process.frozen or not group.waits_at(name, process):
             return

@@ -1,4 +1,4 @@
-"""The seeds that once failed, or that show a planted fault: seeds.txt, read."""
+"""Reads seeds.txt: the seeds that once failed, or that show a planted fault."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from tests.sim.replica import Replica
 
 
 class Storage:
-    """What survives every process."""
+    """Shards and committed checkpoints, which outlive every process."""
 
     def __init__(self) -> None:
         self._shards: dict[tuple[int, int], Replica] = {}
@@ -17,7 +17,7 @@ class Storage:
         self._whole: set[tuple[int, int]] = set()
         self.committed: list[Replica] = []
         self.torn: list[str] = []
-        """Checkpoints whose shards are not of one state."""
+        """Violations: shards of one step that differ, or that are missing at the commit."""
 
     @property
     def newest(self) -> Replica:

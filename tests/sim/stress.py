@@ -30,7 +30,7 @@ from tests.sim.plan import (
 )
 
 STRESS = ("drain", "drain", "drains", "leaders", "persisted", "agents", "stop", "split")
-# Not in the mix of ordinary histories: what other faults would hide.
+# Kinds that ordinary histories do not mix in, because other faults would hide their effects.
 _AWAY = ("return", "outage")
 _ALONE = (
     "bug",
@@ -88,7 +88,7 @@ _UNPLANNED = (
 
 
 def stress_faults(rng: random.Random, kind: str) -> tuple[Fault, ...]:
-    """Several faults of the control plane at once, or on top of each other."""
+    """Draw the faults of one kind of stress."""
     at_s = rng.uniform(0.5, 6.0)
     drain = Fault(DRAIN_NODE, at_s=at_s, returns_after_s=rng.uniform(0.1, 3.0))
     if kind == "drain":
@@ -99,7 +99,7 @@ def stress_faults(rng: random.Random, kind: str) -> tuple[Fault, ...]:
         return tuple(_alone(rng, kind))
     if kind in CHAINS:
         return tuple(chain(rng, kind))
-    if kind == "split":  # the group trains on where no leader sees it, and others come
+    if kind == "split":  # the group trains on where no leader sees it, and newcomers arrive
         cut = Fault(CUT_OFF_NODE, at_s=3.0, returns_after_s=rng.uniform(3.0, 8.0))
         newcomer = Fault(ADD_NODE, at_s=rng.uniform(3.1, 4.0))
         leader = Fault(KILL_LEADER, at_s=rng.uniform(3.5, 5.0), returns_after_s=0.2)
@@ -135,7 +135,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 yield Fault(RAISE, point="step", nth=nth + member, signature="bug", together=True)
         case "hopeless":
             yield Fault(RAISE, point="joined", nth=nth // 4 + 1, signature="bug", lasting=True)
-        case "relay":  # every node leaves, and what it holds goes to those that come, or is saved
+        case "relay":  # every node leaves; its state goes to newcomers, or is saved
             others_come = rng.random() < 0.8
             for node in "abcd":
                 yield Fault(
@@ -149,7 +149,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
             if rng.random() < 0.5:
                 point = rng.choice(("join", "agree", "transfer", "joined"))
                 yield Fault(KILL_WORKER, point=point, nth=rng.randint(2, 8))
-        case "newcomers":  # they die, or get stuck, at each stage of their way in
+        case "newcomers":  # newcomers die or get stuck, at any stage of their way in
             for _ in range(rng.randint(1, 3)):
                 yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-0.5, 0.5))
             stages = ("assigned", "prepared", "join", "agree", "transfer", "joined")
@@ -160,7 +160,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     nth=rng.randint(2, 8),
                     returns_after_s=1.0,
                 )
-        case "refused":  # none of them can join, whatever it does
+        case "refused":  # no newcomer can join, whatever it does
             yield Fault(KILL_WORKER, at_s=rng.uniform(3.0, 6.0))
             yield Fault(
                 RAISE,
@@ -172,7 +172,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "compiles":  # steps last long, and nobody is stuck
             yield Fault(KILL_WORKER, at_s=rng.uniform(2.0, 20.0))
             yield Fault(ADD_NODE, at_s=rng.uniform(2.0, 9.0))
-        case "pairs":  # the second strikes what the first has set in motion
+        case "pairs":  # the second fault strikes what the first has set in motion
             for delay_s in (0.0, rng.choice((0.01, 0.1, 0.4, 1.5, 2.5)) * rng.uniform(0.5, 1.5)):
                 action = rng.choice(_UNPLANNED)
                 returns_after_s = rng.uniform(0.1, 3.0)
@@ -206,7 +206,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
         case "outage":  # the leader is cut off from every node
             for node in "abcd":
                 yield Fault(CUT_OFF_NODE, at_s=at_s, worker=f"{node}-1", returns_after_s=nth / 10)
-        case "dissolved":  # too few are left, and those that hold the state are hard to reach
+        case "dissolved":  # too few are left, and the holders of the state are hard to reach
             for _ in range(2):
                 yield Fault(KILL_WORKER, at_s=at_s, returns_after_s=0.5)
             for _ in range(rng.randint(1, 3)):
@@ -217,7 +217,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     at_s=max(0.5, at_s + rng.uniform(-0.5, 1.0)),
                     returns_after_s=rng.uniform(0.1, 2.0),
                 )
-        case "ending":  # some are done, and others are not
+        case "ending":  # some members are done, and others are not
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
                     rng.choice(
@@ -234,12 +234,12 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 action = rng.choice((KILL_WORKER, KILL_NODE))
                 nth = rng.randint(1, 12)
                 yield Fault(action, point="saving", nth=nth, returns_after_s=0.5)
-        case "script":  # where the script changes what is tracked, and makes its calls
+        case "script":  # faults where the script changes tracked state, or makes calls
             for _ in range(rng.randint(2, 7)):
                 fault = script_fault(rng)
                 points = ("transfer", "agree", "joined", fault.point, fault.point, fault.point)
                 yield replace(fault, point=rng.choice(points))
-        case "vacant":  # nobody trains, the first node holds the state, and others come
+        case "vacant":  # nobody trains, the first node holds the state, newcomers arrive
             for node in "bcd":
                 yield Fault(
                     KILL_NODE,
@@ -282,7 +282,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
             yield Fault(RAISE, point=rng.choice(("agree", "transfer", "joined")), newcomers=True)
             for _ in range(rng.randint(1, 2)):
                 yield Fault(ADD_NODE, at_s=rng.uniform(3.0, 9.0))
-        case "torn":  # who sends the state, or receives it, is lost meanwhile
+        case "torn":  # a member that sends or receives the state is lost meanwhile
             yield Fault(rng.choice((KILL_WORKER, BREAK_LINK)), point="reduced", nth=nth)
             for _ in range(rng.randint(1, 4)):
                 yield Fault(
@@ -291,7 +291,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     nth=rng.randint(1, 10),
                     returns_after_s=0.5,
                 )
-        case "surplus":  # nodes leave of which no worker is in the group, agents come back to some
+        case "surplus":  # nodes leave that have no worker in the group, some agents restart
             for index in range(rng.randint(1, 3)):
                 yield Fault(ADD_NODE, at_s=at_s + rng.uniform(-1.0, 1.0) + index)
             for _ in range(rng.randint(1, 3)):
@@ -309,7 +309,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     at_s=at_s + rng.uniform(0.0, 4.0),
                     returns_after_s=rng.uniform(0.1, 1.0),
                 )
-        case "frozen":  # one after the other gets stuck on its way in, before much is done
+        case "frozen":  # one member after the other gets stuck on its way in, early
             for _ in range(rng.randint(2, 5)):
                 yield Fault(
                     rng.choice((FREEZE_PROCESS, FREEZE_SCRIPT)),
@@ -325,7 +325,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     point=rng.choice(("step", "reduced", "logged", "logged", "transfer")),
                     nth=rng.randint(1, 120),
                 )
-        case "hangs":  # scripts that have ended well, and whose processes do not
+        case "hangs":  # scripts end well, and their processes do not
             for _ in range(rng.randint(1, 3)):
                 yield Fault(
                     rng.choice((FREEZE_SCRIPT, FREEZE_PROCESS)),
@@ -368,7 +368,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     returns_after_s=rng.uniform(0.1, 2.5),
                 )
             yield Fault(STOP, at_s=at_s + rng.uniform(0.0, 1.0))
-        case "heirs":  # nobody trains, who holds the state leaves, and enough others come
+        case "heirs":  # nobody trains, the holder of the state leaves, enough others come
             for node in "bcd":
                 yield Fault(
                     KILL_NODE, at_s=at_s, worker=f"{node}-1", returns_after_s=rng.uniform(0.2, 1.5)
@@ -402,7 +402,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 away_s = rng.uniform(0.3, 2.0)
                 drained_at_s = at_s + rng.uniform(0.1, 0.9)
                 yield Fault(DRAIN_NODE, at_s=drained_at_s, returns_after_s=away_s)
-        case "farewell":  # who saves before it leaves is lost
+        case "farewell":  # a member that saves before it leaves is lost
             yield Fault(STOP, at_s=at_s)
             for _ in range(rng.randint(1, 2)):
                 yield Fault(
@@ -412,7 +412,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     since_s=at_s,
                     returns_after_s=rng.uniform(0.1, 1.0),
                 )
-        case "dismissal":  # those that stay are too few, the job stops, and a member does not come
+        case "dismissal":  # too few members stay, the job stops, and one does not come
             yield Fault(DRAIN_NODE, at_s=at_s)
             yield Fault(
                 rng.choice((KILL_WORKER, KILL_NODE)),
@@ -422,7 +422,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 returns_after_s=1.0,
             )
             yield Fault(STOP, at_s=at_s + rng.uniform(0.0, 0.6))
-        case "astray":  # who was cut off comes back to others that have begun again
+        case "astray":  # a member that was cut off comes back to others that began again
             at_s = rng.uniform(3.0, 5.0)
             ahead = rng.random() < 0.5
             lost_at_s = at_s + (rng.uniform(0.3, 0.9) if ahead else rng.uniform(0.9, 3.0))
@@ -452,7 +452,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                     nth=rng.randint(1, 3),
                     since_s=at_s + rng.uniform(0.1, 1.0),
                 )
-        case "strangers":  # who holds the state comes back to a group that does not
+        case "strangers":  # a holder of the state comes back to a group without it
             lost_at_s = at_s + rng.uniform(1.0, 1.5)
             back_at_s = lost_at_s + rng.uniform(0.8, 2.5)
             yield Fault(CUT_OFF_NODE, at_s=at_s, worker="a-1", returns_after_s=back_at_s - at_s)
@@ -475,7 +475,7 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                 CUT_OFF_NODE, point="finished", nth=nth, returns_after_s=rng.uniform(0.5, 2.3)
             )
             yield Fault(FREEZE_SCRIPT, point="finished", nth=nth)
-        case "late":  # workers that hold on to their interpreters do not find a new agent for long
+        case "late":  # workers that hold their interpreters find a new agent late
             for _ in range(rng.randint(1, 2)):
                 away_s = rng.uniform(0.1, 1.0)
                 yield Fault(RESTART_AGENT, at_s=at_s, returns_after_s=away_s)
@@ -485,14 +485,14 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
                         at_s=at_s + away_s + rng.uniform(-0.5, 4.0),
                     )
                 at_s += rng.uniform(0.5, 8.0)
-        case "breaks":  # again and again, with steps in between
+        case "breaks":  # the group breaks again and again, with steps in between
             for _ in range(8):
                 yield Fault(BREAK_LINK, point="committed", nth=nth)
                 nth += rng.randint(12, 24)
 
 
 def script_fault(rng: random.Random) -> Fault:
-    """Where only some scripts come to."""
+    """Draw a fault at a point that only some scripts reach."""
     return Fault(
         rng.choice((KILL_WORKER, KILL_WORKER, KILL_NODE, BREAK_LINK)),
         point=rng.choice(SCRIPT_POINTS),
@@ -505,9 +505,9 @@ def for_stress(whole: Plan, stress: str) -> Plan:
     """The plan on the cluster, and with the job, that this kind of stress is for."""
     job, seed = whole.job, whole.seed
     slots = sum(n.slots for n in whole.nodes)
-    # Nothing else delays anything: what happens follows from these faults.
+    # No calls delay anything: all that happens follows from these faults.
     style = job.style._replace(evaluates=False, between=0, uneven="")
-    if stress == "calls":  # members are inside of them, before them and past them
+    if stress == "calls":  # members are inside of calls, before them and past them
         style = job.style._replace(
             loops="per epoch", uneven="", misses_block=0.2, misses_gap=0.2, evaluates=True
         )
@@ -546,12 +546,12 @@ def for_stress(whole: Plan, stress: str) -> Plan:
 
 
 def _arranged(whole: Plan, stress: str) -> Plan:
-    """What belongs to the kinds of stress that came last."""
+    """Arrange timing, job and sizes for the kinds of stress that need it."""
     rng = random.Random(f"{stress} {whole.seed}")
     coordinator, pace, faults = whole.coordinator, whole.pace, whole.faults
     job, news_s = whole.job, whole.news_s
     slots = sum(n.slots for n in whole.nodes)
-    if stress in ("vacant", "closing"):  # what the first node has is not enough for a group
+    if stress in ("vacant", "closing"):  # the first node alone is too small for a group
         least = whole.nodes[0].slots + 1
         least = min(least, slots) if stress == "closing" else least
         most = rng.choice((least, least, max(least, coordinator.formation.max_workers)))
@@ -566,7 +566,7 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         pace = replace(pace, return_s=(0.05, 1.6))
     if stress == "overdue":
         coordinator = replace(coordinator, stop_grace_s=rng.uniform(0.5, 4.0))
-    if stress == "torn":  # not where the first group comes to one state
+    if stress == "torn":  # not before the first group has agreed on a state
         first = 2 * (min(slots, coordinator.formation.max_workers) - 1)
         faults = tuple(
             replace(f, nth=f.nth + first) if f.point == "transfer" else f for f in faults
@@ -582,7 +582,7 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         job, news_s = job._replace(epochs=3 * job.epochs), 0.12
     if stress == "calls":
         pace = replace(pace, evaluation_s=0.3)
-    # The first node alone is too few, or not waited for.
+    # The first node alone is too small for a group, or nobody waits for it.
     if stress in ("heirs", "strangers") or (stress == "astray" and whole.seed % 2):
         least = whole.nodes[0].slots + 1 if stress == "heirs" else 1
         most = rng.choice((least, least + 1)) if stress == "heirs" else slots
@@ -609,7 +609,7 @@ def _arranged(whole: Plan, stress: str) -> Plan:
         style = job.style._replace(scheduler="below", misses_block=rng.choice((0.0, 0.8)))
         job = job._replace(style=style, saves=True, save_every=20 if whole.seed % 2 else 5)
         whole = replace(whole, isolation_s=6.0)
-    if stress == "detour":  # newcomers come to later loops, and there is something on their way
+    if stress == "detour":  # newcomers join in later loops, with calls on their way there
         job = job._replace(style=job.style._replace(loops="per epoch", between=2))
         pace = replace(pace, evaluation_s=0.5)
     whole = replace(whole, coordinator=coordinator, pace=pace, faults=faults)

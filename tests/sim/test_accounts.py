@@ -1,5 +1,5 @@
-"""In every history each second of each wanted slot is accounted for once, through changes of
-leader, and a member that fails has an incident that names its node."""
+"""In every history each second of each wanted slot is accounted for once, across changes of leader,
+and a member that fails has an incident that names its node."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ AHEAD_S = 1e6  # of Unix time
 
 
 class Accountant:
-    """Keeps accounts beside whichever coordinator leads, and has workers say at random what they
-    have spent their time on."""
+    """Keeps accounts for the coordinator that leads at the time, and has workers report random
+    figures of how they spent their time."""
 
     def __init__(self, seed: int, most: int) -> None:
         self.most = most

@@ -1,4 +1,4 @@
-"""Thousands of histories with faults keep every promise; one seed always gives one history."""
+"""Histories with faults keep every promise, and one seed always gives the same history."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def test_every_history_keeps_the_promises() -> None:
 
 
 @pytest.mark.parametrize(("seed", "stress"), ONCE_FAILED)
-def test_what_once_failed_is_mended(seed: int, stress: str) -> None:
+def test_seed_that_once_failed_keeps_the_promises(seed: int, stress: str) -> None:
     assert check(seed, stress=stress) == []
 
 
 @pytest.mark.parametrize("stress", KINDS[1:])
-def test_a_control_plane_under_stress_keeps_the_promises(stress: str) -> None:
+def test_histories_under_one_kind_of_stress_keep_the_promises(stress: str) -> None:
     failed = {seed: found for seed in range(6) if (found := check(seed, stress=stress))}
     assert not failed
 

@@ -1,4 +1,4 @@
-"""The checkers can fail: each mistake put into a machine or a script is found by its checker."""
+"""Each mistake that is put into a machine or a script is found by the checker for it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class ReusesNumbers(Coordinator):
 
 
 class SettlesWithoutWaiting(Coordinator):
-    """Never mind who has heard of a planned change."""
+    """Settles a planned change before all members have heard of it."""
 
     def _settle_planned(self) -> list[fx.Effect]:
         planned = self._current
@@ -49,7 +49,7 @@ class SettlesWithoutWaiting(Coordinator):
 
 
 class KeepsTheFirstEstimate(Coordinator):
-    """Never mind how far those were who have heard of it."""
+    """Settles the first estimate, however far members were when they heard of it."""
 
     def _settle_planned(self) -> list[fx.Effect]:
         planned, effects = self._current, super()._settle_planned()
@@ -83,7 +83,7 @@ class CommitsAlone(Script):
 
 
 class TakesTheLeastAdvanced(Participation):
-    """Who is ahead takes over the state of who is behind."""
+    """Gives the state of the member that is behind to the members that are ahead."""
 
     def _declaration(self) -> Declaration:
         mine = super()._declaration()
@@ -119,14 +119,14 @@ class IgnoresTheLineage(Coordinator):
 
 
 class ForgetsWhoMayTrain(Coordinator):
-    """Newly elected, it knows only the newest generation."""
+    """A newly elected leader knows only the newest generation."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **{**named, "may_train": ()})
 
 
 class ExpectsNobody(Coordinator):
-    """Newly elected, it takes nodes that have not come yet for lost."""
+    """A newly elected leader takes nodes that have not come yet for lost."""
 
     def _adopt(self, *arguments: Any) -> None:
         super()._adopt(*arguments)
@@ -134,7 +134,7 @@ class ExpectsNobody(Coordinator):
 
 
 class ForgetsWhomItFinds(Agent):
-    """Starts others beside the workers that an earlier agent has left."""
+    """Starts new workers beside those that an earlier agent has left."""
 
     def handle(self, event: agent_events.Event, now: float) -> list[Any]:
         if isinstance(event, agent_events.Started):
@@ -143,7 +143,7 @@ class ForgetsWhomItFinds(Agent):
 
 
 class StopsAtOnce(Coordinator):
-    """Who is out of contact while the job stops is lost."""
+    """Takes nodes that are out of contact while the job stops for lost."""
 
     def _decide(self, now: float) -> Decision | End:
         if self._stop is not None:
@@ -162,7 +162,7 @@ class LetsGoAtOnce(Coordinator):
 
 
 class LetsEveryNewcomerIn(Coordinator):
-    """Never mind how others like it have fared."""
+    """Admits every newcomer, however often others like it have failed."""
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         super().__init__(*arguments, **named)
@@ -189,7 +189,7 @@ class DoesNotKnowWhoCompiles(Coordinator):
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_a_mistake_of_the_control_plane_is_found(parts: Parts, checker: str, stress: str) -> None:
+def test_checker_finds_a_mistake_under_stress(parts: Parts, checker: str, stress: str) -> None:
     found = (what for seed in range(300) for what in check(seed, parts, stress))
     assert any(what.startswith(checker) for what in found)
 
@@ -210,5 +210,5 @@ def test_a_mistake_of_the_control_plane_is_found(parts: Parts, checker: str, str
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )
-def test_a_mistake_is_found(parts: Parts, checker: str, seeds: range) -> None:
+def test_checker_finds_a_mistake_in_200_seeds(parts: Parts, checker: str, seeds: range) -> None:
     assert any(found.startswith(checker) for seed in seeds for found in check(seed, parts))

@@ -1,7 +1,7 @@
-"""Makes the frozen records of elastic.core ordinary, and access to members of enums quick: without
-it these take a fourth of a history's time.
+"""Makes elastic.core faster for the simulator: its frozen records become ordinary classes, and
+access to enum members becomes quick. Otherwise these take a quarter of a history's time.
 
-Only how records are built changes. That nobody changes one is seen by mypy and by every other test.
+Only the construction of records changes. mypy and all other tests notice code that modifies one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ _MISSING: Any = object()
 
 
 def thaw(package: str) -> None:
-    """All frozen dataclasses of the modules of `package` that are imported by now; all enums."""
+    """Thaw all frozen dataclasses in the modules of `package` that are already imported, and speed
+    up all enums."""
     modules = [m for name, m in list(sys.modules.items()) if name.startswith(f"{package}.")]
     for module in modules:
         for record in list(vars(module).values()):
@@ -30,8 +31,8 @@ def thaw(package: str) -> None:
 
 
 class _Sample(enum.Enum):
-    """Python 3.11 has members in the class, and yet a `__getattr__` of enums, as 3.10 needs it:
-    with it every access takes five times as long."""
+    """An enum to inspect. Python 3.11 keeps members in the class, but enums still have the
+    `__getattr__` that 3.10 needs: with it every access takes five times as long."""
 
     A = 1
 
@@ -64,13 +65,13 @@ def _thaw(record: type) -> None:
 
 
 _fields: dict[type, tuple[str, ...]] = {}
-"""Of each record that was thawed, what it is built of."""
+"""The names of the fields of each thawed record."""
 _copiers: dict[tuple[Any, ...], Callable[..., Any]] = {}
-"""By the type of a record and what is changed in it."""
+"""Functions that copy a record, by its type and the names of the fields to change."""
 
 
 def _replace(record: Any, /, **changes: Any) -> Any:
-    """As dataclasses.replace."""
+    """Like dataclasses.replace, but faster for thawed records."""
     kind = record.__class__
     key = (kind, *changes)
     copier = _copiers.get(key)

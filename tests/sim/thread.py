@@ -12,8 +12,8 @@ from tests.sim.clock import Clock
 class Wait(enum.Enum):
     """What a thread waits for when it does not sleep."""
 
-    NEWS = 1  # looks again whenever there is any
-    COLLECTIVE = 2  # only its result or an error ends it
+    NEWS = 1  # resumed at every piece of news, to look again
+    COLLECTIVE = 2  # resumed only with the result or an error
 
 
 class ScriptError(Exception):
@@ -36,21 +36,21 @@ class Thread:
         self._go(self._body.send, None)
 
     def stop(self) -> None:
-        """Never run again. The generator is left as it is: a killed process cleans nothing up."""
+        """Never run the body again, nor close it: a killed process cleans nothing up."""
         self._over = True
 
     def nudge(self) -> None:
-        """There is news."""
+        """Resume the body if it waits for news."""
         if self._waits_for is Wait.NEWS:
             self._go(self._body.send, None)
 
     def complete(self, result: Any) -> None:
-        """The collective has a result."""
+        """Resume the body with the result of its collective."""
         assert self._waits_for is Wait.COLLECTIVE or self._over
         self._go(self._body.send, result)
 
     def fail(self, error: Exception) -> None:
-        """The collective has failed."""
+        """Raise `error` in the body in place of a result of its collective."""
         assert self._waits_for is Wait.COLLECTIVE or self._over
         self._go(self._body.throw, error)
 

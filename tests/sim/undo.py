@@ -1,4 +1,4 @@
-"""The simulated undo: the copies that elastic/worker/state/undo.py keeps, and what it misses."""
+"""Simulates elastic/worker/state/undo.py: keeps its copies, and misses some changes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ class Undo:
 
     def __init__(self) -> None:
         self.commit: Content | None = None
-        """At the commit mark, if it can be had."""
+        """The state at the commit mark; None if it is lost."""
         self._begin = BLANK
         self._retry: Content | None = None
         self._misses = False
@@ -18,21 +18,21 @@ class Undo:
         """A commit mark was lost, or a block could not be undone."""
 
     def begin(self, content: Content, *, misses_gap: bool, misses_block: bool) -> None:
-        """A step is handed out. misses_gap: what has changed since the commit was not copied.
-        misses_block: the block changes what is not copied."""
+        """A step begins. `misses_gap`: changes since the commit were not copied. `misses_block`:
+        the block changes something that is not copied."""
         if misses_gap and self.commit is not None and self.commit != content:
             self.commit, self.missed = None, True
         self._begin, self._misses = content, misses_block
 
     def end(self, content: Content) -> None:
-        """The block has ended and its step counts."""
+        """The block has ended and its step is committed."""
         self.commit = content
 
     def received(self, content: Content, *, at_commit: bool) -> None:
         self.commit = content if at_commit else None
 
     def put_back(self, content: Content) -> tuple[Content, bool]:
-        """The state at the block's begin, and whether it really is."""
+        """Return the state at the block's begin, and whether it was restored whole."""
         if self._misses and content != self._begin:
             self.missed = True
             return self._begin._replace(weights=hash((content.weights, -1))), False

@@ -1,4 +1,4 @@
-"""One simulated history from its first event to its last: the machines, and the facts recorded."""
+"""Runs one simulated history: connects the machines, and records the facts for the checkers."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ from tests.sim.replica import Content, Replica, Samples
 from tests.sim.script import Script
 from tests.sim.storage import Storage
 
-# Longer than all patience that the settings of a plan can add up to once faults have stopped.
+# Seconds that a history may take after its last fault: longer than all timeouts of a plan together.
 SETTLING_TIME_S = 90.0
-# From a decision until it is in the store.
+# Seconds from a decision until it is in the store, at most.
 _DECIDED_S = 0.05
-# From the end of a process until the coordinator knows of it, beside the ways of the news.
+# Seconds from a process's end until the coordinator knows of it, on top of the messages' delays.
 _LOSS_S = 0.15
 Observer = Callable[[float, str, Any, Sequence[Any]], None]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """What a history is made of; a mutation test exchanges one."""
+    """The classes that a history is made of; a mutation test replaces one of them."""
 
     coordinator: Callable[..., Coordinator] = Coordinator
     agent: Callable[[AgentSettings], Agent] = Agent
@@ -81,18 +81,18 @@ class World:
         self.storage = Storage()
         self.nodes: list[Node] = []
         self.processes: list[Process] = []
-        """All that there ever were."""
+        """All processes of the history, also those that have ended."""
         self._stored: tuple[Generation | None, tuple[Generation, ...]] = (None, ())
-        """The newest generation in the store, and what was written with it."""
+        """The newest generation in the store, and the earlier ones that may train."""
         self._may_have_trained: tuple[Generation, ...] = ()
-        """Beside that one, as the leader was elected."""
+        """The earlier generations that might have been training when the leader was elected."""
         self._settings = plan.coordinator
         self.leader = Leader(self, plan.coordinator)
         self._instances: Counter[str] = Counter()
         self._gone: set[str] = set()
         self.faults = Faults(self, plan.faults)
         self.observer = observer
-        """Hears of all that the machines of coordinator and agents take and want."""
+        """Called with each event of the coordinator's and the agents' machines, and its effects."""
         self._groups: dict[int, Group] = {}
         self._pids = 0
         self._trained: set[str] = set()
@@ -104,7 +104,6 @@ class World:
         self.faults.start()
 
     def run(self) -> Journal:
-        """Let it happen."""
         try:
             self.clock.run(until_s=self._deadline_s, ended=self._over)
         except InvariantBroken as broken:
@@ -121,8 +120,8 @@ class World:
         return self.journal
 
     def take_apart(self) -> None:
-        """When it is over. Its parts refer to each other: only the garbage collector would find
-        them, which takes longer."""
+        """Break the cycles between the parts of a history that is over: the garbage collector takes
+        longer to find them."""
         for process in self.processes:
             for part in (process.script, process.thread, process):
                 vars(part).clear()
@@ -131,7 +130,7 @@ class World:
         vars(self).clear()
 
     def add_node(self, settings: AgentSettings) -> None:
-        """A machine joins; one that has the name of another is told from it."""
+        """A machine joins. If its name was used before, its start token tells it from the other."""
         number = self._instances[settings.node]
         self._instances[settings.node] += 1
         node = Node(self, replace(settings, start=f"{number + 1}" if number else ""))
@@ -139,19 +138,19 @@ class World:
         node.start()
 
     def gone(self, name: str) -> None:
-        """The store's keepers are certain that nothing of the node runs any more."""
+        """The store shows that certainly nothing of the node runs any more."""
         self._gone.add(name)
         self.journal.certain_at.append(self.clock.now)
         self.leader.gone(name)
 
     def registered(self, name: str) -> None:
-        """The node's agent has come back, with workers that it has begun since."""
+        """The node's agent has registered again, so the node no longer counts as gone."""
         self._gone.discard(name)
 
     def kill_leader(self, vacant_s: float) -> None:
-        """Another one is elected after a while, and finds what is in the store."""
+        """Kill the leader. After `vacant_s` seconds another one is elected and reads the store."""
         if self.leader.ended:
-            return  # all are told, by the store if need be
+            return  # all learn of the end, from the store if necessary
         self.leader.die()
         for node in self.nodes:
             node.lose_leader()
@@ -168,17 +167,17 @@ class World:
             self.leader.gone(name)
         for node in self.nodes:
             self.clock.after(self.clock.between(*self.pace.return_s), node.connect)
-        if self.journal.stopped_at is not None:  # kept in the store, or asked for again
+        if self.journal.stopped_at is not None:  # the request is in the store, or is repeated
             self.faults.stop_again()
 
     def decided(self, generation: Generation) -> None:
-        """A leader has decided on it; it does not exist yet."""
+        """A leader has decided on the generation, which is not in the store yet."""
         self._newest_when_decided[generation.number] = self.storage.newest
 
     def persist(
         self, leader: Leader, generation: Generation, may_train: tuple[Generation, ...]
     ) -> bool:
-        """Write it unless another leads; a dying leader's last write may have been under way."""
+        """Write the generation unless another leader was elected. Returns whether it did."""
         if leader is not self.leader:
             return False
         self._stored = (generation, may_train)
@@ -195,7 +194,7 @@ class World:
         return self._groups[number]
 
     def is_newcomer(self, process: Process) -> bool:
-        """It has committed no step, and one that has can go on without it."""
+        """True if the process has committed no step and one that has can go on without it."""
         trained = self._trained
         return process.name not in trained and any(
             p.name in trained and p.responsive
@@ -228,13 +227,13 @@ class World:
             self.journal.in_run.add(generation.number)
 
     def _calls_lately(self, process: Process) -> bool:
-        """It is inside session.run(), or was for all that was known when the decision was taken."""
+        """True if the process is in session.run(), or was as far as the leader could know."""
         since = self.clock.now - 2 * self.news_s - _DECIDED_S
         told = process.worker.status.in_run or process.told_in_run
         return told or process.script.left_call_at > since
 
     def _note_contact(self, generation: Generation) -> None:
-        """Whom the generation forgets, and who cannot hear of it, as far as could be known."""
+        """Record what the leader could know of nodes, holders and saves when it decided."""
         now, journal, chosen = self.clock.now, self.journal, generation.worker_ids
         node_of = {name: n for n in self.nodes for name in n.processes}
         known_s = 2 * self.news_s + _DECIDED_S
@@ -264,7 +263,7 @@ class World:
             for n in known
             if n.alive
             for p in n.processes.values()
-            if p.name not in journal.begun_without  # what these did has been begun anew since
+            if p.name not in journal.begun_without  # the job began again without these
             if p.responsive and journal.finished_at.get(p.name, math.inf) < now - known_s
         ]
         journal.done_then[generation.number] = max(done, default=0)
@@ -301,7 +300,7 @@ class World:
             ]
 
     def _finished(self, now: float, known_s: float) -> int:
-        """How many workers had told that they have finished, whose nodes were not given up."""
+        """Count the workers that had reported their end and whose nodes were not given up."""
         journal, grace_s = self.journal, self._settings.formation.agent_grace_s
         heard_until = {
             n.name: now if n.connected else n.hung_up_at - known_s
@@ -315,7 +314,7 @@ class World:
         )
 
     def _orphaned_saves(self, known_by: float) -> Iterator[str]:
-        """Those that wait for a writer that has ended, which its node has had the time to tell."""
+        """Yield the saves that wait for a writer whose end its node has had time to report."""
         generations = {g.number: g for g in self.journal.generations}
         in_contact = [
             n for n in self.nodes if n.alive and n.connected and n.connected_at < known_by
@@ -331,8 +330,8 @@ class World:
                     yield f"the save of step {step} waits for {member.worker}"
 
     def _best_awaited(self, now: float, patience_s: float) -> Replica | None:
-        """The most advanced replica of members of a group that was dissolved whose nodes have been
-        out of contact for so short a time that others wait for them."""
+        """The most advanced replica of the last group's members, after that group was dissolved,
+        whose nodes lost contact so recently that others wait for them."""
         earlier = self.journal.generations[:-1]
         if not earlier or earlier[-1].members:
             return None
@@ -348,9 +347,9 @@ class World:
         )
 
     def _best_passed_over(self, generation: Generation, since: float) -> Replica | None:
-        """The most advanced replica of members of the groups before that are well, in contact, and
-        not taken along: who waited for a group, or was in the one that was lost. Those that were
-        told that they are not needed are about to end."""
+        """The most advanced replica of members of the last two groups that are well and in contact
+        but not in `generation`: they waited for a group, or were in the lost one. Workers of
+        drained nodes do not count, since they are about to end."""
         earlier, to_end = self.journal.generations[:-1], self.journal.counted_as_gone(since)
         groups = [g.worker_ids for g in earlier if g.members][-2:]
         dissolved = bool(earlier) and not earlier[-1].members
@@ -369,7 +368,7 @@ class World:
         )
 
     def _who_may_come(self, known_s: float) -> list[Node]:
-        """Nodes that a new leader is to wait for before it forms its first group."""
+        """Nodes that a new leader should wait for before it forms its first group."""
         formation, journal = self._settings.formation, self.journal
         elected_at = max(journal.elected_at, default=-math.inf)
         patience_s = max(formation.agent_grace_s, formation.join_timeout_s) - known_s
@@ -389,7 +388,7 @@ class World:
         ]
 
     def _who_could_go_on(self, since: float) -> list[str]:
-        """Members of the last group that are well, and have been for a while."""
+        """Members of the last group that can go on, and already could at `since`."""
         groups = [g for g in self.journal.generations[:-1] if g.members]
         if not groups or any(at > since - 2.0 for at in self.journal.elected_at):
             return []
@@ -404,7 +403,7 @@ class World:
         ]
 
     def lets_go(self, node: Node) -> None:
-        """The leader says that none of the node's workers is needed."""
+        """The leader lets the node go: a violation if it takes the newest state away."""
         silent = any(action == "LOSE_NODE_SILENTLY" for _, action, _ in self.journal.struck)
         unknown_since = self.clock.now - 2 * self.news_s - (LATEST_LOSS_S if silent else _LOSS_S)
         here = _best(*(p.replica for p in node.processes.values() if p.responsive and not p.done))
@@ -423,14 +422,14 @@ class World:
             self.journal.taken_away.append(f"{node.name} is let go with {here}")
 
     def gave_up(self, number: int, step: int, written: set[int]) -> None:
-        """A save: because a member is gone that has not reported its part."""
+        """The leader abandons a save: a violation if no writer that it waits for is missing."""
         generation = next((g for g in self.journal.generations if g.number == number), None)
         known_by = self.clock.now - 2 * self.news_s - LATEST_NOTICE_S
         if generation is None:
             return
         finished = any(m.worker in self.journal.finished_at for m in generation.members)
         if finished and self.journal.elected_at:
-            return  # it heard before what became of its saves, as others may not have
+            return  # it knew the outcome of its saves; others may have missed it
         well = {
             p.name
             for n in self.nodes
@@ -442,27 +441,27 @@ class World:
             self.journal.given_up.append(f"the save of step {step} in {number}")
 
     def replaced(self, name: str) -> None:
-        """The leader wants this worker ended: its group goes on without it."""
+        """The leader has this worker ended: its group goes on without it."""
         for node in self.nodes:
             process = node.processes.get(name)
             if process is None:
                 continue
-            if process.replica is not None or not process.responsive:  # else it is in the way
+            if process.replica is not None or not process.responsive:  # else it blocks others
                 self.journal.to_end.append((self.clock.now, name))
             if not node.connected or not process.responsive:
                 continue
-            if process.replica is None:  # in the way of others: nothing but its end makes room
+            if process.replica is None:  # it blocks others: only its end makes room
                 continue
             self.journal.replaced.append((self.clock.now, name))
             back_s = self.clock.now - node.connected_at
             heard_s = _DECIDED_S + 3 * self.news_s
             hurried = back_s < self._settings.formation.join_timeout_s - heard_s
-            behind = process.replica.age <= self.storage.newest.age  # it makes room for a fresh one
+            behind = process.replica.age <= self.storage.newest.age  # makes room for a fresh one
             if hurried and not behind and not self._calls_lately(process):
                 self.journal.hurried.append(f"{name}, {back_s:.2f} s after its node came")
 
     def declared(self, process: Process, generation: Generation) -> None:
-        """A member brings its state to the agreement; it may be overwritten by the result."""
+        """A member declares its state. Record it now: the group's agreement may overwrite it."""
         replica = process.replica
         if replica is not None:
             self.journal.declared.add((generation.number, process.name))
@@ -514,9 +513,9 @@ class World:
         process.note("has called", number, evaluation)
 
     def members_elsewhere(self, generation: Generation, committed: int, for_s: float) -> bool:
-        """Whether a member has for so long been in the block of the step after `committed`, or
-        before it where replicas are compared. It says so at the store of the group that it is in:
-        those that wait in an earlier one do not hear of it."""
+        """True if a member has spent `for_s` seconds in the block of the step after `committed`, or
+        in the comparison of replicas before it. It says so at its own group's store, so members
+        that wait in an earlier group do not notice."""
         return any(
             p.committed == committed and min(since) <= self.clock.now - for_s
             for node in self.nodes
@@ -532,11 +531,12 @@ class World:
     def best_survivor(
         self, *, finished: bool = False, known_at: float = math.inf
     ) -> Replica | None:
-        """The most advanced replica that can be had, of nodes known to the coordinator then, whose
-        agents know of it.
+        """The most advanced replica that can be obtained, of workers with an agent, on nodes that
+        the coordinator knew at `known_at`.
 
-        Members at the end of the job are not asked for their state any more, nor are workers of
-        nodes that leave once they are in no group, nor those that are being ended.
+        The coordinator does not ask members at the end of the job for their state (unless
+        `finished`), nor workers of leaving nodes that are in no group, nor workers that are being
+        ended.
         """
         to_end = self.journal.counted_as_gone(min(known_at, self.clock.now))
         groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
@@ -552,7 +552,7 @@ class World:
         return _best(*held)
 
     def somebody_holds_state(self) -> bool:
-        """A whole replica is in some process that can go on, and is not given up for its agent."""
+        """True if a process that can go on, and that the leader waits for, has a whole replica."""
         waits = self._settings.formation.agent_grace_s > 0.0
         return any(
             p.responsive and p.replica is not None
@@ -562,10 +562,10 @@ class World:
         )
 
     def note_end(self) -> None:
-        """What could have been saved, now that the job ends.
+        """Record what could have been saved, now that the job ends.
 
-        Who comes back after the last group was formed is not waited for, which can cost the step
-        that only it had completed; who is out of contact keeps its place for a while.
+        Nobody waits for a member that comes back after the last group was formed, which can cost a
+        step that only this member completed. Members out of contact keep their places for a while.
         """
         self.journal.ended_at = self.clock.now
         self.journal.result = self.best_survivor(finished=True)
@@ -586,8 +586,8 @@ class World:
         self.journal.frozen_at_end = self._only_frozen_hold_state()
 
     def _best_finished(self) -> Replica | None:
-        """The most advanced replica of those that told of the end of their scripts, and did not
-        end so long ago that it must be known."""
+        """The most advanced replica of workers whose scripts finished, without processes that ended
+        so long ago that the leader must know."""
         gone_at, finished_at = self.journal.gone_at, self.journal.finished_at
         grace_s = self._settings.formation.agent_grace_s
         known_since = self.clock.now - 2 * self.news_s - LATEST_LOSS_S - grace_s

@@ -131,6 +131,7 @@ class HttpServer:
         self._loop = _new_loop()
         self._loop.set_exception_handler(_on_loop_error)
         self._ends = asyncio.Event()
+        self._pause: asyncio.TimerHandle | None = None
 
     def run(self) -> None:
         """Serve until `close` is called from another thread."""
@@ -147,35 +148,47 @@ class HttpServer:
             self._loop.call_soon_threadsafe(self._ends.set)
 
     async def _serve(self) -> None:
-        accepting = asyncio.ensure_future(self._accept())
+        self._listen()
         await self._ends.wait()
         if self._streams and self._farewell is not None:
             with contextlib.suppress(Exception):  # its failure may be why the daemon ends
                 async with timeout(_FAREWELL_S):
                     await self._farewell()
-        attending = [accepting, *(task for task, _ in self._connections.values())]
-        await _cancelled(attending)
+        self._loop.remove_reader(self._listener)
+        if self._pause is not None:
+            self._pause.cancel()
+        await _cancelled([task for task, _ in self._connections.values()])
         await asyncio.sleep(0.01)  # the loop releases aborted transports
         await _cancelled(list(self._state.tasks))
         if left := asyncio.all_tasks() - {asyncio.current_task()}:  # tasks they have cancelled
             await asyncio.wait(left, timeout=_END_WITHIN_S)
 
-    async def _accept(self) -> None:
-        while True:
-            try:
-                connection, _ = await self._loop.sock_accept(self._listener)
-            except OSError:  # no descriptor is left, or the client has already gone
-                await asyncio.sleep(_PAUSE_S)
-                continue
-            if len(self._connections) >= MOST_CONNECTIONS:
-                self._cut_oldest()
-            protocol = _Connection(
-                config=self._config, server_state=self._state, app_state={}, _loop=self._loop
-            )
-            task = asyncio.ensure_future(self._attend(connection, protocol))
-            self._connections[connection] = task, protocol
-            task.add_done_callback(functools.partial(self._forget, connection))
-            await asyncio.sleep(0)
+    def _listen(self) -> None:
+        self._loop.add_reader(self._listener, self._accept)
+
+    def _accept(self) -> None:
+        """Attend the next connection. The loop calls this when there is one.
+
+        A task that awaits `sock_accept` would lose an accepted connection if it is cancelled before
+        it resumes.
+        """
+        try:
+            connection, _ = self._listener.accept()
+        except BlockingIOError:  # the client has already gone
+            return
+        except OSError:  # no descriptor is left
+            self._loop.remove_reader(self._listener)
+            self._pause = self._loop.call_later(_PAUSE_S, self._listen)
+            return
+        connection.setblocking(False)
+        if len(self._connections) >= MOST_CONNECTIONS:
+            self._cut_oldest()
+        protocol = _Connection(
+            config=self._config, server_state=self._state, app_state={}, _loop=self._loop
+        )
+        task = self._loop.create_task(self._attend(connection, protocol))
+        self._connections[connection] = task, protocol
+        task.add_done_callback(functools.partial(self._forget, connection))
 
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:
         del task

@@ -35,10 +35,13 @@ BODY = b"x" * 2_000_000
 class Site:
     """A server on loopback, with its requests in `asked` and its reports in `told`."""
 
-    def __init__(self, tls: HttpTls | None = None) -> None:
+    def __init__(
+        self, tls: HttpTls | None = None, kind: type[socket.socket] = socket.socket
+    ) -> None:
         self.told: list[dict[str, Any]] = []
         self.asked: list[Request] = []
-        listener = asyncio.run(listen_for_http("127.0.0.1:0"))
+        listener = kind(fileno=asyncio.run(listen_for_http("127.0.0.1:0")).detach())
+        listener.setblocking(False)
         self.port = int(address_of(listener).rpartition(":")[2])
         pages = {
             "/small": self._small,
@@ -208,6 +211,45 @@ def test_thousands_of_connections_do_not_keep_others_out(site: Site) -> None:
                 assert site.ask()[0] == 200
                 assert len(site.server._connections) <= http_server.MOST_CONNECTIONS
         assert site.ask()[0] == 200
+
+
+def test_a_server_without_descriptors_accepts_again_when_it_has_some(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    refusals = [errno.EMFILE, errno.ENFILE]
+
+    class Exhausted(socket.socket):
+        def accept(self) -> Any:
+            if refusals:
+                raise OSError(refusals.pop(), "no descriptor is left")
+            return super().accept()
+
+    monkeypatch.setattr(http_server, "_PAUSE_S", 0.05)
+    site = Site(kind=Exhausted)
+    try:
+        assert site.ask() == (200, b"small\n")
+        assert not refusals
+    finally:
+        site.close()
+
+
+def test_a_server_that_closes_while_it_accepts_leaves_no_connection_open() -> None:
+    """pytest makes an error of the ResourceWarning that tells of one."""
+
+    def connect(site: Site) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                site.connect().close()
+
+    for _ in range(10):
+        site = Site()
+        clients = [threading.Thread(target=connect, args=(site,)) for _ in range(2)]
+        for client in clients:
+            client.start()
+        site.close()
+        for client in clients:
+            client.join()
+        gc.collect()
 
 
 def test_closing_does_not_wait_for_clients() -> None:

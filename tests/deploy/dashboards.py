@@ -49,7 +49,7 @@ def documents() -> dict[str, str]:
 
 
 def _job() -> models.Dashboard:
-    board = _board("job", "Is it training, how fast, what was lost, and to what.")
+    board = _board("job", "Whether the job trains, how fast, what time was lost, and why.")
     _row(
         board,
         "Is it training?",
@@ -58,7 +58,7 @@ def _job() -> models.Dashboard:
             "time() - max(elastic_last_commit_timestamp_seconds{job})",
             unit="s",
             worse_from=(60, 600),
-            about="Every kind of standstill shows here.",
+            about="It grows while the job stands still, whatever the cause.",
         ),
         _stat(
             "Phase",
@@ -71,7 +71,7 @@ def _job() -> models.Dashboard:
             "Workers missing",
             "max(elastic_wanted_world_size{job}) - max(elastic_world_size{job})",
             worse_from=(1, None),
-            about="That the nodes which take part have room for.",
+            about="Workers that the participating nodes have slots for but that do not train.",
         ),
         _stat(
             "Goodput of the run",
@@ -84,7 +84,7 @@ def _job() -> models.Dashboard:
             "max(elastic_restarts_left{job} / (elastic_restarts_allowed{job} > 0))",
             unit="percentunit",
             better_from=(0.25, 0.5),
-            about="Of the failures that the budget allows within its window.",
+            about="Share of the failures that the budget allows within the restart window.",
         ),
         _stat(
             "Since the last checkpoint",
@@ -94,10 +94,10 @@ def _job() -> models.Dashboard:
             none="none in this run",
         ),
         _stat(
-            "Ended with",
+            "Exit code",
             "max(elastic_job_exit_code{job})",
             worse_from=(None, 1),
-            none="runs",
+            none="running",
         ),
     )
     _row(
@@ -110,10 +110,10 @@ def _job() -> models.Dashboard:
             unit="s",
         ),
         _curves(
-            "Step under way",
-            ("max(elastic_step_elapsed_seconds{job})", "lasts"),
+            "Current step",
+            ("max(elastic_step_elapsed_seconds{job})", "elapsed"),
             unit="s",
-            about="It grows where a step hangs; it is 0 between steps.",
+            about="It grows while a step hangs, and is 0 between steps.",
         ),
         _curves(
             "Workers",
@@ -133,7 +133,7 @@ def _job() -> models.Dashboard:
             ("sum(rate(elastic_steps_slow_total{job}[rate]))", "slow"),
         ),
         _curves(
-            "Step, epoch",
+            "Step and epoch",
             ("max(elastic_step{job})", "step"),
             ("max(elastic_epoch{job})", "epoch"),
         ),
@@ -164,10 +164,10 @@ def _job() -> models.Dashboard:
             about="Shares of the time of all wanted slots; docs/GUIDE.md says what each kind is.",
         ),
         _curves(
-            "Slots lost to",
+            "Slots lost by node",
             _sum("node", "rate(elastic_slot_seconds_lost_total{job}[rate])"),
             stacked=True,
-            about="By the node that was the cause; without a name: no node was.",
+            about="By the node that caused the loss; without a name: no node did.",
         ),
     )
     _row(
@@ -197,7 +197,7 @@ def _job() -> models.Dashboard:
             (_mean("elastic_recovery_phase_duration_seconds", by="phase"), "{{phase}}"),
             unit="s",
             points=True,
-            about="abort overlaps with the others, which add up to the whole.",
+            about="abort overlaps with the other phases, which add up to the whole.",
         ),
         _curves(
             "Workers that failed",
@@ -217,22 +217,22 @@ def _job() -> models.Dashboard:
         board,
         "Slow ranks",
         _curves(
-            "Named ranks",
+            "Ranks named as slow",
             (
                 "max by (node, slot, kind) (elastic_straggler{job})",
                 "{{node}}, slot {{slot}}: {{kind}}",
             ),
             unit="percentunit",
             points=True,
-            about="By which share of each step they hold up the others, and in what.",
+            about="The share of each step by which the rank holds up the others, and what it is slow in.",
         ),
         _curves(
-            "The slowest rank, named or not",
+            "Slowest rank, even if only briefly",
             ("max(elastic_straggler_ratio{job})", "share of a step"),
             unit="percentunit",
         ),
         _curves(
-            "Ranks named by what they are slow in",
+            "Ranks named as slow, by kind",
             _sum("kind", "increase(elastic_stragglers_total{job}[rate])"),
             bars=True,
         ),
@@ -241,12 +241,12 @@ def _job() -> models.Dashboard:
         board,
         "Checkpoints",
         _curves(
-            "Age",
+            "Age of the newest checkpoint",
             ("time() - max(elastic_checkpoint_timestamp_seconds{job})", "newest"),
             unit="s",
         ),
         _curves(
-            "Steps that only memory has",
+            "Steps since the newest checkpoint",
             ("max(elastic_step{job}) - max(elastic_checkpoint_step{job})", "steps"),
         ),
         _curves(
@@ -262,7 +262,7 @@ def _job() -> models.Dashboard:
             points=True,
         ),
         _curves(
-            "From the boundary to the commit",
+            "Time of a save, from step boundary to commit",
             *_quantiles("elastic_checkpoint_duration_seconds"),
             unit="s",
             points=True,
@@ -291,14 +291,14 @@ def _job() -> models.Dashboard:
         ),
         _curves(
             "Global batch",
-            ("max(elastic_global_batch_samples{job})", "samples of a step"),
+            ("max(elastic_global_batch_samples{job})", "samples per step"),
         ),
     )
     return board.build()
 
 
 def _nodes() -> models.Dashboard:
-    board = _board("nodes", "Which machine is the trouble.", node="elastic_node_state")
+    board = _board("nodes", "Which machine causes trouble.", node="elastic_node_state")
     _row(
         board,
         "All nodes",
@@ -313,7 +313,7 @@ def _nodes() -> models.Dashboard:
             stacked=True,
         ),
         _curves(
-            "Came and went",
+            "Nodes lost, quarantined, drained",
             ("sum(increase(elastic_node_losses_total{job}[rate]))", "agents lost"),
             ("sum(increase(elastic_node_quarantines_total{job}[rate]))", "quarantined"),
             ("sum(increase(elastic_node_drains_total{job}[rate]))", "drained"),
@@ -332,12 +332,12 @@ def _nodes() -> models.Dashboard:
             _max("node", "elastic_node_failures{node}"),
         ),
         _curves(
-            "Slots lost to it",
+            "Slots lost because of it",
             _sum("node", "rate(elastic_slot_seconds_lost_total{node}[rate])"),
             stacked=True,
         ),
         _curves(
-            "How slow its slots are",
+            "Its slow slots",
             (
                 "max by (node, slot, kind) (elastic_straggler{node})",
                 "{{node}}, slot {{slot}}: {{kind}}",
@@ -353,17 +353,17 @@ def _nodes() -> models.Dashboard:
     )
     _row(
         board,
-        "Each node, as its agent tells (agents with --http-address)",
+        "Each node, as its agent reports (agents with --http-address)",
         _curves(
-            "Hears a coordinator",
+            "Connected to a coordinator",
             _min("node", "elastic_agent_connected{node}"),
         ),
         _curves(
-            "Has its name in etcd",
+            "Registered in etcd",
             _min("node", "elastic_agent_registered{node}"),
         ),
         _curves(
-            "Lost its coordinator",
+            "Times it lost its coordinator",
             _sum("node", "increase(elastic_agent_coordinator_losses_total{node}[rate])"),
             bars=True,
         ),
@@ -385,18 +385,18 @@ def _nodes() -> models.Dashboard:
             _sum("node", "increase(elastic_agent_workers_started_total{node}[rate])"),
             (
                 "sum by (node) (increase(elastic_agent_workers_not_started_total{node}[rate]))",
-                "{{node}}: could not be",
+                "{{node}}: could not be started",
             ),
             (
                 "sum by (node) (increase(elastic_agent_zygote_losses_total{node}[rate]))",
-                "{{node}}: who forks them ended",
+                "{{node}}: zygote lost",
             ),
             bars=True,
         ),
         _curves(
             "Steps committed",
             _max("node", "elastic_agent_step{node}"),
-            about="As its workers reported last: at least when the group changes.",
+            about="From the last reports of its workers, which report at least when the group changes.",
         ),
     )
     return board.build()
@@ -410,17 +410,17 @@ def _control_plane() -> models.Dashboard:
     )
     _row(
         board,
-        "Is the job led?",
+        "Does a coordinator lead?",
         _stat(
             "Leaders",
             "sum(elastic_leader{job})",
             better_from=(1, 1),
         ),
         _stat(
-            "In doubt",
+            "Leader in doubt",
             "max(elastic_leader_in_doubt{job})",
             worse_from=(None, 1),
-            about="1: etcd has not confirmed in time that the leader still leads.",
+            about="1: etcd did not confirm in time that the leader still leads.",
         ),
         _stat(
             "Standby coordinators",
@@ -435,11 +435,11 @@ def _control_plane() -> models.Dashboard:
             none="none",
         ),
         _stat(
-            "Longest since etcd answered",
+            "Longest silence of etcd",
             "max((time() - elastic_store_last_answer_timestamp_seconds{job}) unless on (instance) (elastic_leader{job} == 0))",
             unit="s",
             worse_from=(15, 60),
-            about="A standby coordinator asks seldom, and is left out.",
+            about="Without standby coordinators, which rarely ask etcd.",
         ),
         _stat(
             "First certificate expires in",
@@ -459,13 +459,13 @@ def _control_plane() -> models.Dashboard:
     _row(
         board,
         "Coordinators",
-        _curves("Leads", _max("instance", "elastic_leader{instance}")),
+        _curves("Leader", _max("instance", "elastic_leader{instance}")),
         _curves(
-            "What happened",
+            "Control plane events",
             ("sum(increase(elastic_elections_total{job}[rate]))", "elections"),
             ("sum(increase(elastic_leader_doubts_total{job}[rate]))", "doubts"),
             ("sum(increase(elastic_store_roll_backs_total{job}[rate]))", "roll-backs"),
-            ("sum(increase(elastic_newcomers_refused_total{job}[rate]))", "kept out"),
+            ("sum(increase(elastic_newcomers_refused_total{job}[rate]))", "newcomers kept out"),
             ("sum(increase(elastic_state_differences_total{job}[rate]))", "state differs"),
             ("sum(increase(elastic_ledger_failures_total{job}[rate]))", "ledger failed"),
             bars=True,
@@ -477,9 +477,9 @@ def _control_plane() -> models.Dashboard:
     )
     _row(
         board,
-        "etcd, as daemons find it",
+        "etcd, as the daemons measure it",
         _curves(
-            "Calls, 99% within",
+            "Duration of calls, 99th percentile",
             (
                 "histogram_quantile(0.99, sum by (kind, le) (rate(elastic_store_call_duration_seconds_bucket{instance}[rate])))",
                 "{{kind}}",
@@ -508,13 +508,13 @@ def _control_plane() -> models.Dashboard:
         board,
         "Daemons",
         _curves(
-            "Age of their figures",
+            "Age of the figures",
             ("time() - elastic_snapshot_timestamp_seconds{instance}", "{{instance}}"),
             unit="s",
-            about="A large one: the event loop stands still, and all its other figures are old.",
+            about="If it is large, the event loop stands still and all other figures of the daemon are old.",
         ),
         _curves(
-            "Time that event loops were held up",
+            "Share of time that event loops stood still",
             _sum("instance", "rate(elastic_loop_pause_seconds_total{instance}[rate])"),
             unit="percentunit",
         ),
@@ -578,8 +578,8 @@ def _min(by: str, values: str) -> Query:
 def _quantiles(histogram: str) -> Sequence[Query]:
     rate = f"sum by (le) (rate({histogram}_bucket{{job}}[rate]))"
     return (
-        (f"histogram_quantile(0.5, {rate})", "half within"),
-        (f"histogram_quantile(0.99, {rate})", "99% within"),
+        (f"histogram_quantile(0.5, {rate})", "median"),
+        (f"histogram_quantile(0.99, {rate})", "99th percentile"),
     )
 
 

@@ -37,7 +37,7 @@ def main() -> int:
         unknown = sorted(set(extras) - set(project["optional-dependencies"]))
         if unknown:
             known = ", ".join(sorted(project["optional-dependencies"]))
-            print(f"EXTRAS names {', '.join(unknown)}; there are {known}", file=sys.stderr)
+            print(f"EXTRAS has unknown names: {', '.join(unknown)}; use {known}", file=sys.stderr)
             return 2
         print(*requirements(project, extras), sep="\n")
     return 0

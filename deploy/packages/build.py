@@ -37,13 +37,13 @@ Description: keeps one data-parallel PyTorch job training while machines come an
 """
 README = """\
 The units run /opt/elastic/bin/elastic. To install it there, with the build of torch that fits this
-machine's GPUs, or with the one that pip takes by itself:
+machine's GPUs, or with the build that pip chooses:
 
     python3 -m venv /opt/elastic
     /opt/elastic/bin/pip install /usr/share/elastic/{wheel}
 
 After an upgrade of this package run the second command again, restart the coordinators one after
-the other, and reload the agents (systemctl reload 'elastic-agent@*'): workers train on.
+the other, and reload the agents (systemctl reload 'elastic-agent@*'): workers go on training.
 `/opt/elastic/bin/elastic files` lists charts, alert rules and more.
 """
 POSTINST = """\
@@ -63,7 +63,7 @@ fi
 PRERM = """\
 #!/bin/sh
 set -e
-# Not before an upgrade: what trains goes on.
+# Only on removal: during an upgrade, jobs go on training.
 if [ "$1" = remove ] && [ -d /run/systemd/system ]; then
     systemctl stop 'elastic-agent@*.service' 'elastic-coordinator@*.service' || true
 fi

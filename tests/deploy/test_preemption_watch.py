@@ -133,7 +133,7 @@ def test_the_watch_exits_with_1_for_other_events_and_malformed_documents(
 def test_the_watch_exits_with_1_and_a_message_when_the_service_does_not_answer(cloud: str) -> None:
     seen = _look(cloud, "http://127.0.0.1:1")
     assert seen.returncode == 1
-    assert f"the metadata service of {cloud} gives no answer" in seen.stderr
+    assert f"the metadata service of {cloud} gave no valid answer" in seen.stderr
 
 
 def test_an_agent_is_preempted_when_the_watch_sees_a_notice(metadata: Metadata) -> None:

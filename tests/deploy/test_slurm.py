@@ -119,7 +119,7 @@ def test_a_job_that_gets_sigterm_is_saved_requeued_and_resumed(
     restored = [event["committed"] for event in job.events("state_restored")]
     assert restored[0] == 0 < restored[1], "it went on from what was saved"
     text = (cluster.directory / f"elastic-{job.number}.out").read_text()
-    assert "elastic: saved; requeued" in text
+    assert "elastic: the job is saved and is requeued" in text
     assert cluster.processes_of_jobs() == []
 
 

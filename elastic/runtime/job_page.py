@@ -124,7 +124,7 @@ class JobPage:
 
     async def _incident(self, request: Request) -> Response:
         if self._source.incident is None or not _NUMBER.fullmatch(request.name):
-            return Response.of(404, "incidents have numbers")
+            return Response.of(404, "the path must end with the number of an incident")
         number, find = int(request.name), self._source.incident
 
         async def look() -> str:
@@ -135,7 +135,7 @@ class JobPage:
     async def _log(self, request: Request) -> Response:
         find = self._source.log
         if find is None:
-            return Response.of(404, "this page has no logs")
+            return Response.of(404, "this page does not show logs")
         return await self._answer(lambda: find(request.name), 404)
 
     def _action(self, method: str) -> Page:
@@ -148,7 +148,7 @@ class JobPage:
                     act = self._source.act
                     assert act is not None
                     return await self._answer(lambda: act(method, node, by), 409)
-            return Response.of(400, 'what is sent is {"node": NAME}, as JSON')
+            return Response.of(400, 'the body must be {"node": NAME}, as JSON')
 
         return page
 
@@ -156,9 +156,9 @@ class JobPage:
         """Refuse also what another site makes a browser send: it is not JSON or of this Origin."""
         sent = request.headers
         if sent.get("content-type", "").partition(";")[0] != _JSON:
-            return Response.of(415, f"what is sent must be {_JSON}")
+            return Response.of(415, f"the content type must be {_JSON}")
         if sent.get("origin", "").partition("://")[2] != sent.get("host"):
-            return Response.of(403, "this is for the page itself: the Origin is not the Host")
+            return Response.of(403, "only the page may send this: the Origin is not the Host")
         shown, wanted = sent.get("authorization", "").encode(), f"Bearer {self._token}".encode()
         if self._token and not hmac.compare_digest(shown, wanted):
             hint = {"www-authenticate": "Bearer"}
@@ -172,7 +172,7 @@ class JobPage:
         try:
             return Response.of(200, await Question(self._loop, ask).ask(), **_PROTECTION)
         except asyncio.TimeoutError:
-            return Response.of(503, f"there was no answer within {ASK_WITHIN_S:g} s")
+            return Response.of(503, f"the coordinator did not answer within {ASK_WITHIN_S:g} s")
         except ElasticError as error:
             return Response.of(503 if isinstance(error, TransientError) else refused, str(error))
 

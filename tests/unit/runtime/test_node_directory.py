@@ -80,8 +80,8 @@ def test_workers_that_outlive_the_agent_keep_the_directory(directory: NodeDirect
     assert not directory.path.exists()
 
 
-def test_a_given_parent_directory_is_used(tmp_path: Path) -> None:
-    parent = tmp_path / "state" / "agents"
+def test_a_given_parent_directory_is_used(runtime: Path) -> None:
+    parent = runtime / "state" / "agents"
     made = NodeDirectory("job", "n1", parent)
     assert made.path == parent / "job@n1"
     made.close()
@@ -104,13 +104,13 @@ def test_long_names_give_distinct_paths_fit_for_sockets(runtime: Path, has_paren
     other.close()
 
 
-def test_a_parent_that_cannot_be_used_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "file"
+def test_a_parent_that_cannot_be_used_is_refused(runtime: Path) -> None:
+    file = runtime / "file"
     file.touch()
     with pytest.raises(ConfigurationError, match=r"cannot use .*file/job@n1.*--state-dir"):
         NodeDirectory("job", "n1", file)
     with pytest.raises(ConfigurationError, match=r"too long a path.*--state-dir"):
-        NodeDirectory("job", "n1", tmp_path / ("x" * 100))
+        NodeDirectory("job", "n1", runtime / ("x" * 100))
 
 
 def test_different_jobs_and_nodes_have_different_directories(runtime: Path) -> None:
@@ -125,20 +125,20 @@ def test_different_jobs_and_nodes_have_different_directories(runtime: Path) -> N
 
 
 @pytest.mark.parametrize("mode", [0o770, 0o702])
-def test_a_directory_that_others_can_write_to_is_refused(tmp_path: Path, mode: int) -> None:
-    (tmp_path / "job@n1").mkdir()
-    (tmp_path / "job@n1").chmod(mode)
+def test_a_directory_that_others_can_write_to_is_refused(runtime: Path, mode: int) -> None:
+    (runtime / "job@n1").mkdir()
+    (runtime / "job@n1").chmod(mode)
     with pytest.raises(ConfigurationError, match=r"not this user's alone \(owner \d+, mode d"):
-        NodeDirectory("job", "n1", tmp_path)
+        NodeDirectory("job", "n1", runtime)
 
 
-def test_a_symbolic_link_in_place_of_the_lock_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "job@n1").mkdir(mode=0o700)
-    precious = tmp_path / "precious"
+def test_a_symbolic_link_in_place_of_the_lock_is_refused(runtime: Path) -> None:
+    (runtime / "job@n1").mkdir(mode=0o700)
+    precious = runtime / "precious"
     precious.write_text("content")
-    (tmp_path / "job@n1" / "agent.lock").symlink_to(precious)
+    (runtime / "job@n1" / "agent.lock").symlink_to(precious)
     with pytest.raises(ConfigurationError, match="symbolic link"):
-        NodeDirectory("job", "n1", tmp_path)
+        NodeDirectory("job", "n1", runtime)
     assert precious.read_text() == "content"
 
 

@@ -31,14 +31,14 @@ DEFAULT_LISTEN = "0.0.0.0:29400"
 def _most_and_least(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
     if values["max_workers"] is not None and values["min_workers"] > values["max_workers"]:
         yield (
-            f"{naming.mention('min_workers')} can never be reached with "
-            f"{naming.mention('max_workers')}; lower the first or raise the second"
+            f"{naming.mention('min_workers')} is more than {naming.mention('max_workers')}; lower "
+            f"{naming.name('min_workers')} or raise {naming.name('max_workers')}"
         )
 
 
 def _known_port(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
     if int(port_of(values["listen"])) == 0:
-        yield f"{naming.mention('listen')} has no port that others could know; give one from 1 on"
+        yield f"{naming.mention('listen')} has no port that others can know; give a port from 1 on"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,9 +59,9 @@ class CoordinatorSettings:
     )
     advertise: str | None = setting(
         None,
-        "HOST or HOST:PORT at which other machines reach it; without a port that of --listen. "
-        "Unset: --listen, with this machine's address for a wildcard. Others resolve a name "
-        "whenever they connect.",
+        "HOST or HOST:PORT at which other machines reach this coordinator; without a port, the "
+        "port of --listen. Unset: --listen, with this machine's address for a wildcard. Other "
+        "machines resolve a name at each connection.",
         REACHABLE_ADDRESS,
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_COORDINATOR)

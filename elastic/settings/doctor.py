@@ -41,13 +41,11 @@ class MachineSettings:
     )
     doctor_address: str = setting(
         "0.0.0.0:29410",
-        "HOST:PORT at which this doctor answers those of the other nodes; also the port of peers "
-        "that have none.",
+        "HOST:PORT at which this doctor listens for other nodes' doctors; its port is also the "
+        "default for peers.",
         LISTENING_ADDRESS,
     )
-    peer_timeout_s: float = setting(
-        30.0, "Seconds to wait for the doctors of the other nodes.", DURATION
-    )
+    peer_timeout_s: float = setting(30.0, "Seconds to wait for other nodes' doctors.", DURATION)
     fail_on: FailOn = setting(
         FailOn.ERROR,
         "What ends the command with an exit code other than 0: error, warning (errors too) or "

@@ -301,7 +301,7 @@ def require_host(host: str) -> None:
         _check_host(host)
     except ValueError:
         raise ConfigurationError(
-            f"{host!r} is no host; expected a name or an address without a port"
+            f"{host!r} is not a valid host; expected a name or an address without a port"
         ) from None
 
 
@@ -312,5 +312,5 @@ def require_node_name(name: str, of: str = "node") -> None:
     """
     if len(name) > NODE_NAME_MAX_LENGTH or not _HOST_NAME.fullmatch(name):
         raise ConfigurationError(
-            f"{name[:NODE_NAME_MAX_LENGTH]!r} is no name of a {of}; expected {NODE_NAME.text}"
+            f"{name[:NODE_NAME_MAX_LENGTH]!r} is not a valid {of} name; expected {NODE_NAME.text}"
         )

@@ -33,7 +33,8 @@ def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]
         yield (
             f"{naming.mention('isolation_timeout_s')} is less than "
             f"{naming.mention('node_ttl_s')}: the node would stop its workers between two renewals "
-            "of its lease; raise the first or lower the second"
+            f"of its lease; raise {naming.name('isolation_timeout_s')} or lower "
+            f"{naming.name('node_ttl_s')}"
         )
 
 
@@ -42,8 +43,9 @@ def _enough_ports(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
     if ports is not None and ports.size < workers:
         yield (
             f"{naming.mention('worker_port_range')} has {ports.size} ports, and each of the "
-            f"{workers} workers of {naming.mention('nproc_per_node')} listens at one; widen the "
-            "first, twice as many leave room for workers that are being replaced"
+            f"{workers} workers of {naming.mention('nproc_per_node')} listens at one; widen "
+            f"{naming.name('worker_port_range')}: twice as many ports as workers leave room for "
+            "workers that are being replaced"
         )
 
 
@@ -65,8 +67,8 @@ class NodeSettings:
     node_host: str | None = field(default=None, metadata=shared.NODE_HOST)
     machine: str | None = setting(
         None,
-        "Name of this node's machine, to which quarantine and failures belong; unset: the host "
-        "name. In a container give the host's name.",
+        "Name of this node's machine; failures and quarantine count for the machine. Unset: the "
+        "host name. In a container, give the name of the container's host.",
         NODE_NAME,
     )
     worker_port_range: PortRange | None = field(default=None, metadata=shared.WORKER_PORT_RANGE)
@@ -94,13 +96,15 @@ class NodeSettings:
         DURATION_OR_ZERO,
     )
     drain_timeout_s: float = setting(
-        15.0, "Seconds that a node's workers have to leave at a step boundary.", DURATION_OR_ZERO
+        15.0,
+        "Seconds that a draining node's workers get to reach a step boundary.",
+        DURATION_OR_ZERO,
     )
     preemption_file: Path | None = setting(
-        None, "A file that exists once the node is about to be taken away.", FILE
+        None, "A file that appears when the node is about to be taken away.", FILE
     )
     preemption_command: tuple[str, ...] | None = setting(
-        None, "A command that exits with 0 once the node is about to be taken away.", COMMAND
+        None, "A command that exits with 0 when the node is about to be taken away.", COMMAND
     )
     preemption_interval_s: float = setting(
         5.0, "Seconds between checks for a notice of preemption.", DURATION

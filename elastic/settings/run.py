@@ -40,8 +40,8 @@ def _reachable(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
 def _one_style(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
     if values["output"] is OutputMode.LIVE and values["console"] is Console.JSON:
         yield (
-            f"{naming.mention('output')} and {naming.mention('console')} exclude each other: JSON "
-            "is for programs, a live line for people; leave one out"
+            f"{naming.mention('output')} and {naming.mention('console')} cannot be used together: "
+            "JSON is for programs, a live line for people; remove one"
         )
 
 

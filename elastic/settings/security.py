@@ -27,7 +27,7 @@ class SecuritySettings:
         None, "PEM file of the authorities that sign the certificates of the job.", PEM_FILE
     )
     tls_cert: Path | None = setting(
-        None, "PEM file of the certificate to show, which names JOB.job.elastic.", PEM_FILE
+        None, "PEM file of the certificate to show, which must name JOB.job.elastic.", PEM_FILE
     )
     tls_key: Path | None = setting(None, "PEM file of its key, without a passphrase.", PEM_FILE)
     insecure: bool = setting(
@@ -44,6 +44,6 @@ def security_problems(
     missing = [one for one in _FILES if getattr(settings, one) is None]
     given = ", ".join(name(one) for one in _FILES if one not in missing)
     if given and missing:
-        yield f"{given}: mutual TLS needs also {', '.join(map(name, missing))}"
+        yield f"{given}: mutual TLS also needs {', '.join(map(name, missing))}"
     if given and settings.insecure:
-        yield f"{given} and {name('insecure')} exclude each other; leave one out"
+        yield f"{given} and {name('insecure')} cannot be used together; remove one"

@@ -69,7 +69,8 @@ class AfterEnd(enum.Enum):
 
 SCRIPT = about("The training script.", FILE, positional="SCRIPT")
 ARGS = about(
-    "The script's own arguments; in a variable quoted as for a shell, in a file an array.",
+    "The script's own arguments; in an environment variable quoted as for a shell, in a TOML file "
+    "an array.",
     ARGUMENTS,
     positional="ARGUMENTS",
 )
@@ -103,7 +104,8 @@ LAUNCH = about(
     one_of(Launch),
 )
 NPROC_PER_NODE = about(
-    "Workers on each node: a number, gpu, cpu, or auto: gpu, or cpu without GPUs.", PROCESSES
+    "Workers on each node: a number, gpu, cpu, or auto (GPUs, or CPUs if there are none).",
+    PROCESSES,
 )
 SPARES = about("Warm processes kept ready on each node.", whole(0))
 MAX_RESTARTS = about("Unplanned worker restarts allowed within the restart window.", whole(0))
@@ -154,13 +156,13 @@ HANG_TIMEOUT_S = about(
 )
 SILENCE_TIMEOUT_S = about(
     "Seconds for which a worker's process may stay silent, for example while C code holds the "
-    "interpreter; then another takes its place. 0: for ever. A worker that compiles has "
-    "--first-step-timeout-s.",
+    "interpreter; then another worker replaces it. 0: for ever. While a worker compiles, "
+    "--first-step-timeout-s applies.",
     DURATION_OR_ZERO,
 )
 FIRST_STEP_TIMEOUT_S = about(
     "Shortest time that counts as a hang in the first step of a group, or while torch.compile "
-    "runs, which adds as much to --start-timeout-s; 0: never.",
+    "runs, which also extends --start-timeout-s by this time; 0: never.",
     DURATION_OR_ZERO,
 )
 PAUSE_TIMEOUT_S = about(
@@ -190,13 +192,13 @@ HTTP_ADDRESS_OF_A_COORDINATOR = about(
     HTTP_ADDRESS,
 )
 METRICS_ADDRESS = about(
-    "HOST:PORT for /metrics alone, with /healthz and /readyz; unset: /metrics is at "
+    "HOST:PORT for /metrics, /healthz and /readyz without the page; unset: /metrics is at "
     "--http-address; off: nowhere.",
     HTTP_ADDRESS,
 )
 PAGE_ACTIONS = about(
-    "Let users of the page drain and clear nodes and stop the job. They need an operator's "
-    "certificate of the job, or the token of --page-token-file.",
+    "Let users of the page drain and clear nodes and stop the job, if they have an operator's "
+    "certificate of the job or the token of --page-token-file.",
     limits.YES_OR_NO,
 )
 PAGE_TOKEN_FILE = about(

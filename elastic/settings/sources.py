@@ -359,7 +359,7 @@ def _parse(file: Given, problems: list[str]) -> dict[str, Any]:
     except tomllib.TOMLDecodeError as error:
         problems.append(f"{file.value}, line {_line(error, text)}: not valid TOML: {error}")
     except (ValueError, RecursionError) as error:  # too many digits, or brackets nested too deep
-        problems.append(f"{file.value}: cannot be taken for TOML: {error}")
+        problems.append(f"{file.value}: cannot be parsed as TOML: {error}")
     return {}
 
 
@@ -393,7 +393,7 @@ class _Reader:
             has_it = option in self._own
             table = self._command.table if has_it else owners(option)[0].table
             self._problems.append(
-                f"{key} ({self._path}): stands outside of a table; move it below [{table}]"
+                f"{key} ({self._path}): is outside any table; move it below [{table}]"
             )
         elif key in TABLES:
             self._problems.append(
@@ -429,8 +429,8 @@ class _Reader:
             return False
         if every_option()[name].secret:
             self._problems.append(
-                f"{key} ({source}): is not read from this file, which may be anybody's to read; "
-                f"give {name}_file, or {every_option()[name].variable} in the environment"
+                f"{key} ({source}): is not read from this file, since other users may be able to "
+                f"read it; give {name}_file, or {every_option()[name].variable} in the environment"
             )
             return False
         if name in self._own or shared:

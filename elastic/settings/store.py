@@ -25,18 +25,18 @@ def _certificate_and_key(values: Mapping[str, Any], naming: Naming) -> Iterator[
     given = [name for name, value in values.items() if value is not None]
     if len(given) == 1:
         (missing,) = values.keys() - given
-        yield f"{naming.name(given[0])} needs also {naming.name(missing)}"
+        yield f"{naming.name(given[0])} also needs {naming.name(missing)}"
 
 
 def _user_and_password(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
     user, *sources = values
     given = [naming.name(source) for source in sources if values[source] is not None]
     if len(given) == 2:
-        yield f"{given[0]} and {given[1]} exclude each other; leave one out"
+        yield f"{given[0]} and {given[1]} cannot be used together; remove one"
     elif given and values[user] is None:
-        yield f"{given[0]} needs also {naming.name(user)}"
+        yield f"{given[0]} also needs {naming.name(user)}"
     elif values[user] is not None and not given:
-        yield f"{naming.name(user)} needs also {' or '.join(map(naming.name, sources))}"
+        yield f"{naming.name(user)} also needs {' or '.join(map(naming.name, sources))}"
 
 
 def _etcd_or_memory(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
@@ -68,8 +68,8 @@ class StoreSettings:
     etcd: tuple[str, ...] = field(metadata=_ETCD)
     etcd_ca: Path | None = setting(
         None,
-        "PEM file of the authorities that sign etcd's certificates. Without this and the next "
-        "two, the files of --tls-ca, --tls-cert and --tls-key serve for https://, or else the "
+        "PEM file of the authorities that sign etcd's certificates. If this and the next two are "
+        "unset, https:// uses the files of --tls-ca, --tls-cert and --tls-key, or else the "
         "system's authorities.",
         PEM_FILE,
     )
@@ -96,9 +96,9 @@ class CoordinatorStoreSettings(StoreSettings):
     etcd: tuple[str, ...] = field(default=(), metadata=_ETCD)
     store: StoreKind = setting(
         StoreKind.ETCD,
-        "Who keeps the job's state. memory: the job's only coordinator, in its own memory, without "
-        "etcd; agents and operators give its address, the port of --listen, as --etcd. While it "
-        "is gone, training goes on without a replacement.",
+        "What keeps the job's state. memory: the job's only coordinator, in its own memory, "
+        "without etcd; agents and operators give its address, with the port of --listen, as "
+        "--etcd. While it is gone, training goes on, but no other coordinator can replace it.",
         one_of(StoreKind),
     )
 

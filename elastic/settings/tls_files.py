@@ -60,7 +60,7 @@ def usable_tls_files(files: TlsFiles, whose: str) -> TlsContents:
         raise _unusable(f"{whose} certificate and key", pair, error) from error
     if read_tls_files(files, whose) != contents:
         # The files changed meanwhile: the checked ones may not be those that were read.
-        raise ConfigurationError(f"{whose} certificates are just being replaced; try again")
+        raise ConfigurationError(f"{whose} certificates are being replaced; try again")
     return contents
 
 

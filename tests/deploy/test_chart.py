@@ -404,7 +404,7 @@ MISSING: list[tuple[Values, str]] = [
     ({"kueue": {"queue": "q"}, "agents": {"kind": "DaemonSet"}}, "Kueue does not queue"),
     (
         {"coordinators": {"minWorkers": 9, "maxWorkers": 8}},
-        "minWorkers 9 can never be reached with coordinators.maxWorkers 8",
+        "minWorkers 9 is more than coordinators.maxWorkers 8; lower minWorkers or raise maxWorkers",
     ),
     ({"agents": {"settings": {"isolation_timeout_s": 60}}}, "must be the same"),
 ]

@@ -96,9 +96,9 @@ async def test_a_drained_nodes_agent_is_told_at_once_and_when_the_node_is_out(pl
 
 @pytest.mark.parametrize("name", ["", "a/../b", "n1@0123", "n 1", "n" * 300, "\x1b[2J"])
 async def test_an_invalid_node_name_is_refused(place: Place, name: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
+    with pytest.raises(ConfigurationError, match=r"is not a valid node name; expected .*letters"):
         await place.departing.drain(name, "")
-    with pytest.raises(ConfigurationError, match=r"is no name of a node; expected .*letters"):
+    with pytest.raises(ConfigurationError, match=r"is not a valid node name; expected .*letters"):
         await place.departing.clear(name)
     assert place.diary.names() == []
 

@@ -85,7 +85,7 @@ def test_the_error_for_a_misplaced_key_names_its_table(toml: Path, line: str, ta
     toml.write_text(line)
     key = line.split(" ", maxsplit=1)[0]
     assert problem(NodeSettings, ETCD, None, toml) == (
-        f"{key} ({toml}): stands outside of a table; move it below [{table}]"
+        f"{key} ({toml}): is outside any table; move it below [{table}]"
     )
 
 
@@ -123,8 +123,8 @@ def test_a_password_in_the_file_is_refused(toml: Path) -> None:
     toml.write_text('[job]\netcd_user = "u"\netcd-password = "hunter2"\n')
     told, _ = problems(NodeSettings, ETCD, None, toml)
     assert told == (
-        f"etcd-password ({toml}, [job]): is not read from this file, which may be anybody's to "
-        "read; give etcd_password_file, or ELASTIC_ETCD_PASSWORD in the environment"
+        f"etcd-password ({toml}, [job]): is not read from this file, since other users may "
+        "be able to read it; give etcd_password_file, or ELASTIC_ETCD_PASSWORD in the environment"
     )
 
 

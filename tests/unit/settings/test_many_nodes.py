@@ -193,8 +193,8 @@ def test_fewer_max_workers_than_min_workers_are_refused() -> None:
     assert problem(
         CoordinatorSettings, {**ETCD, "max_workers": 3}, {"ELASTIC_MIN_WORKERS": "4"}
     ) == (
-        "ELASTIC_MIN_WORKERS 4 can never be reached with --max-workers 3; "
-        "lower the first or raise the second"
+        "ELASTIC_MIN_WORKERS 4 is more than --max-workers 3; "
+        "lower ELASTIC_MIN_WORKERS or raise --max-workers"
     )
     load(CoordinatorSettings, {**ETCD, "min_workers": 3, "max_workers": 3})
 
@@ -202,18 +202,18 @@ def test_fewer_max_workers_than_min_workers_are_refused() -> None:
 def test_an_isolation_timeout_below_the_nodes_ttl_is_refused() -> None:
     assert problem(NodeSettings, {**ETCD, "isolation_timeout_s": 5}) == (
         "--isolation-timeout-s 5 is less than --node-ttl-s 10.0: the node would stop its workers "
-        "between two renewals of its lease; raise the first or lower the second"
+        "between two renewals of its lease; raise --isolation-timeout-s or lower --node-ttl-s"
     )
     load(NodeSettings, {**ETCD, "isolation_timeout_s": 5, "node_ttl_s": 5})
 
 
 def test_tls_files_are_required_together_and_exclude_insecure() -> None:
     assert problem(NodeSettings, {**ETCD, "tls_ca": "ca"}, {"ELASTIC_TLS_KEY": "key"}) == (
-        "--tls-ca, ELASTIC_TLS_KEY: mutual TLS needs also --tls-cert"
+        "--tls-ca, ELASTIC_TLS_KEY: mutual TLS also needs --tls-cert"
     )
     files = {"tls_ca": "a", "tls_cert": "c", "tls_key": "k"}
     assert problem(NodeSettings, {**ETCD, **files, "insecure": True}) == (
-        "--tls-ca, --tls-cert, --tls-key and --insecure exclude each other; leave one out"
+        "--tls-ca, --tls-cert, --tls-key and --insecure cannot be used together; remove one"
     )
     assert load(NodeSettings, {**ETCD, **files}).security == SecuritySettings(
         tls_ca=Path("a"), tls_cert=Path("c"), tls_key=Path("k")

@@ -107,5 +107,5 @@ def test_logs_are_kept_by_number_by_size_or_both(
 
 def test_live_output_excludes_a_json_console() -> None:
     (told,) = problems(RunSettings, {"output": "live", "console": "json"})
-    assert "--output live and --console json exclude each other" in told
+    assert "--output live and --console json cannot be used together" in told
     assert load(RunSettings, {"console": "json"}).console is Console.JSON

@@ -296,7 +296,7 @@ def test_the_value_of_a_misspelt_variable_is_not_shown() -> None:
 def test_the_error_for_a_key_outside_of_the_table_names_the_table(toml: Path) -> None:
     toml.write_text("max-restarts = 1\n[runs]\n")
     misplaced, misspelt = problems(None, None, toml)
-    assert misplaced == f"max-restarts ({toml}): stands outside of a table; move it below [run]"
+    assert misplaced == f"max-restarts ({toml}): is outside any table; move it below [run]"
     assert misspelt.endswith("did you mean run?")
 
 

@@ -65,22 +65,22 @@ def test_a_password_on_the_command_line_is_a_programming_error() -> None:
 
 def test_user_and_password_are_required_together() -> None:
     assert problem(OperatorSettings, {**ETCD, "etcd_user": "u"}) == (
-        "--etcd-user needs also --etcd-password-file or ELASTIC_ETCD_PASSWORD"
+        "--etcd-user also needs --etcd-password-file or ELASTIC_ETCD_PASSWORD"
     )
     assert problem(OperatorSettings, ETCD, PASSWORD) == (
-        "ELASTIC_ETCD_PASSWORD needs also --etcd-user"
+        "ELASTIC_ETCD_PASSWORD also needs --etcd-user"
     )
     both = {**ETCD, "etcd_user": "u", "etcd_password_file": "/p"}
     assert problem(OperatorSettings, both, PASSWORD) == (
-        "--etcd-password-file and ELASTIC_ETCD_PASSWORD exclude each other; leave one out"
+        "--etcd-password-file and ELASTIC_ETCD_PASSWORD cannot be used together; remove one"
     )
 
 
 def test_certificate_and_key_are_required_together() -> None:
     assert problem(OperatorSettings, {**ETCD, "etcd_cert": "c"}) == (
-        "--etcd-cert needs also --etcd-key"
+        "--etcd-cert also needs --etcd-key"
     )
     assert problem(OperatorSettings, ETCD, {"ELASTIC_ETCD_KEY": "k"}) == (
-        "ELASTIC_ETCD_KEY needs also --etcd-cert"
+        "ELASTIC_ETCD_KEY also needs --etcd-cert"
     )
     assert store(etcd_cert="c", etcd_key="k", etcd_password_file="/p").etcd_key == Path("k")

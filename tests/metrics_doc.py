@@ -45,7 +45,8 @@ grpc_health_probe -addr 10.0.0.1:29400 -tls -tls-ca-cert ca.pem -tls-client-cert
 
 A loopback address has plain HTTP, for every user of the machine. Any other address needs the job's
 certificates (`--tls-ca`, `--tls-cert`, `--tls-key`), or `--insecure`. With certificates it has HTTPS (TLS 1.2 or
-newer) and shows the daemon's certificate; new connections use replaced files. `/metrics` then needs
+newer) and shows the daemon's certificate; new connections use replaced files. This certificate must allow `serverAuth`,
+which those limited to the role agent, operator or viewer do not ([SECURITY.md](SECURITY.md#roles)). `/metrics` then needs
 a client certificate that the job's authority has signed and that names `JOB.job.elastic`; the role
 `viewer` is enough. `/healthz` and `/readyz` need no certificate, so a kubelet can ask them. The certificates name the job,
 not the host, so tell a scraper which name to expect:

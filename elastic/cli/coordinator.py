@@ -245,8 +245,8 @@ async def _while_served(work: Coroutine[Any, Any, int], server: ControlServer, a
             return working.result()
         deaf.result()
         raise TransientError(
-            f"{address}: no connection is taken here any more, so that no agent can come to this "
-            "coordinator; start it again (gRPC does not say why: descriptors may be short on this "
+            f"{address} no longer accepts connections, so no agent can reach this coordinator; "
+            "start it again (gRPC does not say why: there may be no file descriptors left on this "
             "machine, see /proc/sys/fs/file-nr)"
         )
     finally:

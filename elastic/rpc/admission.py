@@ -120,7 +120,7 @@ def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], An
 
     def bounded(data: bytes) -> Any:
         if len(data) > MOST_BYTES:
-            text = f"a message of {len(data)} bytes; at most {MOST_BYTES} are taken"
+            text = f"a message of {len(data)} bytes; at most {MOST_BYTES} are accepted"
             return MessageRefused(text, grpc.StatusCode.RESOURCE_EXHAUSTED)
         try:
             return data if deserialize is None else deserialize(data)

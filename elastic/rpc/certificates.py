@@ -32,6 +32,16 @@ class Role(enum.Enum):
     CLIENT = "client"
 
 
+_REPLACE = "replace it with one for both serverAuth and clientAuth"
+_ADVICE = {
+    Role.SERVER: (
+        "certificates limited to the role agent, operator or viewer are for clients only; "
+        f"{_REPLACE}, or serve HTTP only at an address on 127.0.0.1"
+    ),
+    Role.CLIENT: _REPLACE,
+}
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OwnCertificate:
     """A certificate that has passed all checks; times in Unix seconds."""
@@ -55,7 +65,9 @@ def load_certificate(
     contents = usable_tls_files(files, WHOSE)
     said = _said(files, role)
     if read_tls_files(files, WHOSE) != contents:
-        raise ConfigurationError(f"the certificate {files.certificate} is just being replaced")
+        raise ConfigurationError(
+            f"the certificate {files.certificate} is being replaced; try again"
+        )
     certificate = OwnCertificate(
         contents=contents,
         dns_names=tuple(name for kind, name in said.get("subjectAltName", ()) if kind == "DNS"),
@@ -116,7 +128,7 @@ def _check_job(path: Path, certificate: OwnCertificate, job: str) -> None:
     if expected not in certificate.dns_names:
         names = ", ".join(certificate.dns_names) or "no DNS name"
         raise ConfigurationError(
-            f"the certificate {path} is not one of job {job!r}: it names {names}; expected "
+            f"the certificate {path} is not for job {job!r}: it names {names}; expected "
             f"{expected} among its subjectAltName entries (a wildcard does not count)"
         )
 
@@ -125,7 +137,7 @@ def _check_coordinator(path: Path, certificate: OwnCertificate, job: str) -> Non
     roles = roles_named(certificate.dns_names, job)
     if roles and JobRole.COORDINATOR not in roles:
         raise ConfigurationError(
-            f"the certificate {path} is limited to other roles than a coordinator's: it names "
+            f"the certificate {path} is limited to roles other than coordinator: it names "
             f"{', '.join(certificate.dns_names)}; expected "
             f"{role_identity(job, JobRole.COORDINATOR)} among its subjectAltName entries"
         )
@@ -140,7 +152,7 @@ def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
         why = getattr(error, "verify_message", "") or str(error)
         raise ConfigurationError(
             f"the certificate {files.certificate} cannot be used as a {role.value}'s: {why}; "
-            "replace it with one for both serverAuth and clientAuth"
+            f"{_ADVICE[role]}"
         ) from error
 
 

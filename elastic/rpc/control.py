@@ -326,7 +326,9 @@ async def _hello(messages: AsyncIterator[pb.AgentMessage]) -> pb.AgentHello:
     except asyncio.TimeoutError:
         first = None
     if first is None or not first.HasField("hello"):
-        raise MessageRefused("an agent says hello first", grpc.StatusCode.INVALID_ARGUMENT)
+        raise MessageRefused(
+            "the first message of an agent must be its hello", grpc.StatusCode.INVALID_ARGUMENT
+        )
     return first.hello
 
 
@@ -417,8 +419,8 @@ def _not_listening(address: str) -> ConfigurationError | TransientError:
     """The likely reasons, since gRPC gives none."""
     if is_unix_socket(address):
         return TransientError(
-            f"cannot listen at {address}: descriptors may be short (see `ulimit -n`), or its "
-            "directory is gone; try again"
+            f"cannot listen at {address}: there may be no file descriptors left (see `ulimit -n`), "
+            "or its directory is gone; try again"
         )
     return ConfigurationError(
         f"cannot listen at {address}: the port is in use, or the host is not this machine's; "

@@ -26,7 +26,7 @@ def start_engine() -> None:
         pair = socket.socketpair()
     except OSError as error:
         raise TransientError(
-            f"gRPC cannot start, the system refuses it a pair of sockets: {error.strerror}; see "
+            f"gRPC cannot start: the system refused a pair of sockets: {error.strerror}; see "
             "`ulimit -n`, or try again"
         ) from error
     spare = [pair]

@@ -66,7 +66,7 @@ async def _explain_tls(address: str, tls: Tls) -> str:
             error.verify_message, tls
         )
     except ssl.SSLError as error:
-        return f"the server there speaks no matching TLS ({error.reason}); " + (
+        return f"the server there does not speak matching TLS ({error.reason}); " + (
             "is it the coordinator, and was it started with --tls-ca, --tls-cert and --tls-key?"
         )
     except (OSError, asyncio.TimeoutError):
@@ -126,10 +126,10 @@ def _advice(why: str, tls: Tls) -> str:
         expected = _expected(tls)
         if expected != job_identity(tls.job):
             return (
-                f"expected one of {expected}, since {tls.files.certificate} has a role: give the "
+                f"expected one for {expected}, since {tls.files.certificate} has a role: give the "
                 "coordinator one that was issued with --role coordinator"
             )
-        return f"expected one of {expected}: is the address that of another job's coordinator?"
+        return f"expected one for {expected}; is this the address of another job's coordinator?"
     return f"expected one signed by an authority in {tls.files.ca}"
 
 
@@ -145,8 +145,9 @@ def _expected(tls: Tls) -> str:
 def _not_accepted(tls: Tls) -> str:
     """The text for a server that closed after the handshake: it refused the certificate."""
     problem = verification_problem(tls.files, Role.CLIENT)
-    hint = f" ({tls.files.ca} says of it: {problem})" if problem else ""
+    hint = f" (checked with {tls.files.ca}: {problem})" if problem else ""
     return (
         f"the coordinator does not accept the certificate {tls.files.certificate}{hint}; "
-        "expected one that is valid by its clock and signed by an authority in its --tls-ca"
+        "expected one that is valid by the coordinator's clock and signed by an authority in the "
+        "coordinator's --tls-ca"
     )

@@ -58,7 +58,7 @@ class NewestCertificate:
             self._current = self._current or self._tls.kept.get(key)
             if self._current is None:
                 raise
-            self._complain(state or str(error), f"{error}; those before are kept")
+            self._complain(state or str(error), f"{error}; the previous certificate stays in use")
             return self._current
         if self._current is not None:
             path, expires = str(self._tls.files.certificate), at(found.not_after_s)

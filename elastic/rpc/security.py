@@ -66,14 +66,14 @@ def require_protection(address: str, security: Security, report: Report) -> None
         return
     if not security.insecure:
         raise ConfigurationError(
-            f"{address} is reached from other machines, and there is no certificate: anyone who "
-            "reaches the port would control the job; give --tls-ca, --tls-cert and --tls-key, or "
-            "--insecure on a network where you trust everybody"
+            f"{address} can be reached from other machines, and there is no certificate: anyone "
+            "who reaches the port would control the job; give --tls-ca, --tls-cert and --tls-key, "
+            "or --insecure on a network where you trust everyone"
         )
     report(
         "security_warning",
         message=f"{address} is used in plain text (--insecure): anyone who reaches it controls "
-        "the job, and anyone on the network path reads what is said",
+        "the job, and anyone on the network path can read the traffic",
     )
 
 
@@ -103,7 +103,9 @@ def _warn_of_key(tls: Tls, report: Report) -> None:
     except OSError:
         return  # the code that needs the file reports the error
     if exposed:
-        report("security_warning", message=f"others can read the key {key}; do: chmod 600 {key}")
+        report(
+            "security_warning", message=f"other users can read the key {key}; run chmod 600 {key}"
+        )
 
 
 def log_report(name: str, /, **fields: Any) -> None:

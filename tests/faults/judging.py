@@ -40,7 +40,7 @@ def bare_tracebacks(process: CommandProcess) -> list[str]:
 def wrong_words(exit_code: int, said: str, error: int | None) -> list[str]:
     """What is wrong with the words of a process that ended early. error: the failed call's."""
     wrong = [] if exit_code in CLEAN else [f"exit code {exit_code} means nothing"]
-    hidden = error in (errno.EMFILE, errno.ENFILE) and "descriptors may be short" in said  # by gRPC
+    hidden = error in (errno.EMFILE, errno.ENFILE) and "no file descriptors left" in said  # by gRPC
     if error is None or (os.strerror(error) not in said and not hidden):
         wrong.append("what it says does not name the cause")
     return wrong

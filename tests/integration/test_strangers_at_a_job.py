@@ -97,8 +97,8 @@ def guarded(files: Path, etcd: EtcdCluster) -> Iterator[Guarded]:
     ("papers", "why"),
     [
         ("expired", r"certificate .*expired.pem expired at .* replace it, or set the clock"),
-        ("second", r"second.pem is not one of job 'first': it names second.job.elastic; expected"),
-        ("wildcard", r"wildcard.pem is not one of job 'first'.*a wildcard does not count"),
+        ("second", r"second.pem is not for job 'first': it names second.job.elastic; expected"),
+        ("wildcard", r"wildcard.pem is not for job 'first'.*a wildcard does not count"),
     ],
 )
 def test_an_expired_or_foreign_certificate_is_refused(

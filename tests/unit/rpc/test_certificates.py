@@ -72,7 +72,7 @@ def test_a_certificate_of_several_jobs_is_accepted_for_each(made: Certificates, 
 )
 def test_certificate_of_another_job_is_refused(made: Certificates, names: str, found: str) -> None:
     sign(made, "wrong", names=names)
-    why = rf"wrong\.pem is not one of job 'digits': it names {found}; expected digits\.job\.elastic"
+    why = rf"wrong\.pem is not for job 'digits': it names {found}; expected digits\.job\.elastic"
     for role in Role:
         refused(files(made, "wrong"), "digits", role, why)
 
@@ -91,11 +91,24 @@ def test_a_future_certificate_is_refused(digits: TlsFiles, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(
-    ("role", "purpose"), [(Role.SERVER, "clientAuth"), (Role.CLIENT, "serverAuth")]
+    ("role", "purpose", "advice"),
+    [
+        (
+            Role.SERVER,
+            "clientAuth",
+            "certificates limited to the role agent, operator or viewer are for clients only; "
+            "replace it with one for both serverAuth and clientAuth, or serve HTTP only at an "
+            "address on 127.0.0.1",
+        ),
+        (Role.CLIENT, "serverAuth", "replace it with one for both serverAuth and clientAuth"),
+    ],
 )
-def test_the_wrong_key_purpose_is_refused(made: Certificates, role: Role, purpose: str) -> None:
+def test_the_wrong_key_purpose_is_refused(
+    made: Certificates, role: Role, purpose: str, advice: str
+) -> None:
     sign(made, "half", names="DNS:digits.job.elastic", purpose=purpose)
-    refused(files(made, "half"), "digits", role, f"half.pem cannot be used as a {role.value}'s")
+    told = f"half.pem cannot be used as a {role.value}'s: unsuitable certificate purpose; {advice}$"
+    refused(files(made, "half"), "digits", role, told)
     sign(made, "both", names="DNS:digits.job.elastic", purpose="clientAuth,serverAuth")
     load_certificate(files(made, "both"), "digits", role)
 

@@ -49,7 +49,7 @@ def outcome(fails: int) -> str:
 
 
 def test_grpc_that_gets_no_socket_pair_raises_a_transient_error() -> None:
-    assert outcome(1).startswith("gRPC cannot start, the system refuses it a pair of sockets: Too")
+    assert outcome(1).startswith("gRPC cannot start: the system refused a pair of sockets: Too")
 
 
 def test_grpc_makes_no_socket_pair_besides_those_of_start_engine() -> None:

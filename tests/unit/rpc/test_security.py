@@ -84,8 +84,8 @@ def test_contradicting_tls_settings_are_refused_with_every_reason() -> None:
     with pytest.raises(ConfigurationError) as refused:
         choose_security("digits", half)
     needs, excludes = str(refused.value).splitlines()
-    assert needs == "--tls-ca: mutual TLS needs also --tls-cert, --tls-key"
-    assert excludes.startswith("--tls-ca and --insecure exclude each other")
+    assert needs == "--tls-ca: mutual TLS also needs --tls-cert, --tls-key"
+    assert excludes.startswith("--tls-ca and --insecure cannot be used together")
 
 
 def test_the_options_are_those_that_messages_name() -> None:

@@ -108,7 +108,7 @@ async def test_a_message_too_large_costs_its_sender_the_stream(
         await agent.ended
     (report,) = place.reports.named("message_refused")
     assert report["source"] == "n1"
-    assert "at most 1000 are taken" in str(report["reason"])
+    assert "at most 1000 are accepted" in str(report["reason"])
     assert await place.recorder.heard.get() == ("lost", "n1")
     await place.still_works(other)
     await place.agent()
@@ -178,7 +178,7 @@ async def test_a_stream_without_a_hello_is_ended_after_the_timeout(
 ) -> None:
     monkeypatch.setattr(control, "_HELLO_TIMEOUT_S", 0.05)
     other = await place.agent(node="other")
-    with pytest.raises(CoordinatorLost, match="says hello first"):
+    with pytest.raises(CoordinatorLost, match="must be its hello"):
         await Conversation(place.client()).ended
     assert str(place.reports.named("message_refused")[0]["source"]).startswith("ipv4:")
     await place.still_works(other)

@@ -178,12 +178,14 @@ async def test_a_peer_with_a_role_refuses_a_coordinator_without_the_coordinator_
     made: Certificates,
 ) -> None:
     """Otherwise a stolen certificate of a node would suffice to pose as a coordinator."""
-    why = r"certificate is refused: .*expected one of coordinator\.digits\.job\.elastic, .*--role"
+    why = r"certificate is refused: .*expected one for coordinator\.digits\.job\.elastic, .*--role"
     await refused(tls(made), limited(made, "agent"), why)
 
 
 async def test_a_coordinator_of_other_roles_does_not_start(made: Certificates) -> None:
-    with pytest.raises(ConfigurationError, match=r"limited to other roles.*coordinator\.digits\."):
+    with pytest.raises(
+        ConfigurationError, match=r"limited to roles other than coordinator.*coordinator\.digits\."
+    ):
         async with place_at(ANY_PORT, limited(made, "agent", "operator")):
             pass
 
@@ -204,12 +206,12 @@ async def refused(coordinator: Security, security: Security, why: str) -> None:
 
 
 async def test_an_agent_of_another_job_does_not_trust_this_coordinator(made: Certificates) -> None:
-    why = r"certificate is refused: Hostname mismatch.*expected one of letters\.job\.elastic"
+    why = r"certificate is refused: Hostname mismatch.*expected one for letters\.job\.elastic"
     await refused(tls(made), tls(made, "letters", job="letters"), why)
 
 
 async def test_a_client_does_not_show_a_certificate_of_another_job(made: Certificates) -> None:
-    why = r"letters\.pem is not one of job 'digits': it names letters\.job\.elastic"
+    why = r"letters\.pem is not for job 'digits': it names letters\.job\.elastic"
     await refused(tls(made), tls(made, "letters"), why)
 
 
@@ -236,7 +238,7 @@ async def test_plain_text_is_refused_where_tls_is_expected(made: Certificates) -
 
 
 async def test_tls_is_refused_where_plain_text_is_spoken(made: Certificates) -> None:
-    await refused(PLAINTEXT, tls(made), "speaks no matching TLS")
+    await refused(PLAINTEXT, tls(made), "does not speak matching TLS")
 
 
 async def test_a_coordinator_whose_certificate_has_expired_is_refused(made: Certificates) -> None:
@@ -254,7 +256,7 @@ async def test_a_coordinator_whose_certificate_has_expired_is_refused(made: Cert
 
 
 @pytest.mark.parametrize(
-    ("name", "why"), [("expired", "expired at"), ("letters", "not one of job")]
+    ("name", "why"), [("expired", "expired at"), ("letters", "is not for job")]
 )
 async def test_a_coordinator_does_not_start_with_a_certificate_that_nobody_can_accept(
     made: Certificates, name: str, why: str
@@ -454,7 +456,7 @@ async def test_unusable_new_files_keep_the_old_certificate_and_are_reported_once
         "expired": "expired at",
         "garbage": "cannot be used",
         "gone": "No such file",
-        "another job": "not one of job",
+        "another job": "is not for job",
     }[bad]
 
     def spoil() -> None:
@@ -477,7 +479,7 @@ async def test_unusable_new_files_keep_the_old_certificate_and_are_reported_once
             assert (await client.status(STATUS_S)).job == "digits"
         report = await place.reports.wait("certificates_refused")
         assert why in str(report["reason"])
-        assert str(report["reason"]).endswith("those before are kept")
+        assert str(report["reason"]).endswith("; the previous certificate stays in use")
         assert len(place.reports.named("certificates_refused")) == 1
         put(others, "digits", tmp_path)
         await place.client(tls(others)).status(STATUS_S)
@@ -494,7 +496,7 @@ async def test_a_new_client_shows_the_kept_certificate_when_the_files_are_unusab
         put(made, "expired", tmp_path)
         assert (await place.client().status(STATUS_S)).job == "digits"
         refused = await place.reports.wait("certificates_refused")
-        assert str(refused["reason"]).endswith("those before are kept")
+        assert str(refused["reason"]).endswith("; the previous certificate stays in use")
         with pytest.raises(ConfigurationError, match="expired at"):
             await place.client(replace(used, kept={})).status(STATUS_S)
 

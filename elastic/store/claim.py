@@ -156,4 +156,4 @@ class Claim:
         try:
             await within(farewell, _FAREWELL_S)
         except (TransientError, asyncio.TimeoutError) as error:
-            _LOG.info("could not give back %r, its lease will end: %s", self._key, error)
+            _LOG.info("could not release %r, which ends with its lease: %s", self._key, error)

@@ -82,9 +82,9 @@ def _fields(value: bytes) -> dict[str, Any]:
     try:
         fields = json.loads(value)
     except (ValueError, RecursionError) as error:
-        raise Unreadable(f"no JSON: {value[:80]!r}") from error
+        raise Unreadable(f"not JSON: {value[:80]!r}") from error
     if not isinstance(fields, dict):
-        raise Unreadable(f"no JSON object: {value[:80]!r}")
+        raise Unreadable(f"not a JSON object: {value[:80]!r}")
     return fields
 
 

@@ -55,7 +55,7 @@ class RunEnd:
     def how_to_go_on(self, job: str) -> str:
         """The advice for a person who wants to train further."""
         if self.left:
-            return "started again, it goes on from its newest checkpoint"
+            return "start it again to go on from its newest checkpoint"
         forget = f"`elastic forget {self.run_id} --job {job}`"
         return f"train again with another --run-id, or after {forget}"
 
@@ -126,8 +126,8 @@ async def claim_run(store: Store, *, job: str, run_id: str, guard: Guard) -> Non
         if under_way not in (None, run_id):
             if await store.get(keys.end(under_way)) is None:
                 raise ConfigurationError(
-                    f"the job {job!r} is at run {under_way!r}, which has not ended, and not at "
-                    f"{run_id!r}; give --run-id {under_way}, or give it up with "
+                    f"run {under_way!r} of job {job!r} has not ended, so run {run_id!r} cannot "
+                    f"start; give --run-id {under_way}, or give that run up with "
                     f"`elastic forget {under_way} --job {job}`"
                 )
             await _remove_all_but_ends(store, keys, guard)  # its last leader did not get that far
@@ -200,7 +200,9 @@ async def forget_run(store: Store, *, job: str, run_id: str) -> bool:
             guard = Guard.of(leading)
             await _remove_all_but_ends(store, keys, guard)
         elif run.end is None:
-            raise TransientError(f"somebody else takes the lead of job {job!r} now; try again")
+            raise TransientError(
+                f"another coordinator is becoming leader of job {job!r}; try again"
+            )
         if run.end is not None:
             await store.delete(keys.end(run_id))
             await _remove_incidents(store, keys.incidents_of(run_id))

@@ -78,7 +78,7 @@ def leader_from(entry: Entry | None) -> Leader | None:
     try:
         document = leader_from_json(entry.value)
     except Unreadable as error:
-        _LOG.warning("who holds %s cannot be read: %s", entry.key, error)
+        _LOG.warning("the leader in %s cannot be read: %s", entry.key, error)
         return None
     if not document.address:  # `forget_run` holds the key: it does not lead
         return None

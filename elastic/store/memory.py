@@ -99,7 +99,7 @@ class MemoryStore:
         LeaseExists."""
         self._expire()
         if name in self._leases:
-            raise LeaseExists(f"there is a lease {name}")
+            raise LeaseExists(f"lease {name} already exists")
         lease = name or self._unused_name()
         self._leases[lease] = _Lease(ttl_s, self._clock() + ttl_s)
         self._set_timer()
@@ -158,7 +158,9 @@ class MemoryStore:
             return
         entry = self._entries.get(guard.key)
         if not guard.holds(entry):
-            raise GuardFailed(f"{guard.key} is not the one created at revision {guard.created}")
+            raise GuardFailed(
+                f"{guard.key} is no longer the key created at revision {guard.created}"
+            )
 
     def _lease(self, lease: int) -> _Lease:
         try:

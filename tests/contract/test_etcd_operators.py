@@ -23,7 +23,7 @@ async def test_writes_to_an_etcd_without_space_fail_until_space_is_made() -> Non
     with etcd_cluster("--quota-backend-bytes=1000000", size=1) as cluster:
         async with EtcdStore(cluster.options()) as store:
             lease = await store.grant(60.0)
-            with pytest.raises(TransientError, match=r"NOSPACE alarm.*compacts and defragments"):
+            with pytest.raises(TransientError, match=r"NOSPACE alarm.*compact and defragment"):
                 await _fill(store)
             assert await store.get("filling") is not None
             await store.renew(lease)
@@ -86,7 +86,7 @@ def test_a_wrong_user_or_password_is_a_configuration_error(guarded: EtcdCluster,
 
 
 def test_a_missing_user_is_a_configuration_error(guarded: EtcdCluster) -> None:
-    _never_works(guarded.options(), "it wants a user and a password")
+    _never_works(guarded.options(), "it requires a user and a password")
 
 
 def test_a_missing_permission_is_a_configuration_error(guarded: EtcdCluster) -> None:
@@ -167,7 +167,9 @@ def test_tls_files_that_cannot_be_used_are_named(tls: Tls, tmp_path: Path) -> No
 def test_plain_text_to_members_with_tls_fails_with_a_hint(tls: Tls) -> None:
     plain = etcd_options(tls.cluster.endpoints("http"))
     _fails(
-        dataclasses.replace(plain, total_timeout_s=0.5), TransientError, "is http or https right"
+        dataclasses.replace(plain, total_timeout_s=0.5),
+        TransientError,
+        "that http or https is right",
     )
 
 

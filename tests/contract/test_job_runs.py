@@ -122,7 +122,9 @@ async def test_the_next_run_has_a_new_incarnation_and_no_generation(store: Store
 async def test_another_run_is_refused_while_one_is_under_way(store: Store) -> None:
     await train(store)
     await store.delete(KEYS.leader)
-    with pytest.raises(ConfigurationError, match=r"is at run 'default', .* not at '2'; give"):
+    with pytest.raises(
+        ConfigurationError, match=r"run 'default' .* has not ended, so run '2' cannot start; give"
+    ):
         await lead(store, job="job", candidate="second", run_id="2")
     await store.delete(KEYS.leader)
     assert (await lead(store, job="job", candidate="second")).last_number == 7

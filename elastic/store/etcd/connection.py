@@ -202,7 +202,7 @@ class Stream(Generic[RequestT, ResponseT]):
         finally:
             writing.cancel()
         if not done:
-            raise Refused(Said(Refusal.UNREACHABLE, "it takes no requests"))
+            raise Refused(Said(Refusal.UNREACHABLE, "it accepts no requests"))
         error = writing.exception()
         if isinstance(error, (grpc.aio.AioRpcError, asyncio.InvalidStateError)):
             raise Refused(await self._ended())

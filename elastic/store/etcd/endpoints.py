@@ -89,14 +89,16 @@ class EtcdOptions:
 
     def __post_init__(self) -> None:
         if (self.user is None) != (self.password is None):
-            raise ConfigurationError("an etcd user needs a password, and a password a user")
+            raise ConfigurationError("an etcd user needs a password, and a password needs a user")
         if self.tls is not None and not any(endpoint.tls for endpoint in self.endpoints):
             raise ConfigurationError(
                 "certificates for etcd are configured, but no endpoint starts with https://: "
                 + ", ".join(map(str, self.endpoints))
             )
         if self.tls is not None and (self.tls.certificate is None) != (self.tls.key is None):
-            raise ConfigurationError("an etcd client certificate needs its key, and a key its one")
+            raise ConfigurationError(
+                "an etcd client certificate needs its key, and a key needs its certificate"
+            )
 
 
 def etcd_options(

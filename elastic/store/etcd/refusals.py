@@ -119,28 +119,28 @@ def _shortened(text: str) -> str:
 
 
 _TO_MEND = {
-    Refusal.TOKEN: "it wants a user and a password: configure them",
+    Refusal.TOKEN: "it requires a user and a password: give --etcd-user and --etcd-password-file",
     Refusal.PASSWORD: "the user or the password is wrong",
     Refusal.NO_AUTHENTICATION: (
-        "a user is configured, but everybody may do everything there: run `etcdctl auth enable`, "
-        "or configure no user"
+        "a user is configured, but authentication is off there: run `etcdctl auth enable`, or "
+        "configure no user"
     ),
     Refusal.PERMISSION: "the user needs a role that may read and write the keys of the job",
-    Refusal.CERTIFICATE: "show a certificate of the job, with a role that allows this, if any",
+    Refusal.CERTIFICATE: "use a certificate of the job; if it has roles, one must allow this",
     Refusal.ONE_OF_SEVERAL: "give the address of the job's only coordinator as the only endpoint",
     Refusal.NOT_ETCD: (
-        "something else than etcd 3 listens there: correct the endpoint; a coordinator answers as "
+        "something other than etcd 3 listens there: correct the endpoint; a coordinator answers as "
         "etcd only with --store memory"
     ),
     Refusal.HANDSHAKE: (
-        "check the authority, the certificate and its key, and whether the one that is shown there "
-        "names this host (`elastic certs issue --host HOST` for a coordinator with --store memory)"
+        "check the authority, the certificate and its key, and whether the server's certificate "
+        "names its host (`elastic certs issue --host HOST` for a coordinator with --store memory)"
     ),
 }
 
 _NO_SPACE = (
-    "nothing can be written until somebody compacts and defragments it (`etcdctl compact`, "
-    "`etcdctl defrag`) or raises --quota-backend-bytes, and then clears the alarm "
+    "etcd refuses writes until you compact and defragment it (`etcdctl compact`, "
+    "`etcdctl defrag`) or raise --quota-backend-bytes, and then clear the alarm "
     "(`etcdctl alarm disarm`)"
 )
 
@@ -149,8 +149,9 @@ def unreachable(method: str, total_s: float, said: Mapping[Endpoint, Said]) -> T
     """The error if no member has answered in time; names each and what it said."""
     within = f"{round(total_s, 1):g} s"  # the rest of a timeout has many digits
     return TransientError(
-        f"etcd did not answer {method} within {within} ({_each(said) or 'nobody was asked'}); "
-        "are most of its members running, reachable from here, and is http or https right?"
+        f"etcd did not answer {method} within {within} ({_each(said) or 'no member was asked'}); "
+        "check that most of its members run and can be reached from here, and that http or https "
+        "is right"
     )
 
 

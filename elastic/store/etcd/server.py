@@ -94,7 +94,7 @@ class EtcdService:
             return (entry.modified if entry else 0) == compare.mod_revision
         if compare.target == pb.Compare.LEASE:
             return (entry.lease if entry else 0) == compare.lease
-        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this is not compared here")
+        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this comparison is not supported")
 
     def _require_leases(self, operations: Iterable[pb.RequestOp]) -> None:
         """Check leases before the first write, so that all operations happen or none."""
@@ -115,13 +115,15 @@ class EtcdService:
             deleted = await self._store.delete(_text(operation.request_delete_range.key))
             response = pb.DeleteRangeResponse(header=self._header(), deleted=int(deleted))
             return pb.ResponseOp(response_delete_range=response)
-        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this is not done in a transaction here")
+        raise _Refused(
+            grpc.StatusCode.UNIMPLEMENTED, "this operation is not supported in a transaction"
+        )
 
     # ---- leases
 
     async def _grant(self, request: pb.LeaseGrantRequest) -> pb.LeaseGrantResponse:
         if request.ttl <= 0:
-            raise _Refused(grpc.StatusCode.OUT_OF_RANGE, "too short a lease")
+            raise _Refused(grpc.StatusCode.OUT_OF_RANGE, "the TTL of a lease must be at least 1 s")
         lease = await self._store.grant(float(request.ttl), name=request.id)
         return pb.LeaseGrantResponse(header=self._header(), id=lease, ttl=request.ttl)
 
@@ -153,7 +155,10 @@ class EtcdService:
         """
         first = await anext(requests, None)
         if first is None or not first.HasField("create_request"):
-            raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, "a stream begins with what to watch")
+            raise _Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "the first request of a stream must create a watch",
+            )
         asked = first.create_request
         span = _Span(asked.key, asked.range_end)
         start = asked.start_revision or self._store.revision + 1
@@ -168,7 +173,9 @@ class EtcdService:
                     if (said := request.result()) is None:
                         return
                     if said.HasField("create_request"):
-                        raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "one watch to a stream")
+                        raise _Refused(
+                            grpc.StatusCode.UNIMPLEMENTED, "a stream can have only one watch"
+                        )
                     request = asyncio.ensure_future(anext(requests, None))
                     yield pb.WatchResponse(header=self._header())
                 if change.done():
@@ -285,8 +292,7 @@ def _require_no_others(context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if name == ENDPOINTS and value != "1":
             raise _Refused(
                 grpc.StatusCode.FAILED_PRECONDITION,
-                f"this store knows nothing of the other endpoints, since {ONE_ENDPOINT} (--store "
-                "memory)",
+                f"this store must be the only endpoint, since {ONE_ENDPOINT} (--store memory)",
             )
 
 
@@ -294,7 +300,7 @@ def _text(key: bytes) -> str:
     try:
         return key.decode()
     except UnicodeDecodeError as error:
-        raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a key is UTF-8: {error}") from error
+        raise _Refused(grpc.StatusCode.INVALID_ARGUMENT, f"a key must be UTF-8: {error}") from error
 
 
 def _kv(entry: Entry) -> pb.KeyValue:

@@ -147,7 +147,7 @@ def _changed(before: Entry | None, now: Entry | None) -> bool:
 
 def _check_guard(guard: Guard | None, outcome: Outcome) -> None:
     if guard is not None and not outcome.guarded:
-        raise GuardFailed(f"{guard.key} is not the one created at revision {guard.created}")
+        raise GuardFailed(f"{guard.key} is no longer the key created at revision {guard.created}")
 
 
 _LOG = logging.getLogger(__name__)
@@ -190,13 +190,13 @@ async def _open(
             answer = await client.call(RANGE, pb.RangeRequest(key=key))
             if answer.value.header.revision < after:
                 raise StoreWentBack(
-                    f"etcd was at revision {after} and is at {answer.value.header.revision}"
+                    f"etcd was at revision {after} and is now at {answer.value.header.revision}"
                 )
             return await client.watch_stream()
         except StoreWentBack:
             raise
         except TransientError as error:
-            _LOG.warning("watching nothing for now: %s", error)
+            _LOG.warning("watch interrupted; trying again: %s", error)
         await asyncio.sleep(_LONGEST_PAUSE_S)
 
 

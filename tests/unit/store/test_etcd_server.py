@@ -156,15 +156,27 @@ async def test_a_coordinator_without_a_store_of_its_own_says_what_is_missing() -
 @pytest.mark.parametrize(
     ("path", "requests", "told"),
     [
-        ("KV/Range", [pb.RangeRequest(key=b"\xff")], "a key is UTF-8"),
-        ("KV/Txn", [pb.TxnRequest(compare=[pb.Compare(key=b"a")])], "not compared here"),
-        ("KV/Txn", [pb.TxnRequest(success=[pb.RequestOp()])], "not done in a transaction"),
-        ("Lease/LeaseGrant", [pb.LeaseGrantRequest(ttl=0)], "too short a lease"),
-        ("Watch/Watch", [pb.WatchRequest()], "begins with what to watch"),
+        ("KV/Range", [pb.RangeRequest(key=b"\xff")], "a key must be UTF-8"),
+        (
+            "KV/Txn",
+            [pb.TxnRequest(compare=[pb.Compare(key=b"a")])],
+            "this comparison is not supported",
+        ),
+        (
+            "KV/Txn",
+            [pb.TxnRequest(success=[pb.RequestOp()])],
+            "this operation is not supported in a transaction",
+        ),
+        (
+            "Lease/LeaseGrant",
+            [pb.LeaseGrantRequest(ttl=0)],
+            "the TTL of a lease must be at least 1 s",
+        ),
+        ("Watch/Watch", [pb.WatchRequest()], "first request of a stream must create a watch"),
         (
             "Watch/Watch",
             [pb.WatchRequest(create_request=pb.WatchCreateRequest(key=b"a"))] * 2,
-            "one watch to a stream",
+            "a stream can have only one watch",
         ),
         ("Watch/Watch", [b"\xff\xff"], "cannot be read"),
         ("Lease/LeaseKeepAlive", [b"\xff\xff"], "cannot be read"),
@@ -220,7 +232,7 @@ async def test_viewers_cannot_write(tmp_path: Path, role: str | None, may_write:
             assert (await anext(store.watch("b", after=1000))).key == "b"
             assert memory.revision == (1003 if may_write else 1001)
             if not may_write:
-                with pytest.raises(ConfigurationError, match=r"agent\.digits.*with a role"):
+                with pytest.raises(ConfigurationError, match=r"agent\.digits.*if it has roles"):
                     await store.put("b", b"2")
 
 

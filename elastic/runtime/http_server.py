@@ -230,10 +230,10 @@ class HttpServer:
             response = await self._respond(scope, receive)
         except Exception as error:  # noqa: BLE001 - a page that fails is only reported
             self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
-            response = Response.of(500, "this page fails; the daemon's events say why")
+            response = Response.of(500, "this page failed; the daemon's events say why")
         chunks = response.chunks
         if chunks is not None and self._streams >= MOST_STREAMS:
-            message = f"{MOST_STREAMS} others are streamed to already: ask now and then"
+            message = f"too many streams ({MOST_STREAMS}); poll instead"
             response, chunks = Response.of(503, message, **{"retry-after": "30"}), None
         if chunks is None:
             await _send(response, send)
@@ -287,14 +287,15 @@ class HttpServer:
         action = self._pages.get(f"POST {scope['path']}")
         allowed = _METHODS if action is None else ("POST",)
         if scope["method"] not in allowed:
-            return Response.of(405, f"only {' and '.join(allowed)}", allow=", ".join(allowed))
+            return Response.of(405, f"use {' or '.join(allowed)}", allow=", ".join(allowed))
         folder, _, name = scope["path"].rpartition("/")
         page = action or self._pages.get(scope["path"]) or self._pages.get(f"{folder}/*")
         if page is None:
-            return Response.of(404, f"there is {', '.join(self._pages)}")
+            return Response.of(404, f"not found; pages: {', '.join(self._pages)}")
         body = b"" if action is None else await _body(receive)
         if len(body) > MOST_BODY_BYTES:
-            return Response.of(413, f"at most {MOST_BODY_BYTES} bytes are read", connection="close")
+            message = f"the body is too large; at most {MOST_BODY_BYTES} bytes are accepted"
+            return Response.of(413, message, connection="close")
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         request = Request(
             name=name,

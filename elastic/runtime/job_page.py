@@ -158,7 +158,7 @@ class JobPage:
         if sent.get("content-type", "").partition(";")[0] != _JSON:
             return Response.of(415, f"the content type must be {_JSON}")
         if sent.get("origin", "").partition("://")[2] != sent.get("host"):
-            return Response.of(403, "only the page may send this: the Origin is not the Host")
+            return Response.of(403, "cross-origin request refused: Origin does not match Host")
         shown, wanted = sent.get("authorization", "").encode(), f"Bearer {self._token}".encode()
         if self._token and not hmac.compare_digest(shown, wanted):
             hint = {"www-authenticate": "Bearer"}

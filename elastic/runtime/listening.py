@@ -50,14 +50,14 @@ async def _listening(address: str, what: str, option: str) -> socket.socket:
     except asyncio.TimeoutError:
         raise TransientError(
             f"{begin}: no name server answers within {_RESOLVE_S:g} s; try again, or give an "
-            "address in place of the name"
+            "address instead of the name"
         ) from None
     except socket.gaierror as error:
         kind = TransientError if error.errno == socket.EAI_AGAIN else ConfigurationError
         raise kind(f"{begin}: the host does not resolve ({error.strerror}); {advice}") from error
     except UnicodeError as error:
         raise ConfigurationError(
-            f"{begin}: that is no name of a host ({error}); {advice}"
+            f"{begin}: that is not a valid host name ({error}); {advice}"
         ) from error
     if listener is None:
         raise ConfigurationError(f"{begin}: {problem}; {advice}")
@@ -101,7 +101,7 @@ def _words(error: OSError, host: str, port: int) -> str:
     if error.errno == errno.EADDRINUSE:
         return f"port {port} is in use by another process"
     if error.errno in (errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT):
-        return f"{host} is no address of this machine"
+        return f"{host} is not an address of this machine"
     if error.errno in (errno.EACCES, errno.EPERM):
-        return f"this user may not use port {port}, as none below 1024 (CAP_NET_BIND_SERVICE)"
+        return f"this user may not use port {port}, nor any port below 1024 (CAP_NET_BIND_SERVICE)"
     return os.strerror(error.errno) if error.errno else str(error)

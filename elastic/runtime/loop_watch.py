@@ -152,8 +152,8 @@ class _Alarm:
         self._descriptor = _libc.timerfd_create(time.CLOCK_MONOTONIC, os.O_CLOEXEC)
         if self._descriptor < 0:
             raise TransientError(
-                f"no timer for watching the event loop: {os.strerror(ctypes.get_errno())}; close "
-                "what holds descriptors (see `ulimit -n`), or try again"
+                f"no timer to watch the event loop: {os.strerror(ctypes.get_errno())}; free file "
+                "descriptors (see `ulimit -n`), or try again"
             )
 
     def set(self, times: Any) -> None:

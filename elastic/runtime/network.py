@@ -122,7 +122,7 @@ async def _resolved(host: str) -> list[tuple[socket.AddressFamily, str]]:
             raise TransientError(str(error.strerror)) from error
         raise ConfigurationError(f"it does not resolve ({error.strerror})") from error
     except UnicodeError as error:  # labels of a name have 1 to 63 characters
-        raise ConfigurationError(f"it is no name of a host ({error})") from error
+        raise ConfigurationError(f"it is not a valid host name ({error})") from error
     return list(dict.fromkeys((family, str(address[0])) for family, _, _, _, address in found))
 
 

@@ -190,9 +190,7 @@ Stream: TypeAlias = TextIO | Output
 
 
 def _tell_lost(count: int) -> str:
-    return (
-        f"elastic: {count} lines are missing here, because nobody read them or no space was left\n"
-    )
+    return f"elastic: {count} writes were lost here: nobody read them or the disk was full\n"
 
 
 @contextlib.contextmanager

@@ -63,12 +63,12 @@ def try_start() -> None:
             env=environment,
         )
     except subprocess.TimeoutExpired:
-        raise TransientError(f"it has not begun within {_TRIAL_S:g} s") from None
+        raise TransientError(f"the new command did not start within {_TRIAL_S:g} s") from None
     except OSError as error:
         raise TransientError(f"{sys.executable}: {error.strerror}") from error
     if tried.returncode != 0:
         said = tried.stderr.decode(errors="backslashreplace").strip()[-_MOST_SHOWN:]
-        raise TransientError(said or f"it ends with {tried.returncode}")
+        raise TransientError(said or f"the new command ended with exit code {tried.returncode}")
 
 
 class NewStart:

@@ -56,8 +56,8 @@ class RunDirectory:
             os.write(self._lock.fileno(), data)
         except OSError as error:
             raise refusal_of(
-                f"cannot write to the run's directory {self.path}: {error.strerror}; make room, "
-                "or set XDG_RUNTIME_DIR to another place",
+                f"cannot write to the run's directory {self.path}: {error.strerror}; free some "
+                "space, or set XDG_RUNTIME_DIR to another directory",
                 error,
             ) from error
 
@@ -114,9 +114,9 @@ class NodeDirectory:
         found = self.path.lstat()
         if not _is_private(found):
             raise ConfigurationError(
-                f"the agent's directory {self.path} is not this user's alone (owner "
-                f"{found.st_uid}, mode {stat.filemode(found.st_mode)}): others could take its "
-                "workers over; remove it, or choose another parent with --state-dir"
+                f"the agent's directory {self.path} is not private to this user (owner "
+                f"{found.st_uid}, mode {stat.filemode(found.st_mode)}): other users could take "
+                "over its workers; remove it, or choose another parent with --state-dir"
             )
         self._lock: IO[str] = self._open_or_keep(_AGENT_LOCK)
         self.hold: IO[str] = self._open_or_keep(_JOB_FILE)
@@ -196,7 +196,7 @@ def _choose(name: str) -> Path:
         if (path := _shortened(base, name)) is not None:
             return path
     raise ConfigurationError(
-        "no directory for the run's sockets: set TMPDIR to a short path that you can write to"
+        "found no directory for the run's sockets: set TMPDIR to a short path that you can write to"
     )
 
 

@@ -30,8 +30,8 @@ async def test_a_free_port_is_accepted_and_one_in_use_is_refused(host: str) -> N
 @pytest.mark.parametrize(
     ("number", "says"),
     [
-        (errno.EACCES, r"this user may not use port 80, as none below 1024"),
-        (errno.EADDRNOTAVAIL, "10.0.0.1 is no address of this machine"),
+        (errno.EACCES, r"this user may not use port 80, nor any port below 1024"),
+        (errno.EADDRNOTAVAIL, "10.0.0.1 is not an address of this machine"),
         (errno.ENOBUFS, "No buffer space"),
     ],
 )

@@ -121,7 +121,7 @@ def resolving_to(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
             r"does not resolve \(Name or service not known\)",
         ),
         (socket.gaierror(socket.EAI_AGAIN, "Try again"), TransientError, "Try again"),
-        (UnicodeError("label too long"), ConfigurationError, "no name of a host"),
+        (UnicodeError("label too long"), ConfigurationError, "not a valid host name"),
     ],
 )
 async def test_a_name_without_an_address_is_refused_with_the_reason(

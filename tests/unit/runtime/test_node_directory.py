@@ -128,7 +128,7 @@ def test_different_jobs_and_nodes_have_different_directories(runtime: Path) -> N
 def test_a_directory_that_others_can_write_to_is_refused(runtime: Path, mode: int) -> None:
     (runtime / "job@n1").mkdir()
     (runtime / "job@n1").chmod(mode)
-    with pytest.raises(ConfigurationError, match=r"not this user's alone \(owner \d+, mode d"):
+    with pytest.raises(ConfigurationError, match=r"not private to this user \(owner \d+, mode d"):
         NodeDirectory("job", "n1", runtime)
 
 

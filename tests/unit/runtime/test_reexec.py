@@ -71,8 +71,8 @@ def test_kept_descriptors_of_another_process_are_ignored(monkeypatch: pytest.Mon
     ("program", "why"),
     [
         ("import sys; sys.exit('no such option: --lx')", "no such option: --lx"),
-        ("import sys; sys.exit(7)", "it ends with 7"),
-        ("import time; time.sleep(60)", "it has not begun within 0.5 s"),
+        ("import sys; sys.exit(7)", "the new command ended with exit code 7"),
+        ("import time; time.sleep(60)", "the new command did not start within 0.5 s"),
     ],
 )
 def test_a_command_that_does_not_start_raises_with_the_reason(

@@ -135,8 +135,8 @@ def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
         if size_bytes != file.size_bytes:
             found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
             raise CheckpointWriteError(
-                f"step {manifest.step} is not committed: {directory.url}/{relative} {found} where "
-                f"{file.size_bytes} bytes were reported written; is this directory shared by "
+                f"step {manifest.step} is not committed: {directory.url}/{relative} {found}, but "
+                f"{file.size_bytes} bytes were reported as written; is this directory shared by "
                 "all nodes?"
             )
     path = path_in_step(manifest.step, MANIFEST)
@@ -258,9 +258,9 @@ def require(directory: CheckpointDirectory, owner: Owner) -> None:
     elif now.run != owner.run:
         since = datetime.datetime.fromtimestamp(now.since_unix_s, datetime.timezone.utc)
         raise CheckpointWriteError(
-            f"a run of job {now.job} saves in {directory.url} since {since:%F %T} UTC: both "
-            "would go on from each other's checkpoints; give each job a checkpoint directory of "
-            "its own, and start the one that keeps this one again"
+            f"a run of job {now.job} has saved in {directory.url} since {since:%F %T} UTC: both "
+            "would load each other's checkpoints; give each job its own checkpoint directory, and "
+            "restart the job that keeps this one"
         )
 
 

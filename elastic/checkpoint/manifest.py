@@ -119,7 +119,7 @@ def _count(document: Mapping[str, Json], key: str, where: str) -> int:
 def _instant(document: Mapping[str, Json], key: str, where: str) -> float:
     value = documents.field(document, key, float, where)
     if not is_instant(value):
-        raise CheckpointDamaged(f"{key!r} in {where} is no time: {value}")
+        raise CheckpointDamaged(f"{key!r} in {where} is not a valid time: {value}")
     return value
 
 

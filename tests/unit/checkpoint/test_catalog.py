@@ -133,7 +133,9 @@ def test_a_save_with_a_missing_or_wrong_file_is_not_committed(tmp_path: Path) ->
     with pytest.raises(CheckpointWriteError, match=r"structure.json is missing.*shared by"):
         catalog.commit(directory, manifest)
     directory.write(path_in_step(5, "structure.json"), b"longer")
-    with pytest.raises(CheckpointWriteError, match="has 6 bytes where 2 bytes"):
+    with pytest.raises(
+        CheckpointWriteError, match="has 6 bytes, but 2 bytes were reported as written"
+    ):
         catalog.commit(directory, manifest)
     assert catalog.list_checkpoints(directory) == ()
 

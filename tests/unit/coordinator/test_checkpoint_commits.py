@@ -170,7 +170,7 @@ def test_a_run_whose_directory_another_run_has_claimed_is_refused(run: Run) -> N
     other = Run(run.directory, "letters", "r2")
     other.claim()
     run.save(6, 0, 1)
-    with pytest.raises(CheckpointWriteError, match=r"job letters saves in .* since 20..-"):
+    with pytest.raises(CheckpointWriteError, match=r"job letters has saved in .* since 20..-"):
         run.commit(6, 1)
     other.save(7, 0, 1)
     assert other.commit(7, 1).size_bytes == 20
@@ -193,7 +193,7 @@ def test_a_run_commits_without_its_owner_file_until_another_run_claims(run: Run)
     other = Run(run.directory, "digits", "r2")
     other.claim()
     run.save(6, 0, 1)
-    with pytest.raises(CheckpointWriteError, match="a run of job digits saves"):
+    with pytest.raises(CheckpointWriteError, match="a run of job digits has saved"):
         run.commit(6, 1)
 
 

@@ -172,7 +172,7 @@ def own_address(host: str, problem: str, *, unsure: bool) -> Verdict:
     `unsure`: it could not be found out now, for example because the network is not up.
     """
     if not problem:
-        return _ok("address", host, "this machine is reached there")
+        return _ok("address", host, "leads to this machine")
     remedy = "give another --node-host, one at which other nodes reach this machine"
     make = _warning if unsure else _error
     return make("address", host, problem, Fault.ADDRESS_NOT_OWN, remedy, may_pass=unsure)
@@ -188,7 +188,7 @@ def directory(found: Directory) -> Verdict:
     remedy = "free some space, or choose another directory"
     if found.free_inodes is not None and found.free_inodes < FULL_INODES:
         told = f"{told}, room for {found.free_inodes} files"
-        remedy = "remove files, many small ones most likely, or choose another directory"
+        remedy = "remove files (probably many small ones), or choose another directory"
         return _error(check, subject, told, Fault.DISK_FULL, remedy, may_pass=True)
     if found.free_bytes < FULL_BYTES:
         return _error(check, subject, told, Fault.DISK_FULL, remedy, may_pass=True)
@@ -256,14 +256,16 @@ def certificate(found: Certificate) -> Iterator[Verdict]:
         remedy = remedy if told else "issue another one: elastic certs issue, see docs/SECURITY.md"
         yield _error(check, found.path, told or found.error, Fault.CERTIFICATE_UNUSABLE, remedy)
     elif found.distrusted:
-        remedy = "give the authority that has signed it as --tls-ca, or have it signed by that one"
-        told = f"the authority of --tls-ca does not vouch for it: {found.distrusted}"
+        remedy = "give the authority that signed it as --tls-ca, or have that of --tls-ca sign it"
+        told = f"the authority of --tls-ca does not verify it: {found.distrusted}"
         yield _error(check, found.path, told, Fault.CERTIFICATE_UNUSABLE, remedy)
     else:
         left_s = found.not_after_s - found.now_s
         told = f"valid for {left_s / 86_400:.0f} days"
         if left_s < EXPIRES_SOON_S:
-            remedy = "issue another one, and replace the files: elastic takes them up as it runs"
+            remedy = (
+                "issue another one, and replace the files: elastic loads them without a restart"
+            )
             told = f"valid for {left_s / 3600:.0f} hours"
             yield _warning(check, found.path, told, Fault.CERTIFICATE_EXPIRES, remedy)
         else:
@@ -280,8 +282,7 @@ def etcd_member(found: EtcdMember) -> Iterator[Verdict]:
     if found.error:
         if found.unreachable:
             remedy = (
-                "start it, correct --etcd, or open the way to it; http or https must be as etcd "
-                "has it"
+                "start it, correct --etcd, or open the network to it; http or https must match etcd"
             )
             fault = Fault.ETCD_UNREACHABLE
             yield _error(check, subject, found.error, fault, remedy, may_pass=True)
@@ -317,15 +318,15 @@ def _in_memory(found: EtcdMember) -> Verdict:
     """The verdict on a coordinator with --store memory in place of etcd."""
     told = f"the memory of a coordinator, {found.version}"
     if found.alone:
-        return _ok("etcd", found.endpoint, f"{told}; while it is gone, nobody takes its place")
+        return _ok("etcd", found.endpoint, f"{told}; no other coordinator can replace it")
     remedy = "give the address of the job's only coordinator as --etcd, and no other"
-    told = f"{told}; the other endpoints are no part of it"
+    told = f"{told}; it must be the only endpoint"
     return _error("etcd", found.endpoint, told, Fault.ETCD_REFUSES, remedy)
 
 
 def _etcd_errors(found: EtcdMember) -> Iterator[Verdict]:
     for text in found.errors:
-        remedy = "see the logs of etcd's members: do most of them run, and reach each other?"
+        remedy = "see the logs of etcd's members: a majority must run and reach each other"
         if "NOSPACE" in text or "space" in text:
             remedy = "etcdctl compact REVISION, etcdctl defrag, then etcdctl alarm disarm"
         elif "CORRUPT" in text:
@@ -356,7 +357,7 @@ def coordinator(found: Coordinator, *, release: str) -> Verdict:
     if found.error:
         subject = found.address or "leader"
         remedy = (
-            "open the way to its port, give it an --advertise at which this node reaches it, and "
+            "open the network to its port, give it an --advertise that this node reaches, and use "
             "certificates of the same job and authority"
         )
         fault = Fault.COORDINATOR_UNREACHABLE
@@ -365,7 +366,7 @@ def coordinator(found: Coordinator, *, release: str) -> Verdict:
         return _ok(check, "leader", "none yet")
     if found.version and release_of(found.version) != release:
         remedy = "install one release (MAJOR.MINOR) everywhere; coordinators are upgraded first"
-        told = f"elastic {found.version} leads, this is {release}"
+        told = f"the leader has elastic {found.version}, this node {release}"
         return _error(check, found.address, told, Fault.RELEASE_DIFFERS, remedy)
     return _ok(check, found.address, "answers")
 
@@ -385,7 +386,9 @@ def peer(found: Peer, *, elastic: str, torch: str) -> Iterator[Verdict]:
         told = f"elastic {found.elastic}, here {elastic}"
         yield _error("versions", subject, told, Fault.RELEASE_DIFFERS, remedy)
     if found.torch != torch:
-        remedy = "install one version of torch on all nodes: the wire of gloo and NCCL may differ"
+        remedy = (
+            "install one version of torch on all nodes: the protocols of gloo and NCCL may differ"
+        )
         told = f"torch {found.torch}, here {torch}"
         yield _warning("versions", subject, told, Fault.TORCH_DIFFERS, remedy)
     yield _clock(found, subject)
@@ -424,12 +427,12 @@ def _clock(found: Peer, subject: str) -> Verdict:
 def _worker_port(found: Peer, subject: str) -> Verdict:
     told = f"a worker's port, {found.worker_port}"
     if not found.worker_port_error:
-        return _ok("ports", subject, f"{told}, is reached")
+        return _ok("ports", subject, f"{told}, can be reached")
     remedy = (
         "let the nodes reach each other at the ports of workers: all, or those of "
         "--worker-port-range and of net.ipv4.ip_local_port_range"
     )
-    told = f"{told}, is not reached: {found.worker_port_error}"
+    told = f"{told}, cannot be reached: {found.worker_port_error}"
     return _error("ports", subject, told, Fault.PORT_BLOCKED, remedy)
 
 
@@ -440,7 +443,7 @@ def _shared(found: Peer, subject: str) -> Verdict:
         "give all nodes and coordinators the same place: a directory on a shared file system that "
         "is mounted on each, or a URL"
     )
-    told = "what that node wrote to --checkpoint-dir is not in this node's"
+    told = "what that node wrote to --checkpoint-dir is missing in this node's"
     return _error("checkpoints", subject, told, Fault.CHECKPOINT_NOT_SHARED, remedy)
 
 
@@ -460,10 +463,12 @@ def _gpus(found: Accelerator) -> Iterator[Verdict]:
     check = "GPUs"
     seen, there = len(found.devices), found.device_files
     if there and not seen:
+        missing = "a matching driver" if found.cuda else "a build of torch for CUDA"
         remedy = (
-            "install a build of torch for CUDA" if not found.cuda else "install a driver that fits"
-        ) + ", and let the container or unit use the devices; CUDA_VISIBLE_DEVICES hides them too"
-        told = f"{there} in /dev, and torch ({_built_for(found)}) sees none"
+            f"install {missing}, and let the container or unit use the devices; "
+            "CUDA_VISIBLE_DEVICES may hide them too"
+        )
+        told = f"{there} in /dev, but torch ({_built_for(found)}) sees none"
         yield _error(check, "torch", told, Fault.GPU_UNUSED, remedy)
     elif seen:
         yield _ok(check, "torch", f"{seen}: {', '.join(dict.fromkeys(found.devices))}")
@@ -503,8 +508,8 @@ def all_reduce(found: AllReduce) -> Verdict:
     told = f"{_size(found.bytes_per_s)}/s, {_seconds(found.latency_s)} for one number"
     if found.bytes_per_s < SLOW_NETWORK_BYTES_PER_S:
         remedy = (
-            "is this the fast network (--node-host)? Gradients of 1 GiB take "
-            f"{_seconds(_GIB / max(found.bytes_per_s, 1.0))} a step so"
+            "is this the fast network (--node-host)? Over it, gradients of 1 GiB take "
+            f"{_seconds(_GIB / max(found.bytes_per_s, 1.0))} a step"
         )
         return _warning("all-reduce", subject, told, Fault.NETWORK_SLOW, remedy)
     return _ok("all-reduce", subject, told)

@@ -605,4 +605,4 @@ class TrialProcess:
         assert self._process.stderr is not None
         said = (await self._process.stderr.read(2**16)).decode(errors="replace").strip()
         code = await self._process.wait()
-        return (said.splitlines() or [f"it ended with {code}"])[-1][:500]
+        return (said.splitlines() or [f"it ended with exit code {code}"])[-1][:500]

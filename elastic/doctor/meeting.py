@@ -119,7 +119,7 @@ class Meeting:
         says why there is no group."""
         strangers = [one.address for one in self._peers if one.found.error]
         if strangers:
-            return f"not all nodes are reached: {', '.join(strangers)}"
+            return f"some nodes cannot be reached: {', '.join(strangers)}"
         mine = self._word.met
         for word in self.others:
             if word.met != mine:
@@ -211,7 +211,7 @@ class Meeting:
                 one.close()
             raise ConfigurationError(
                 f"--worker-port-range {self._ports}: {len(found)} of its ports are free, and a "
-                "worker and its store need two; widen it, or end what listens there"
+                "worker and its store need two; widen it, or stop what listens there"
             )
         port = int(found[1].getsockname()[1])
         found[1].close()
@@ -256,7 +256,9 @@ class Meeting:
             one.found = Peer(address=one.found.address, node=word.node, is_self=True)
             return
         if word.job != self._word.job:
-            raise NotADoctor(f"a doctor of job {word.job!r} answers, this is {self._word.job!r}")
+            raise NotADoctor(
+                f"a doctor of job {word.job!r} answers, but the job here is {self._word.job!r}"
+            )
         ahead_s, error_s = await _clock(line)
         one.found = Peer(
             address=one.found.address,
@@ -391,7 +393,7 @@ def decode(line: bytes) -> Word:
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
-        raise NotADoctor("something else than `elastic doctor` answers") from None
+        raise NotADoctor("something other than `elastic doctor` answers") from None
     if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
         raise NotADoctor("`elastic doctor` of another version answers")
     known = {one.name: one for one in dataclasses.fields(Word)}
@@ -402,7 +404,7 @@ def decode(line: bytes) -> Word:
     except (KeyError, TypeError):
         raise NotADoctor("`elastic doctor` of another version answers") from None
     if not _is_sound(word):
-        raise NotADoctor("what answers says nothing that makes sense")
+        raise NotADoctor("the answer is not valid")
     return word
 
 
@@ -520,11 +522,11 @@ class Line:
         try:
             line = await self._reader.readline()
         except ValueError as error:
-            raise NotADoctor("something else than `elastic doctor` answers") from error
+            raise NotADoctor("something other than `elastic doctor` answers") from error
         if not line:
             raise NotADoctor(
-                "it closes the connection at once: another program, or with TLS where the other "
-                "has none, or with a certificate of another job or authority"
+                "it closes the connection at once: it is another program, only one end uses TLS, "
+                "or a certificate is of another job or authority"
             )
         return decode(line)
 

@@ -126,7 +126,7 @@ def test_a_certificate_not_signed_by_the_authority_is_unusable(tmp_path: Path) -
     files.ca.write_bytes(other.ca.read_bytes())  # type: ignore[union-attr]
     (verdict,) = checks.certificate(examination.certificate(files, "j"))
     assert verdict.fault is Fault.CERTIFICATE_UNUSABLE
-    assert "vouch" in verdict.found
+    assert "the authority of --tls-ca does not verify it" in verdict.found
 
 
 def test_the_limits_of_this_process_are_read() -> None:

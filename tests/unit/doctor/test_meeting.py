@@ -147,7 +147,7 @@ async def test_another_service_at_a_peers_address_is_reported() -> None:
     peers = [f"127.0.0.1:{port}"]
     async with server, doctors("a", ports=free_ports(1), peers=peers, timeout_s=0.3) as (one,):
         await one.meet()
-        assert "something else" in one.peers[0].error
+        assert "something other than `elastic doctor` answers" in one.peers[0].error
 
 
 async def test_a_doctor_of_another_job_is_not_a_peer() -> None:

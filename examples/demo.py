@@ -153,7 +153,7 @@ class Demo:
         command += ["--samples", str(SAMPLES), "--epochs", str(EPOCHS)]
         audit = subprocess.run(command, capture_output=True, text=True, check=False)
         self._say(f"ledger audit: {(audit.stdout or audit.stderr).strip()}")
-        _require(audit.returncode == 0, "the ledger is not good")
+        _require(audit.returncode == 0, "the ledger has problems")
 
     # ---- waiting
 
@@ -220,13 +220,13 @@ def main() -> int:
         try:
             Demo(job, console).run()
         except DemoFailed as failure:
-            console.print(f"[bold red]not as promised:[/] {failure}")
+            console.print(f"[bold red]the demonstration failed:[/] {failure}")
             return 1
         except KeyboardInterrupt:
             return 130
         finally:
             job.close()
-    console.print("[bold green]all as promised[/]")
+    console.print("[bold green]the demonstration succeeded[/]")
     return 0
 
 

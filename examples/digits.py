@@ -25,7 +25,9 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--epochs", type=int, default=30, help="times to go through the images")
     parser.add_argument("--batch-size", type=int, default=16, help="images per worker and step")
     parser.add_argument("--lr", type=float, default=0.02, help="learning rate for one worker")
-    parser.add_argument("--seed", type=int, default=0, help="of the weights and of the order")
+    parser.add_argument(
+        "--seed", type=int, default=0, help="seed of the weights and of the sample order"
+    )
     return parser.parse_args()
 
 

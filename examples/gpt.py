@@ -30,16 +30,16 @@ def parse() -> argparse.Namespace:
         description=__doc__.splitlines()[0], formatter_class=argparse.ArgumentDefaultsHelpFormatter
     )
     parser.add_argument("--epochs", type=int, default=1, help="times to go through the text")
-    parser.add_argument("--megabytes", type=float, default=2.5, help="text to take, at most")
-    parser.add_argument("--batch-size", type=int, default=8, help="windows at once")
+    parser.add_argument("--megabytes", type=float, default=2.5, help="text to use, at most")
+    parser.add_argument("--batch-size", type=int, default=8, help="windows per batch")
     parser.add_argument("--accumulate", type=int, default=2, help="batches per worker and step")
     parser.add_argument("--lr", type=float, default=3e-3, help="learning rate for one worker")
     parser.add_argument("--layers", type=int, default=2, help="transformer blocks")
-    parser.add_argument("--heads", type=int, default=4, help="attention heads of a block")
-    parser.add_argument("--width", type=int, default=96, help="of the embedding")
-    parser.add_argument("--context", type=int, default=96, help="bytes that it sees")
+    parser.add_argument("--heads", type=int, default=4, help="attention heads per block")
+    parser.add_argument("--width", type=int, default=96, help="width of the embedding")
+    parser.add_argument("--context", type=int, default=96, help="length of a window in bytes")
     parser.add_argument("--bf16", action="store_true", help="autocast to bfloat16")
-    parser.add_argument("--sample", type=int, default=300, help="bytes to write at the end")
+    parser.add_argument("--sample", type=int, default=300, help="bytes to generate at the end")
     return parser.parse_args()
 
 
@@ -169,7 +169,7 @@ def main() -> None:
     if session.rank == 0:
         print(f"validation loss {validated:.4f}, {validated / math.log(2):.3f} bits per byte")
         sample = write(net, options.sample, session.device)
-        print(f"after {session.committed} steps it writes:\n{sample}")
+        print(f"after {session.committed} steps the model writes:\n{sample}")
 
 
 if __name__ == "__main__":

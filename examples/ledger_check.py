@@ -63,14 +63,14 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
         if repeated:
             problems.append(f"epoch {epoch}: {repeated} samples more than once")
         if missing and not under_way:
-            problems.append(f"epoch {epoch}: {missing} samples never")
+            problems.append(f"epoch {epoch}: {missing} samples missing")
         if outside:
-            problems.append(f"epoch {epoch}: {outside} positions outside of the {samples} samples")
+            problems.append(f"epoch {epoch}: {outside} positions outside the {samples} samples")
         complete += not (repeated or missing or outside)
     if epochs is not None and newest >= epochs:
         problems.append(f"epoch {newest} in a job of {epochs} epochs")
     if not lineage:
-        problems.append("no step at all")
+        problems.append("there are no steps")
     generations = len({(record["run"], record["generation"]) for record in lineage})
     return Audit(len(lineage), complete, generations, resumed, tuple(problems))
 
@@ -126,7 +126,7 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
         elif _is_record(record):
             yield {"run": incarnation, **record}  # older ledgers have no "run" in each line
         elif "incarnation" not in record:
-            problems.append(f"line {number} is no record of a step: {line.strip()[:60]!r}")
+            problems.append(f"line {number} is not the record of a step: {line.strip()[:60]!r}")
     problems += torn
 
 
@@ -147,18 +147,19 @@ def _out_of_order(lineage: list[Record]) -> Iterator[str]:
     present = None
     for number, record in enumerate(lineage):
         if record["step"] != number:
-            yield f"step {record['step']} stands where step {number} belongs"
+            yield f"found step {record['step']}, expected step {number}"
             return
         run, generation = record["run"], record["generation"]
         if run != present and run in newest:
-            yield f"step {number}: run {run} again after run {present}"
+            yield f"step {number}: run {run} comes back after run {present}"
         present = run
         if generation < newest.get(run, 0):
             yield f"step {number}: generation {generation} after {newest[run]}"
         newest[run] = max(generation, newest.get(run, 0))
         world = worlds.setdefault((run, generation), record["world_size"])
         if record["world_size"] != world:
-            yield f"step {number}: generation {generation} with two sizes, {world} and others"
+            size = record["world_size"]
+            yield f"step {number}: generation {generation} had world size {world}, now {size}"
 
 
 def _ranges_by_epoch(lineage: list[Record]) -> dict[int, list[tuple[int, int]]]:

@@ -272,7 +272,7 @@ class LongJob(abc.ABC):
         lines = text_of(self.place.files / "ledger.jsonl").splitlines()
         if stopped or lines:
             told = audit(lines, samples=SAMPLES)
-            wrong += [f"ledger: {p}" for p in told.problems if stopped or p != "no step at all"]
+            wrong += [f"ledger: {p}" for p in told.problems if stopped or p != "there are no steps"]
             if stopped and told.resumed:
                 wrong.append(f"{told.resumed} times steps were lost")
             if stopped and told.steps < self._newest():

@@ -59,7 +59,7 @@ def test_a_good_ledger_has_no_problems() -> None:
 
 def test_the_last_epoch_may_be_under_way() -> None:
     assert audited(GOOD[:-1]) == Audit(5, 1, 3, 0, ())
-    assert audited(GOOD[:-1], epochs=2).problems == ("epoch 1: 2 samples never",)
+    assert audited(GOOD[:-1], epochs=2).problems == ("epoch 1: 2 samples missing",)
 
 
 def test_steps_that_were_lost_with_their_holders_do_not_count() -> None:
@@ -76,19 +76,19 @@ def test_resuming_after_the_last_step_gives_up_no_step() -> None:
 @pytest.mark.parametrize(
     ("records", "problem"),
     [
-        ([], "no step at all"),
-        (without(1), "step 2 stands where step 1 belongs"),
-        (without(1), "epoch 0: 2 samples never"),
-        ([*GOOD[:4], GOOD[3], *GOOD[4:]], "step 1 stands where step 2 belongs"),
+        ([], "there are no steps"),
+        (without(1), "found step 2, expected step 1"),
+        (without(1), "epoch 0: 2 samples missing"),
+        ([*GOOD[:4], GOOD[3], *GOOD[4:]], "found step 1, expected step 2"),
         ([*GOOD[:4], GOOD[3], *GOOD[4:]], "epoch 0: 2 samples more than once"),
         (replaced(2, start=5), "epoch 0: 1 samples more than once"),
-        (replaced(2, start=7), "epoch 0: 1 samples never"),
-        (replaced(2, stop=12), "epoch 0: 2 positions outside of the 10 samples"),
+        (replaced(2, start=7), "epoch 0: 1 samples missing"),
+        (replaced(2, stop=12), "epoch 0: 2 positions outside the 10 samples"),
         (replaced(1, generation=0), "step 1: generation 0 after 1"),
-        (replaced(4, world_size=5), "step 4: generation 3 with two sizes, 2 and others"),
-        (replaced(2, stop="ten"), "is no record of a step"),
+        (replaced(4, world_size=5), "step 4: generation 3 had world size 2, now 5"),
+        (replaced(2, stop="ten"), "is not the record of a step"),
         ([*GOOD, [1]], "line 9 is not an object"),
-        ([*GOOD, {"resume": 9, "generation": 4}, step(9, 0, 4, epoch=2)], "step 9 stands where"),
+        ([*GOOD, {"resume": 9, "generation": 4}, step(9, 0, 4, epoch=2)], "found step 9, expected"),
     ],
 )
 def test_the_problem_of_a_bad_ledger_is_named(records: list[Any], problem: str) -> None:
@@ -131,7 +131,7 @@ def test_the_command_exits_with_the_verdict(tmp_path: Path) -> None:
     assert good.returncode == 0
     assert "GOOD" in good.stdout
     assert bad.returncode == 1
-    assert "BAD   epoch 0: 2 samples never" in bad.stdout
+    assert "BAD   epoch 0: 2 samples missing" in bad.stdout
 
 
 RESUMED = [  # the second run begins from a checkpoint of step 3, with records of the first
@@ -159,12 +159,12 @@ def test_steps_that_a_new_run_only_repeats_are_not_given_up() -> None:
 
 
 def test_missing_steps_of_a_new_run_are_a_problem() -> None:
-    assert audited(RESUMED[:10], epochs=1).problems == ("epoch 0: 4 samples never",)
+    assert audited(RESUMED[:10], epochs=1).problems == ("epoch 0: 4 samples missing",)
 
 
 def test_a_step_of_a_run_after_another_run_has_begun_is_a_problem() -> None:
     mixed = [*RESUMED[:-1], step(4, 8, 10, run="a", generation=4)]
-    assert audited(mixed, epochs=1).problems == ("step 4: run a again after run b",)
+    assert audited(mixed, epochs=1).problems == ("step 4: run a comes back after run b",)
 
 
 def test_generations_may_start_from_1_again_when_the_job_is_started_again() -> None:
@@ -197,5 +197,5 @@ def test_a_ledger_that_is_not_valid_text_is_audited(tmp_path: Path) -> None:
     checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert checked.returncode == 1
     assert "line 2 is not JSON" in checked.stdout
-    assert "again after run b" in checked.stdout
+    assert "comes back after run b" in checked.stdout
     assert "Traceback" not in checked.stderr

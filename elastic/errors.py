@@ -49,15 +49,15 @@ _MEANINGS = {
     ExitCode.OK: "finished",
     ExitCode.SCRIPT_FAILED: "failed",
     ExitCode.USAGE: "wrong usage",
-    ExitCode.TEMPORARY: "what is needed did not answer or was full",
+    ExitCode.TEMPORARY: "a service did not answer, or a resource is full",
     ExitCode.CONFIGURATION: "something must be fixed",
     ExitCode.DRAINED: "drained",
     ExitCode.QUARANTINED: "in quarantine",
     ExitCode.STOPPED: "stopped by an operator",
     ExitCode.REFUSED: "refused",
-    ExitCode.NOT_SAVED: "not saved",
-    ExitCode.INTERRUPTED: "left after Ctrl-C",
-    ExitCode.TERMINATED: "left after SIGTERM, or by all nodes",
+    ExitCode.NOT_SAVED: "could not be saved",
+    ExitCode.INTERRUPTED: "stopped by Ctrl-C",
+    ExitCode.TERMINATED: "stopped by SIGTERM, or all nodes left",
 }
 
 

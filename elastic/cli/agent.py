@@ -98,7 +98,7 @@ class NodeCommand:
         try:
             require_node_name(name, "machine")
         except ConfigurationError as error:
-            raise ConfigurationError(f"{error}; name this one with --machine") from error
+            raise ConfigurationError(f"{error}; give a valid one with --machine") from error
         return name
 
     @property
@@ -271,7 +271,7 @@ def _require_reachable(node_host: str | None) -> str:
     except TransientError as error:
         # Other nodes resolve the name only when they connect, so an agent that starts at boot
         # before the network is up must not end here.
-        return f"--node-host {node_host!r} cannot be looked at now: {error}"
+        return f"--node-host {node_host!r} cannot be checked now: {error}"
     return ""
 
 
@@ -281,7 +281,7 @@ def _require_right_to(port: int) -> None:
         socket.create_server(("", port)).close()
     except PermissionError as error:
         raise ConfigurationError(
-            f"--worker-port-range: port {port} is for privileged users, as all below 1024 "
+            f"--worker-port-range: this user may not use port {port}, nor any port below 1024 "
             "(CAP_NET_BIND_SERVICE); give a range from 1024 on"
         ) from error
     except OSError:
@@ -408,11 +408,11 @@ class _Node:
         if self._had_ended:
             return "the run has ended"
         if self._leaves_because:
-            return f"leaves: {self._leaves_because}"
+            return f"leaving: {self._leaves_because}"
         if not self._leaders.registered.is_set():
-            return "registers in etcd"
+            return "registering in etcd"
         generation, step = self.daemon.generation, self.daemon.step
-        group = f"generation {generation}, step {step}" if generation else "waits for a group"
+        group = f"generation {generation}, step {step}" if generation else "waiting for a group"
         return group if self.daemon.in_contact else f"{group}, without a coordinator"
 
     async def close(self) -> None:
@@ -542,8 +542,8 @@ class _Node:
             raise TransientError("this node leaves the job")
         if self._lost_directory:
             raise TransientError(
-                "its directory was removed and made anew, but not the socket at which the next "
-                "agent would find the workers"
+                "its directory was removed and created again, but without the socket that the next "
+                "agent needs to find the workers"
             )
 
 

@@ -42,8 +42,9 @@ def init(directory: Path, *, days: int) -> None:
     _require_new(directory, _AUTHORITY, "choose another directory for another authority")
     signed = make_authority("elastic authority", days)
     certificate, key = _write(directory, _AUTHORITY, signed)
-    print(f"{certificate}: the authority, for everybody; until {at(signed.not_after.timestamp())}")
-    print(f"{key}: its key; it stays here, since its holder can sign for every job")
+    until = at(signed.not_after.timestamp())
+    print(f"{certificate}: the authority, for every machine; valid until {until}")
+    print(f"{key}: its key; keep it here, because its holder can sign for every job")
     print(f"next: elastic certs issue {shlex.quote(str(directory))} --job JOB")
 
 
@@ -64,19 +65,19 @@ def issue(
     name = name if name is not None else "-".join([job, *(r.value for r in roles), *hosts[:1]])
     if not re.fullmatch(r"[A-Za-z0-9][-A-Za-z0-9._:]*", name) or name == _AUTHORITY:
         raise ConfigurationError(
-            f"--name {name!r} is no name for the files; expected letters, digits, and inner "
-            "hyphens, dots and underscores, and not ca"
+            f"--name {name!r} is not allowed; expected letters, digits, and inner hyphens, dots "
+            "and underscores, and not ca"
         )
     authority = _open(directory)
     _require_new(directory, name, "move them away, or choose other names with --name")
     signed = authority.sign(job, roles=list(dict.fromkeys(roles)), hosts=hosts, days=days)
     certificate, key = _write(directory, name, signed)
-    may = " and ".join(role.value for role in roles) or "everything"
-    print(f"{certificate}: job {job}, {may}; until {at(signed.not_after.timestamp())}")
+    may = " and ".join(role.value for role in roles) or "every role"
+    print(f"{certificate}: job {job}, {may}; valid until {at(signed.not_after.timestamp())}")
     print(f"{key}: its key")
     pairs = {"CA": directory / "ca.pem", "CERT": certificate, "KEY": key}
     variables = " ".join(f"ELASTIC_TLS_{n}={shlex.quote(str(p))}" for n, p in pairs.items())
-    print(f"next, where it is used, with the paths there: export {variables}")
+    print(f"next, on the machine that uses it, with its paths: export {variables}")
 
 
 def _check(job: str, hosts: Sequence[str]) -> None:
@@ -87,8 +88,7 @@ def _check(job: str, hosts: Sequence[str]) -> None:
         require_host(host)
         if host.lower().endswith(_OURS):
             raise ConfigurationError(
-                f"--host {host!r} would be a name of a job; give the job with --job, and what the "
-                "holder may do with --role"
+                f"--host {host!r} would name a job; give the job with --job, and roles with --role"
             )
 
 
@@ -109,8 +109,8 @@ def _open(directory: Path) -> Authority:
         return Authority(certificate, key)
     except ValueError as error:
         raise ConfigurationError(
-            f"{paths[0]} and {paths[1]} are no authority that can sign: {error}; make another one "
-            "with `elastic certs init` in another directory"
+            f"{paths[0]} and {paths[1]} are not an authority that can sign: {error}; make another "
+            "one with `elastic certs init` in another directory"
         ) from error
 
 
@@ -145,7 +145,7 @@ def _write(directory: Path, name: str, signed: Signed) -> tuple[Path, Path]:
             with contextlib.suppress(OSError):
                 path.unlink()
         raise ConfigurationError(
-            f"cannot write {path}: {error.strerror}; choose another directory, or make room"
+            f"cannot write {path}: {error.strerror}; choose another directory, or free some space"
         ) from error
     return certificate, key
 
@@ -200,17 +200,17 @@ class Authority:
         except TypeError as error:
             raise ValueError("its key has a passphrase") from error
         if not isinstance(loaded, ec.EllipticCurvePrivateKey):
-            raise ValueError("its key is not one on an elliptic curve")
+            raise ValueError("its key is not an elliptic-curve key")
         self._key = loaded
         if loaded.public_key() != self._certificate.public_key():
-            raise ValueError("the key is not that of the certificate")
+            raise ValueError("the key does not belong to the certificate")
         try:
             found = self._certificate.extensions.get_extension_for_class(x509.BasicConstraints)
             is_authority = found.value.ca
         except x509.ExtensionNotFound:
             is_authority = False
         if not is_authority:
-            raise ValueError("the certificate is not that of an authority")
+            raise ValueError("the certificate is not a CA certificate")
 
     def sign(
         self, job: str, *, roles: Collection[JobRole] = (), hosts: Sequence[str] = (), days: int
@@ -224,7 +224,7 @@ class Authority:
         if until <= _now():
             raise ConfigurationError(
                 f"the authority expired at {until:%Y-%m-%d %H:%M:%S} UTC; make another one with "
-                "`elastic certs init` in another directory, and give its ca.pem to everybody"
+                "`elastic certs init` in another directory, and copy its ca.pem to every machine"
             )
         key = ec.generate_private_key(ec.SECP256R1())
         identities = [job_identity(job), *(role_identity(job, role) for role in roles)]

@@ -222,13 +222,13 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"generation {f['generation']} ({f['reason'].replace('_', ' ')}): {f['world_size']} workers"
     ),
     "node_lost": lambda f: f"node {f['node']} is lost",
-    "node_refused": lambda f: f"node {f['node']} is turned away: {f['reason']}",
+    "node_refused": lambda f: f"node {f['node']} was refused: {f['reason']}",
     "coordinator_awaited": lambda _: (
-        "no coordinator leads this job yet; if one was started, its --job and --etcd must be "
-        "those of this agent"
+        "no coordinator leads this job yet; if one runs, check that it has the same --job and "
+        "--etcd as this agent"
     ),
-    "admission_awaited": lambda f: f"not let in yet: {f['reason']}",
-    "coordinator_lost": lambda f: f"the coordinator is gone: {f['reason']}",
+    "admission_awaited": lambda f: f"not accepted yet: {f['reason']}",
+    "coordinator_lost": lambda f: f"lost contact with the coordinator: {f['reason']}",
     "coordinator_found": lambda f: f"in contact with the coordinator at {f['address']}",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "newcomers_refused": lambda f: f["message"],
@@ -246,7 +246,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "straggler": lambda f: (
         f"slow: {f['verdict']}" + ("; it is replaced" if f["action"] == "replace" else "")
     ),
-    "straggler_over": lambda f: f"rank {f['rank']} is slow no more: {f['reason']}",
+    "straggler_over": lambda f: f"rank {f['rank']} is no longer slow: {f['reason']}",
     "state_restored": lambda f: f"state from {f['source']}, step {f['committed']}",
     "state_received": lambda f: (
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"
@@ -254,8 +254,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "checkpoint_committed": lambda f: f"checkpoint of step {f['step']} committed",
     "checkpoint_abandoned": lambda f: f"checkpoint of step {f['step']} failed: {f['message']}",
     "state_differed": lambda f: (
-        f"worker {f['worker']} held another state at step {f['step']}, and takes over that of the "
-        f"others: {f['names']}"
+        f"worker {f['worker']} had a different state at step {f['step']} and takes over the state "
+        f"of the others: {f['names']}"
     ),
     "step_copies_state": lambda f: (
         f"every step copies {int(f['bytes']) / 1e6:.1f} MB in {f['copy_ms']} ms ({f['names']}): "
@@ -263,35 +263,37 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
     "output_lost": lambda f: (
-        f"the log of worker {f['worker']} takes no more: {f['reason']}; what it prints is lost"
+        f"the log of worker {f['worker']} cannot be written: {f['reason']}; its output is lost"
     ),
-    "notice": lambda f: f"a worker of {f['node']} tells of {f['name']}, unknown here",
+    "notice": lambda f: (
+        f"a worker of node {f['node']} reports {f['name']}, which this version does not know"
+    ),
     "checkpoint_damaged": lambda f: f"checkpoint of step {f['step']} is damaged: {f['reason']}",
     "ledger_failed": lambda f: (
-        f"the ledger {f['path']} cannot be written: {f['reason']}; the job goes on without, and it "
-        "is tried again"
+        f"the ledger {f['path']} cannot be written: {f['reason']}; the job goes on without it and "
+        "retries"
     ),
     "ledger_continued": lambda f: f"the ledger {f['path']} is written again",
     "curve_failed": lambda f: (
-        f"the curve {f['path']} cannot be written: {f['reason']}; the job goes on without, and it "
-        "is tried again"
+        f"the curve {f['path']} cannot be written: {f['reason']}; the job goes on without it and "
+        "retries"
     ),
     "curve_continued": lambda f: f"the curve {f['path']} is written again",
     "http_started": lambda f: f"{f['serves']} at {f['address']}",
     "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
     "save_retried": lambda f: (
-        f"the last save, of step {f['step']}, fails and is tried again: {f['message']}"
+        f"the last save, of step {f['step']}, failed and is retried: {f['message']}"
     ),
     "logs_removed": lambda f: (
-        f"logs of {f['directories']} earlier runs are removed, {f['bytes'] / 1e6:.1f} MB"
+        f"removed the logs of {f['directories']} earlier runs, {f['bytes'] / 1e6:.1f} MB"
     ),
     "zygote_lost": lambda f: f["reason"],
     "run_directory_lost": lambda f: (
-        f"the run's directory was removed, and cannot be made again: {f['reason']}; workers that "
-        "start now find nobody"
+        f"the run's directory was removed, and cannot be created again: {f['reason']}; new workers "
+        "cannot connect to the agent"
     ),
     "run_directory_made_anew": lambda f: (
-        f"the run's directory was removed; it was made again: {f['path']}"
+        f"the run's directory was removed; it was created again: {f['path']}"
     ),
     "job_finished": lambda f: f"finished after {f['committed']} steps{_goodput(f)}{_because(f)}",
     "job_ended": lambda f: f"ended after {f['committed']} steps{_goodput(f)}{_because(f)}",
@@ -300,66 +302,72 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "agent_started": lambda f: f"node {f['node']} of job {f['job']}: logs in {f['log_dir']}",
     "agent_ended": lambda f: f"{f['meaning']} (exit code {f['exit_code']}){_because(f)}",
     "worker_not_started": lambda f: f"worker {f['worker']} could not be started: {f['reason']}",
-    "worker_adopted": lambda f: f"worker {f['worker']} found alive",
+    "worker_adopted": lambda f: f"adopted worker {f['worker']} of an earlier agent",
     "registration_waiting": lambda f: (
-        f"the node's name is taken by {f['owner']}: waits up to {f['at_most_s']:g} s for its lease "
-        "to end"
+        f"the node's name is taken by {f['owner']}; the agent waits up to {f['at_most_s']:g} s for "
+        "its lease to end"
     ),
     "registration_held": lambda _: "registered in the store",
     "registration_suspect": lambda _: "the store does not answer: the registration may be lost",
     "registration_gone": lambda _: "the registration in the store is lost",
     "cut_off": lambda f: f"cut off from store and coordinator for {f['silent_s']:g} s",
-    "preempted": lambda f: f"this machine is about to go: {f['reason']}",
+    "preempted": lambda f: f"this machine is about to be taken away: {f['reason']}",
     "released": lambda f: f"this node has left: {f['reason']}",
-    "begins_anew": lambda f: f"the agent begins anew: {f['command']}",
-    "not_begun_anew": lambda f: f"the agent cannot begin anew and goes on: {f['reason']}",
+    "begins_anew": lambda f: f"the agent restarts itself: {f['command']}",
+    "not_begun_anew": lambda f: f"the agent cannot restart itself and goes on: {f['reason']}",
     "handing_over": lambda f: (
-        f"the agent ends; its workers wait {f['grace_s']:g} s for another one"
+        f"the agent ends; its workers wait {f['grace_s']:g} s for another agent"
     ),
     "coordinator_started": lambda f: f"coordinator of job {f['job']} at {f['address']}",
-    "campaigning": lambda f: f"{f['address']} waits to lead",
+    "campaigning": lambda f: f"{f['address']} waits for its election",
     "standing_by": lambda f: (
         f"{f['leader']} leads run {f['run_id']}; {f['address']} waits for {f['waits_for']}"
     ),
     "elected": lambda f: f"{f['address']} leads, from generation {f['generation']} on",
     "store_rolled_back": lambda f: (
-        f"the store has lost generations {f['stored'] + 1} to {f['generation']}, of which the "
-        "agents know: it was emptied, or restored from a backup"
+        f"the store has lost generations {f['stored'] + 1} to {f['generation']}, which the agents "
+        "know: it was emptied or restored from a backup"
     ),
     "stray_group_ended": lambda f: (
         f"workers of node {f['node']} were in a group that the store had lost; they are ended, "
-        "since the job has begun anew without it"
+        "since the job has started again without it"
     ),
-    "deposed": lambda f: f"leads no more: {f['reason']}",
-    "leadership_in_doubt": lambda f: f"another one may lead soon: {f['reason']}",
-    "leadership_confirmed": lambda _: "leads still",
+    "deposed": lambda f: f"no longer leads: {f['reason']}",
+    "leadership_in_doubt": lambda f: f"may lose the leadership: {f['reason']}",
+    "leadership_confirmed": lambda _: "still leads",
     "serving_after_end": lambda f: (
-        f"the run has ended with exit code {f['exit_code']}; it stays until a signal comes"
+        f"the run has ended with exit code {f['exit_code']}; the coordinator stays until it gets a "
+        "signal"
     ),
     "leaving": lambda f: f"makes way for another coordinator: {f['reason']}",
     "node_vanished": lambda f: f"the registration of node {f['node']} is lost",
     "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",
     "node_left_group": lambda f: f"node {f['node']} has left the group",
     "leave_timed_out": lambda f: (
-        f"node {f['node']} was to leave; in {f['waited_s']:g} s {f['reason']}: they are ended"
+        f"node {f['node']} did not leave within {f['waited_s']:g} s ({f['reason']}); its workers "
+        "are killed"
     ),
     "not_saved": lambda f: (
         f"not saved: {f['reason']}; the newest checkpoint is of step {f['checkpoint']}, and node "
         f"{f['node']} had committed {f['committed']} steps"
     ),
-    "node_drained": lambda f: f"{_place(f)} is left and kept out: {f['reason']}",
+    "node_drained": lambda f: f"{_place(f)} is drained and kept out: {f['reason']}",
     "node_quarantined": lambda f: f"{_place(f)} is in quarantine: {f['reason']}",
     "node_cleared": lambda f: f"{_place(f)} may take part again",
     # ---- connections
     "security_warning": lambda f: f"warning: {f['message']}",
     "warning": lambda f: f"warning: {f['message']}",
-    "certificates_reloaded": lambda f: f"{f['certificate']} is used, until {f['expires']}",
-    "certificates_refused": lambda f: f["reason"],
-    "peer_refused": lambda f: f"{f['peer']} is refused: it shows {f['found']}, not {f['expected']}",
-    "connection_refused": lambda f: f"a connection to {f['path']} is refused: {f['reason']}",
-    "loop_paused": lambda f: (
-        f"warning: nothing was heard for {f['pause_s']:g} s; {f['where'].splitlines()[-1]}"
+    "certificates_reloaded": lambda f: (
+        f"new connections use {f['certificate']}, valid until {f['expires']}"
     ),
-    "message_refused": lambda f: f"a message of {f['source']} is refused: {f['reason']}",
+    "certificates_refused": lambda f: f["reason"],
+    "peer_refused": lambda f: (
+        f"{f['peer']} was refused: its certificate names {f['found']}, not {f['expected']}"
+    ),
+    "connection_refused": lambda f: f"a connection to {f['path']} was refused: {f['reason']}",
+    "loop_paused": lambda f: (
+        f"warning: this process stood still for {f['pause_s']:g} s; {f['where'].splitlines()[-1]}"
+    ),
+    "message_refused": lambda f: f"a message from {f['source']} was refused: {f['reason']}",
     "message_dropped": lambda f: f"a message was not sent: {f['reason']}",
 }

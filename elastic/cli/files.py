@@ -106,8 +106,8 @@ def carried_files(pattern: str | None, *, to: Path | None, output: str) -> None:
     found = [path for path in _carried(root) if pattern is None or _matches(path, pattern)]
     if not found:
         raise ConfigurationError(
-            f"no file matches {pattern!r}; `elastic files` lists them all, and a folder stands for "
-            "all that is in it"
+            f"no file matches {pattern!r}; `elastic files` lists all files, and the name of a "
+            "folder means all files in it"
         )
     if to is not None:
         _copy(root, found, to)

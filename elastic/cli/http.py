@@ -47,9 +47,9 @@ def require_http_protection(
         return
     if not isinstance(security, Tls) and not security.insecure:
         raise ConfigurationError(
-            f"{option} {address} is reached from other machines, and there is no "
+            f"{option} {address} can be reached from other machines, and there is no "
             "certificate: anyone who reaches the port could read the job's figures; give --tls-ca, "
-            "--tls-cert and --tls-key, or --insecure on a network where you trust everybody, or "
+            "--tls-cert and --tls-key, or --insecure on a network where you trust everyone, or "
             "listen on 127.0.0.1"
         )
 
@@ -116,16 +116,18 @@ def _token_of(
             return ""
         raise ConfigurationError(
             f"--page-actions: anyone who reaches {address} could stop the job, since nothing there "
-            "asks who it is; give --page-token-file FILE, or have the page ask for certificates: "
-            "--tls-ca, --tls-cert and --tls-key, and an --http-address that is no loopback one"
+            "identifies users; give --page-token-file FILE, or use certificates: --tls-ca, "
+            "--tls-cert and --tls-key, and an --http-address that is not a loopback address"
         )
     try:
         token = file.read_text(encoding="ascii").strip()
-        problem = f"others may read it; chmod 600 {file}" if readable_by_others(file) else ""
+        problem = (
+            f"other users can read it; run chmod 600 {file}" if readable_by_others(file) else ""
+        )
     except (OSError, UnicodeDecodeError) as error:
         token, problem = "", getattr(error, "strerror", "") or "it is not ASCII"
     if not problem and not re.fullmatch(rf"[!-~]{{{_SHORTEST_TOKEN},}}", token):
-        problem = f"a token has {_SHORTEST_TOKEN} characters or more, in one line without a space"
+        problem = f"a token needs at least {_SHORTEST_TOKEN} characters, in one line without spaces"
     if problem:
         raise ConfigurationError(f"the file {file} (--page-token-file) cannot be used: {problem}")
     return token
@@ -203,9 +205,10 @@ async def _server(
         listener.close()
         raise
     if not secured and not stays_here(wanted):
+        token = ", and anyone on the network path can read the users' token" if site.token else ""
         message = (
             f"{wanted} serves {site.parts} of the job in plain text (--insecure): anyone who "
-            f"reaches it reads them{', and the token of who acts' if site.token else ''}"
+            f"reaches it can read them{token}"
         )
         journal.record("security_warning", message=message)
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"
@@ -230,8 +233,8 @@ class Guard:
         through a browser (DNS rebinding)."""
         if self.is_local and not _is_address(request.host):
             return (
-                f"this page is at a loopback address, and was asked for as {request.host!r}: ask "
-                "for localhost or 127.0.0.1"
+                f"this page is at a loopback address, and the request names the host "
+                f"{request.host!r}; use localhost or 127.0.0.1"
             )
         return self.may_scrape(request)
 
@@ -344,7 +347,7 @@ def _admission(security: Security) -> Callable[..., str]:
         expected = missing_identity(request.peer or (), job, method)
         if request.peer is None or not expected:
             return ""
-        found = ", ".join(request.peer) or "no certificate, or one that names nothing"
-        return f"this is for certificates that name {expected}; shown was {found}"
+        found = ", ".join(request.peer) or "no certificate, or one without names"
+        return f"this needs a certificate that names {expected}; found {found}"
 
     return refused

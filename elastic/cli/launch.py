@@ -118,8 +118,8 @@ def require_command(argv: Sequence[str], *, module: bool = False) -> None:
     for argument in argv:
         if not is_text(argument):
             raise ConfigurationError(
-                f"the argument {argument!r} is not UTF-8, and the workers are told of it in UTF-8; "
-                "rename the file, or give the script what it needs in a file"
+                f"the argument {argument!r} is not UTF-8, and workers receive arguments as UTF-8; "
+                "rename the file, or pass the value to the script in a file"
             )
 
 
@@ -128,7 +128,7 @@ def _require_file(script: Path) -> None:
         found = script.is_file()
         what = "is a directory" if script.is_dir() else "does not exist"
     except OSError as error:
-        found, what = False, f"cannot be looked at ({error.strerror})"
+        found, what = False, f"cannot be accessed ({error.strerror})"
     if not found:
         raise ConfigurationError(
             f"the script {str(script)!r} {what}; give the path of a Python file: "
@@ -236,7 +236,7 @@ def module_file(name: str) -> ModuleFile:
     """Find the module to run. Raises ConfigurationError unless there is one that can be read."""
     parts = name.split(".")
     if not all(parts) or os.sep in name or not name.isprintable() or parts[0] == _MAIN:
-        raise ConfigurationError(f"{name!r} is no module's name; {_advice(name, '')}")
+        raise ConfigurationError(f"{name!r} is not a module name; {_advice(name, '')}")
     importlib.invalidate_caches()  # the module may be a moment old
     specs = list(_specs(name, parts))
     if specs[-1].submodule_search_locations is not None:
@@ -252,7 +252,7 @@ def module_file(name: str) -> ModuleFile:
     last, path = specs[-1], specs[-1].origin
     if not last.has_location or path is None or isinstance(last.loader, ExtensionFileLoader):
         raise ConfigurationError(
-            f"the module {name!r} is no Python source, and cannot be run; give a script's"
+            f"the module {name!r} is not Python source and cannot be run; give a script's"
         )
     for spec in specs:
         _require_readable(name, spec)
@@ -271,13 +271,13 @@ def _specs(name: str, parts: Sequence[str]) -> Iterator[ModuleSpec]:
     """The specs of the packages, outermost first, and of the module."""
     spec = _outermost(parts[0])
     if spec is None:
-        where = f"no {parts[0]!r} in {_here()}, nor among what is installed"
-        raise _missing(name, f"there is {where}", parts[0])
+        where = f"in {_here()} or among the installed packages"
+        raise _missing(name, f"there is no {parts[0]!r} {where}", parts[0])
     yield spec
     for depth, part in enumerate(parts[1:], 1):
         outer = ".".join(parts[:depth])
         if spec.submodule_search_locations is None:
-            raise _missing(name, f"{outer!r} ({_place(spec)}) is no package")
+            raise _missing(name, f"{outer!r} ({_place(spec)}) is not a package")
         # The last part alone: given the full name, Python looks for its parent in sys.modules.
         within = PathFinder.find_spec(part, _locations(spec))
         if within is None:
@@ -331,8 +331,8 @@ def _require_open(name: str, directories: Sequence[str]) -> None:
             continue
         except OSError as error:
             raise ConfigurationError(
-                f"the module {name!r} cannot be looked for: {directory}: {error.strerror}; let "
-                "this user read the directory"
+                f"cannot look for the module {name!r} in {directory}: {error.strerror}; let this "
+                "user read the directory"
             ) from error
 
 
@@ -349,11 +349,9 @@ def _advice(name: str, package: str) -> str:
         as_module = f", or give the module's name, {'.'.join(parts)!r}" if within else ""
         return f"to run a file leave out -m (or give --no-module){as_module}"
     if package and not looks_here():
-        return f"PYTHONSAFEPATH is set: give the directory that holds {package!r} in PYTHONPATH"
+        return f"PYTHONSAFEPATH is set: add the directory that holds {package!r} to PYTHONPATH"
     if package:
-        return (
-            f"start elastic in the directory that holds {package!r}, or give that one in PYTHONPATH"
-        )
+        return f"start elastic in the directory that holds {package!r}, or add it to PYTHONPATH"
     return "give a name as python -m takes it: elastic run [options] -m PACKAGE.MODULE [arguments]"
 
 

@@ -160,7 +160,7 @@ app = typer.Typer(
     help="Keeps one data-parallel PyTorch job training while machines come and go.",
     epilog="Exit codes: 0 finished, 1 the script failed, 2 usage, 75 try again later, "
     "78 fix the configuration, 80 to 84 drained, in quarantine, stopped, refused, not saved, "
-    "130 and 143 left after Ctrl-C and SIGTERM. docs/EVENTS.md has what to do about each.",
+    "130 and 143 left after Ctrl-C and SIGTERM. docs/EVENTS.md says what to do about each.",
 )
 
 
@@ -183,7 +183,7 @@ def _main(*, version: _Version = False) -> None:
     del version  # its callback prints it
 
 
-checkpoint_app = typer.Typer(no_args_is_help=True, help="Look at checkpoints.")
+checkpoint_app = typer.Typer(no_args_is_help=True, help="List and verify checkpoints.")
 app.add_typer(checkpoint_app, name="checkpoint")
 certs_app = typer.Typer(no_args_is_help=True, help="Make certificates for jobs of many nodes.")
 app.add_typer(certs_app, name="certs")
@@ -192,7 +192,7 @@ app.add_typer(certs_app, name="certs")
 _Config = Annotated[
     Optional[Path],  # noqa: UP045 - read at run time by typer
     typer.Option(
-        help="TOML file with a table of this command's name, and [job] for what they share.",
+        help="TOML file with a table of this command's name, and [job] for what commands share.",
         show_default="ELASTIC_CONFIG",
     ),
 ]
@@ -226,7 +226,7 @@ def run(
     When a worker is lost the others go on, and another one takes its place.
 
     The first Ctrl-C or SIGTERM saves a checkpoint at a step boundary and leaves; the second stops
-    at once. A terminal that is closed does what SIGTERM does.
+    at once. A closed terminal has the effect of SIGTERM.
     """
     from elastic.cli.run import Command
     from elastic.cli.run import run as run_job
@@ -261,9 +261,9 @@ def agent(
 
     Its workers run SCRIPT.
 
-    The first Ctrl-C or SIGTERM has this node leave at a step boundary; the second ends it at once.
-    SIGHUP starts the agent anew in its place, with a new version or configuration; workers train
-    on.
+    The first Ctrl-C or SIGTERM makes this node leave at a step boundary; the second ends it at
+    once. SIGHUP restarts the agent in the same process, with a new version or configuration;
+    workers train on.
     """
     from elastic.cli.agent import NodeCommand, attend
 
@@ -321,7 +321,7 @@ def status(*, output: _Output = "table") -> None:
 def report(*, output: _Output = "table") -> None:
     """Show where the time of a job's slots went.
 
-    It shows what was productive, and what was lost to what. docs/GUIDE.md has the kinds of time.
+    It shows what was productive, and what the rest was lost to. docs/GUIDE.md explains the kinds.
     """
 
 
@@ -330,7 +330,7 @@ def nodes(
     *,
     clear: Annotated[
         Optional[str],  # noqa: UP045
-        typer.Option(help="Let this machine, or that of this node, take part again."),
+        typer.Option(help="Let this machine, or the one of this node, take part again."),
     ] = None,
     output: _Output = "table",
 ) -> None:
@@ -341,7 +341,9 @@ def nodes(
 def stacks(
     of: Annotated[
         str,
-        typer.Argument(metavar="[RANK|WORKER]", help="Only this one.", show_default="all ranks"),
+        typer.Argument(
+            metavar="[RANK|WORKER]", help="Show only this one.", show_default="all ranks"
+        ),
     ] = "",
     *,
     output: _Output = "table",
@@ -365,14 +367,17 @@ def incidents(*, output: _Output = "table") -> None:
 def explain(
     incident: Annotated[
         Optional[int],  # noqa: UP045
-        typer.Argument(metavar="[N]", help="Its number.", min=1, show_default="the newest"),
+        typer.Argument(
+            metavar="[N]", help="Number of the incident.", min=1, show_default="the newest"
+        ),
     ] = None,
     *,
     output: _Output = "table",
 ) -> None:
-    """Show all that is known of an incident.
+    """Show all that is known about an incident.
 
-    It shows what struck, who noticed, what it took and cost. `elastic incidents` has the numbers.
+    It shows what failed, who noticed it, how long it took and what it cost. `elastic incidents`
+    lists the numbers.
     """
 
 
@@ -383,7 +388,7 @@ def trace(
     ] = Path("trace.json"),
     *,
     steps: Annotated[
-        int, typer.Option(help="Newest steps of each worker, at most.", min=1, max=1000)
+        int, typer.Option(help="Newest steps of each worker, at most this many.", min=1, max=1000)
     ] = 1000,
 ) -> None:
     """Write a job's last minutes as a trace, slot by slot.
@@ -399,12 +404,12 @@ def drain(
         str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)
     ],
     *,
-    reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, for the journal.")] = "",
     future: Annotated[
-        bool, typer.Option("--future", help="Accept a node that nobody knows of yet.")
+        bool, typer.Option("--future", help="Accept a node that is not known yet.")
     ] = False,
 ) -> None:
-    """Have a node leave a job at a step boundary.
+    """Make a node leave a job at a step boundary.
 
     It is kept out until it is cleared: `elastic nodes --clear`.
     """
@@ -412,9 +417,12 @@ def drain(
 
 @_on_a_job
 def stop(
-    *, reason: Annotated[str, typer.Option(help="Why, for the journal.")] = "stopped by an operator"
+    *,
+    reason: Annotated[
+        str, typer.Option(help="Reason, for the journal.")
+    ] = "stopped by an operator",
 ) -> None:
-    """Have a job saved at a step boundary and ended.
+    """Save a job at a step boundary and end it.
 
     Its processes end with exit code 82.
     """
@@ -423,7 +431,7 @@ def stop(
 @_on_a_job
 def events(
     *,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on with what comes.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on with new events.")] = False,
     output: _Output = "table",
 ) -> None:
     """Show what happened to a job: failures, groups, checkpoints."""
@@ -452,9 +460,10 @@ def forget(
     config: _OperatorConfig = None,
     **options: Any,
 ) -> None:
-    """Remove all that etcd knows of a run of --job.
+    """Remove all that etcd stores about a run of --job.
 
-    It can be trained again then. Checkpoints stay: the next training goes on from the newest one.
+    The run can then be trained again. Checkpoints stay: the next training goes on from the newest
+    one.
     """
     from elastic.cli import operator
 
@@ -469,8 +478,9 @@ def doctor(*, output: _Output = "table", config: _Config = None, **options: Any)
     """Check whether this node is fit for a job.
 
     It looks at versions, names, ports, clocks, etcd, disks, GPUs. Start it on all nodes at once,
-    with --peers, to check what is between them. docs/DOCTOR.md says what to do about each fault.
-    Exit code 78: something must be fixed; 75: what is wrong may pass.
+    with --peers, to check the network, clocks and shared directories between them. docs/DOCTOR.md
+    says what to do about each fault. Exit code 78: something must be fixed; 75: the fault may go
+    away without a change.
     """
     from elastic.cli.doctor import doctor as examine
 
@@ -492,19 +502,19 @@ def carried_files(
     pattern: Annotated[
         Optional[str],  # noqa: UP045 - read at run time by typer
         typer.Argument(
-            metavar="[FILE|FOLDER]", help="Only these; may hold * and ?.", show_default="all"
+            metavar="[FILE|FOLDER]", help="Only these; may contain * and ?.", show_default="all"
         ),
     ] = None,
     *,
     to: Annotated[
         Optional[Path],  # noqa: UP045
-        typer.Option(metavar="DIRECTORY", help="Copy them below this one, and list them."),
+        typer.Option(metavar="DIRECTORY", help="Copy them into this directory, and list them."),
     ] = None,
     output: _Output = "table",
 ) -> None:
-    """List the files that come with elastic, or copy them out.
+    """List the files that come with elastic, or copy them.
 
-    These are units, the chart, alert rules, protos and documents.
+    These are systemd units, the Helm chart, alert rules, protos and documents.
     """
     from elastic.cli import files
 
@@ -547,7 +557,7 @@ def checkpoint_verify(
 
 
 _Directory = Annotated[
-    Path, typer.Argument(metavar="DIRECTORY", help="Where the authority's files are.")
+    Path, typer.Argument(metavar="DIRECTORY", help="Directory of the authority's files.")
 ]
 
 
@@ -555,7 +565,7 @@ _Directory = Annotated[
 def certs_init(
     directory: _Directory,
     *,
-    days: Annotated[int, typer.Option(help="How long it is valid.", min=1, max=36500)] = 3650,
+    days: Annotated[int, typer.Option(help="Days that it is valid.", min=1, max=36500)] = 3650,
 ) -> None:
     """Make an authority that signs certificates of jobs.
 
@@ -571,16 +581,20 @@ def certs_init(
 def certs_issue(
     directory: _Directory,
     *,
-    job: Annotated[str, typer.Option(help="The job that it names.", show_default="required")],
+    job: Annotated[
+        str, typer.Option(help="Job that the certificate names.", show_default="required")
+    ],
     role: Annotated[
         Optional[list[JobRole]],  # noqa: UP045 - read at run time by typer
-        typer.Option(help="Limit its holder to this; several may be given.", show_default="all"),
+        typer.Option(
+            help="Limit its holder to this role; may be given several times.", show_default="all"
+        ),
     ] = None,
     host: Annotated[
         Optional[list[str]],  # noqa: UP045
-        typer.Option(help="Name a host or address too; elastic itself does not look at it."),
+        typer.Option(help="Name a host or address too; elastic checks it only for --store memory."),
     ] = None,
-    days: Annotated[int, typer.Option(help="How long it is valid.", min=1, max=36500)] = 90,
+    days: Annotated[int, typer.Option(help="Days that it is valid.", min=1, max=36500)] = 90,
     name: Annotated[
         Optional[str],  # noqa: UP045
         typer.Option(help="Name of the files.", show_default="JOB, its roles and first host"),
@@ -588,7 +602,7 @@ def certs_issue(
 ) -> None:
     """Sign a certificate of a job.
 
-    The authority is that in DIRECTORY, where JOB.pem and JOB.key are written.
+    It uses the authority in DIRECTORY, and writes JOB.pem and JOB.key there.
     """
     from elastic.cli import certs
 
@@ -675,7 +689,7 @@ def _refused_by_the_system(error: Exception) -> str | None:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if f"{os.sep}elastic{os.sep}" in frame.filename] or frames
     place = f"{Path(own[-1].filename).name}, line {own[-1].lineno}"
-    return f"the system refuses what is needed here: {what}, at {place}; try again when it can"
+    return f"the system refused a call: {what}, at {place}; fix the cause, or try again later"
 
 
 def _to_run(script: str | None, arguments: list[str] | None) -> dict[str, Any]:

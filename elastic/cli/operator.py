@@ -189,7 +189,7 @@ def stacks(target: Target, of: str, *, output: str) -> None:
     try:
         reply = _run(target, lambda client, timeout_s: client.stacks(of, timeout_s))
         if not reply.ranks:
-            waits = "`elastic status` and `elastic nodes` tell what the job waits for"
+            waits = "`elastic status` and `elastic nodes` show what the job waits for"
             print(f"elastic: no worker is in a group; {waits}", file=sys.stderr)
     except AlreadyEnded as ended:
         print(f"elastic: no worker runs: {ended}", file=sys.stderr)
@@ -238,7 +238,9 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
     try:
         timeline, incidents, events = _run(target, ask)
     except AlreadyEnded as ended:
-        raise ConfigurationError(f"there is no trace of what does not run: {ended}") from None
+        raise ConfigurationError(
+            f"there is no trace, because the job does not run: {ended}"
+        ) from None
     try:
         made = build_trace(
             timeline, documents_of(incidents), [event_from(line) for line in events], time.time()
@@ -247,8 +249,8 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
         text = json.dumps(document, allow_nan=False)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
         raise ConfigurationError(
-            "the coordinator tells of its timeline in a way that cannot be read here; ask it with "
-            "the version of elastic that it has"
+            "this version of elastic cannot read the coordinator's timeline; use the version that "
+            "the coordinator has"
         ) from error
     if str(file) == "-":
         print(text)
@@ -259,7 +261,7 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
         reason = f"cannot write the trace to {file}: {error.strerror}; choose another FILE"
         raise refusal_of(reason, error) from error
     told = sum(s.what == s.WHAT_STEP for one in timeline.ranks for s in one.stretches)
-    silent = f"; {timeline.silent} workers did not tell" if timeline.silent else ""
+    silent = f"; {timeline.silent} workers did not report" if timeline.silent else ""
     print(printable(f"{file}: {told} steps of {len(timeline.ranks)} workers{silent}"))
     print("open it at https://ui.perfetto.dev or chrome://tracing")
 
@@ -278,8 +280,8 @@ def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
         return list(found.values())
     number = number or max(found, default=0)
     if number not in found:
-        known = ", ".join(map(str, found)) or "none at all"
-        raise ConfigurationError(f"there is no incident {number}; those remembered: {known}")
+        known = ", ".join(map(str, found)) or "none"
+        raise ConfigurationError(f"there is no incident {number}; known: {known}")
     return [found[number]]
 
 
@@ -295,8 +297,8 @@ def stop(target: Target, *, reason: str) -> None:
         print("the job saves at the next step boundary and ends")
     else:
         print(
-            "the job ends at the next step boundary; nothing is saved, for it has no checkpoint "
-            "directory (--checkpoint-dir)"
+            "the job ends at the next step boundary; nothing is saved, because it has no "
+            "checkpoint directory (--checkpoint-dir)"
         )
 
 
@@ -317,7 +319,7 @@ def forget(settings: OperatorSettings, run_id: str) -> None:
     job = settings.job
     if not _ask_store(settings, lambda store: forget_run(store, job=job, run_id=run_id)):
         raise ConfigurationError(
-            f"the store knows of no run {run_id!r} of job {job!r}; `elastic jobs` lists them"
+            f"the store has no run {run_id!r} of job {job!r}; `elastic jobs` lists the runs"
         )
     print(f"run {run_id!r} of job {job!r} is forgotten")
 
@@ -331,7 +333,7 @@ def events(target: Target, *, follow: bool, output: str) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except AlreadyEnded as ended:
-        print(f"elastic: events are kept by coordinators, and none runs: {ended}", file=sys.stderr)
+        print(f"elastic: coordinators keep the events, and none runs: {ended}", file=sys.stderr)
     return 0
 
 
@@ -366,8 +368,8 @@ def event_from(line: str) -> tuple[float, str, dict[str, Any]]:
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
     raise ConfigurationError(
-        f"the coordinator tells of something that is no event: {line[:80]!r}; ask it with the "
-        "version of elastic that it has"
+        f"this version of elastic cannot read an event of the coordinator: {line[:80]!r}; use the "
+        "version that the coordinator has"
     )
 
 
@@ -426,7 +428,7 @@ def _change(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any,
     except AlreadyEnded as ended:
         meaning = meaning_of(ended.end.exit_code)
         raise ConfigurationError(
-            f"nothing is changed, since there is nobody to do it ({meaning}): {ended}"
+            f"nothing was changed, because the run has ended ({meaning}): {ended}"
         ) from None
 
 
@@ -458,8 +460,8 @@ def _open_store(settings: OperatorSettings, timeout_s: float) -> EtcdStore:
 
 def _silent_etcd(settings: OperatorSettings) -> str:
     return (
-        f"etcd did not answer within {settings.timeout_s:g} s; have a majority of its members run, "
-        "or give it longer with --timeout-s"
+        f"etcd did not answer within {settings.timeout_s:g} s; check that a majority of its "
+        "members run, or raise --timeout-s"
     )
 
 
@@ -534,7 +536,7 @@ def print_status(reply: pb.JobStatus) -> None:
     else:  # rank 0 has not reported to this leader
         print(f"step {progress.committed}" if progress.committed else _NO_STEP)
     if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
-        print(f"the step under way lasts for {progress.in_step_s:.1f} s so far")
+        print(f"the current step has lasted {progress.in_step_s:.1f} s so far")
     print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
     if line := goodput_line(reply):
         print(printable(line))
@@ -648,9 +650,9 @@ _PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
 _OUTCOMES = {
     "under_way": "under way",
     "waiting": "workers wait until there are enough of them",
-    "struck_again": "before a step was committed the next incident came",
-    "trains_on": "the group trains on; no later checkpoint is whole yet",
-    "saved_since": "the group trained on; a later checkpoint is whole",
+    "struck_again": "the next incident came before a step was committed",
+    "trains_on": "the group trains on; no later checkpoint is complete yet",
+    "saved_since": "the group trained on; a later checkpoint is complete",
     "job_ended": "the job ended with it",
     "unknown": "how it went on is not known: the leader changed before it was over",
 }
@@ -691,8 +693,8 @@ def print_explained(document: Mapping[str, Any]) -> None:
 
 def _unreadable() -> ConfigurationError:
     return ConfigurationError(
-        "the coordinator does not tell of incidents in a way that can be read here; ask it with "
-        "the version of elastic that it has"
+        "this version of elastic cannot read the coordinator's incidents; use the version that the "
+        "coordinator has"
     )
 
 
@@ -715,7 +717,7 @@ def _incident_row(document: Mapping[str, Any]) -> tuple[object, ...]:
 
 def _page(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"incident {int(document['number'])}, {_instant(document['unix_s'])}"
-    yield f"what struck:  {document['summary']}"
+    yield f"what failed:  {document['summary']}"
     if document["noticed_by"]:
         yield f"noticed by:   {document['noticed_by']}"
     yield from _effect(document)
@@ -744,7 +746,7 @@ def _effect(document: Mapping[str, Any]) -> Iterator[str]:
     yield f"last commit:  step {int(document['committed'])}{_given_up(document)}"
     if document["saves_lost"]:
         steps = ", ".join(str(int(step)) for step in document["saves_lost"])
-        yield f"saves:        those of step {steps} were given up for it"
+        yield f"saves:        those of step {steps} were given up because of it"
     phases = [
         f"{name} {duration(float(document['recovery'][f'{name}_s']))}"
         for name in _PHASES
@@ -782,7 +784,7 @@ def _given_up(document: Mapping[str, Any]) -> str:
 
 def _signs(signs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if len(signs) > 1:
-        yield "signs, in their order:"
+        yield "signs, in order:"
     for sign in signs if len(signs) > 1 else ():
         who = f"rank {sign['rank']}" if sign["rank"] is not None else str(sign["worker"])
         where = f"node {sign['node']}" if sign["node"] else "coordinator"

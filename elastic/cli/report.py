@@ -40,8 +40,8 @@ def print_report(reply: pb.JobStatus) -> None:
         nodes = [_node_row(node) for node in lost[:_MOST_SHOWN] if float(node["lost_s"])]
     except _UNREADABLE as error:
         raise ConfigurationError(
-            "the coordinator does not tell where the time went; ask it with the version of elastic "
-            "that it has"
+            "this version of elastic cannot read the coordinator's accounts of time; use the "
+            "version that the coordinator has"
         ) from error
     print(printable(title))
     print_table(("kind", "slot time", "share"), kinds)

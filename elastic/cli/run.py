@@ -63,7 +63,7 @@ _LOOPBACK = "127.0.0.1"
 _NODE = "local"
 _SOCKET = "coordinator.sock"
 _MANY_NODES = (
-    "for several machines there are `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
+    "for several machines use `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
 )
 _LAST_WORD_S = 0.5
 """Seconds for the coordinator to say how the job ended, once no process of the job is left."""
@@ -279,11 +279,11 @@ def _require_one_machine(settings: RunSettings) -> None:
     if settings.nnodes.minimum > 1:
         raise ConfigurationError(
             f"--nnodes {settings.nnodes.minimum}:{settings.nnodes.maximum} needs other nodes, and "
-            f"`elastic run` is one; {_MANY_NODES}"
+            f"`elastic run` uses only this one; {_MANY_NODES}"
         )
     if settings.listen is not None and not stays_here(settings.listen):
         raise ConfigurationError(
-            f"--listen {settings.listen} is reached from other machines, and nothing protects it; "
+            f"--listen {settings.listen} can be reached from other machines without protection; "
             f"listen on 127.0.0.1; {_MANY_NODES}"
         )
 

@@ -170,7 +170,7 @@ def test_an_agent_waits_for_etcd_longer_than_the_start_timeout(machine: Machine)
     began_at = time.monotonic()
     machine.wait(lambda: time.monotonic() > began_at + 2 * _HASTY_START_S, "the time")
     assert (_state(machine, unit), _restarts(machine, unit)) == ("activating", 0)
-    assert machine.property(unit, "StatusText") == "registers in etcd"
+    assert machine.property(unit, "StatusText") == "registering in etcd"
     machine.run("systemctl", "stop", unit)
     assert _state(machine, unit) != "activating"
     machine.run("systemctl", "reset-failed", unit, check=False)

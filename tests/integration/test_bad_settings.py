@@ -79,8 +79,8 @@ def test_a_listen_port_in_use_is_refused_and_nothing_is_left(place: Place) -> No
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("192.0.2.1:29400", "192.0.2.1 is no address of this machine"),
-        ("nosuch..invalid:29400", "that is no name of a host"),
+        ("192.0.2.1:29400", "192.0.2.1 is not an address of this machine"),
+        ("nosuch..invalid:29400", "that is not a valid host name"),
         ("taken", "is in use by another process"),
     ],
 )
@@ -125,7 +125,9 @@ def test_a_privileged_worker_port_is_refused_to_users(monkeypatch: pytest.Monkey
         raise PermissionError
 
     monkeypatch.setattr(agent.socket, "create_server", refused)
-    with pytest.raises(ConfigurationError, match="--worker-port-range: port 80 is for privileged"):
+    with pytest.raises(
+        ConfigurationError, match="--worker-port-range: this user may not use port 80"
+    ):
         agent._require_right_to(80)
 
 

@@ -112,7 +112,7 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
     unknown = finished.ask("forget", "again")
     assert unknown.process.returncode == CONFIGURATION
     assert unknown.output == []
-    assert "knows of no run 'again'" in unknown.messages[-1]
+    assert "has no run 'again'" in unknown.messages[-1]
 
 
 @pytest.fixture

@@ -45,8 +45,8 @@ def test_an_agent_is_ready_once_registered_and_tells_a_restart_as_a_reload(
 ) -> None:
     agent = job.start_agent("a", **manager.environment)
     ready = manager.wait_for("READY=1")
-    assert manager.all_of("STATUS")[0] == "registers in etcd"
-    manager.wait_for("STATUS=waits for a group, without a coordinator", after=ready)
+    assert manager.all_of("STATUS")[0] == "registering in etcd"
+    manager.wait_for("STATUS=waiting for a group, without a coordinator", after=ready)
     anew = begun_anew(agent, manager, ready)
     manager.wait_for("WATCHDOG=1", after=anew)
     agent.process.terminate()

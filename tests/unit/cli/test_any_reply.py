@@ -35,7 +35,7 @@ RECOVERY = json.dumps({"generation": 4, "reason": "member_lost", "total_s": 0.05
 @thoroughly
 @given(line=documents(EVENT))
 def test_any_line_is_an_event_or_is_refused(line: bytes) -> None:
-    with may_be_refused(ConfigurationError, naming="no event"):
+    with may_be_refused(ConfigurationError, naming="cannot read an event of the coordinator"):
         at, name, _ = event_from(line.decode(errors="replace"))
         time.localtime(at)
         assert name is not None
@@ -79,7 +79,7 @@ def test_any_status_is_shown(reply: pb.JobStatus, recovery: bytes, accounts: byt
     assert "recovery to generation" in shown.getvalue()
     with (
         contextlib.redirect_stdout(shown),
-        may_be_refused(ConfigurationError, naming="where the time went"),
+        may_be_refused(ConfigurationError, naming="cannot read the coordinator's accounts of time"),
     ):
         print_report(reply)
     assert "\x1b" not in shown.getvalue()
@@ -92,7 +92,7 @@ def test_any_incident_is_shown_or_is_refused(found: bytes) -> None:
     for show in (print_incidents, lambda documents: [print_explained(d) for d in documents]):
         with (
             contextlib.redirect_stdout(shown),
-            may_be_refused(ConfigurationError, naming="in a way that can be read here"),
+            may_be_refused(ConfigurationError, naming="cannot read the coordinator's incidents"),
         ):
             show(documents_of([found.decode(errors="replace")]))
     assert "\x1b" not in shown.getvalue()
@@ -100,7 +100,7 @@ def test_any_incident_is_shown_or_is_refused(found: bytes) -> None:
 
 @pytest.mark.parametrize("time_of_it", ["NaN", "1e300", "-1", "true", "null"])
 def test_an_event_without_a_valid_time_is_refused(time_of_it: str) -> None:
-    with pytest.raises(ConfigurationError, match="no event"):
+    with pytest.raises(ConfigurationError, match="cannot read an event of the coordinator"):
         event_from(f'{{"time": {time_of_it}, "event": "x"}}' if time_of_it != "true" else "true")
 
 

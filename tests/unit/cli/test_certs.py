@@ -104,7 +104,7 @@ def test_each_command_prints_the_next_step(tmp_path: Path) -> None:
     assert f"next: elastic certs issue '{tmp_path}/a b' --job JOB" in said
     said = certs("issue", tmp_path / "a b", "--job", "digits", "--role", "agent", "--days", "7")
     assert f"ELASTIC_TLS_CERT='{tmp_path}/a b/digits-agent.pem'" in said
-    assert "job digits, agent; until " in said
+    assert "job digits, agent; valid until " in said
 
 
 def test_nothing_is_overwritten(made: Path) -> None:
@@ -128,11 +128,11 @@ def test_nothing_is_overwritten(made: Path) -> None:
         (["--job", "Digits"], "--job 'Digits' is not allowed; expected at most 200 lower-case"),
         (["--job", "digits\n"], "is not allowed"),
         (["--job", "a" * 201], "is not allowed"),
-        (["--job", "digits", "--host", "*.job.elastic"], "'*.job.elastic' is no host"),
-        (["--job", "digits", "--host", "operator.digits.job.elastic"], "with --role"),
-        (["--job", "digits", "--host", "letters.JOB.elastic"], "with --role"),
-        (["--job", "digits", "--name", "../x"], "--name '../x' is no name for the files"),
-        (["--job", "digits", "--name", "ca"], "is no name for the files"),
+        (["--job", "digits", "--host", "*.job.elastic"], "'*.job.elastic' is not a valid host"),
+        (["--job", "digits", "--host", "operator.digits.job.elastic"], "and roles with --role"),
+        (["--job", "digits", "--host", "letters.JOB.elastic"], "and roles with --role"),
+        (["--job", "digits", "--name", "../x"], "--name '../x' is not allowed; expected letters"),
+        (["--job", "digits", "--name", "ca"], "--name 'ca' is not allowed; expected letters"),
     ],
 )
 def test_an_invalid_job_host_or_name_is_refused(made: Path, options: list[str], told: str) -> None:
@@ -147,14 +147,14 @@ def test_an_authority_that_cannot_sign_gives_the_reason(made: Path, tmp_path: Pa
     assert f"make one with: elastic certs init {tmp_path}" in said
     own = (made / "ca.key").read_bytes()
     (made / "ca.key").write_bytes((tmp_path / "other" / "ca.key").read_bytes())
-    assert "the key is not that of the certificate" in certs("issue", made, *issue, code=78)
+    assert "the key does not belong to the certificate" in certs("issue", made, *issue, code=78)
     (made / "ca.key").write_bytes(b"no key")
-    assert "are no authority that can sign" in certs("issue", made, *issue, code=78)
+    assert "are not an authority that can sign" in certs("issue", made, *issue, code=78)
     (made / "ca.key").write_bytes(own)
     certs("issue", made, *issue)
     for suffix in ("pem", "key"):
         shutil.copy(made / f"digits.{suffix}", made / f"ca.{suffix}")
-    assert "is not that of an authority" in certs("issue", made, "--job", "letters", code=78)
+    assert "is not a CA certificate" in certs("issue", made, "--job", "letters", code=78)
 
 
 def test_an_authority_made_by_openssl_can_sign(tmp_path: Path) -> None:

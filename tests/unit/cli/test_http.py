@@ -202,7 +202,7 @@ def test_an_occupied_or_unprotected_metrics_address_is_an_error_with_its_option(
 
     with pytest.raises(ConfigurationError, match=f"HTTP at {taken}: .*in use.*{METRICS_OPTION}"):
         asyncio.run(main())
-    with pytest.raises(ConfigurationError, match=f"{METRICS_OPTION} 0.0.0.0:1 is reached"):
+    with pytest.raises(ConfigurationError, match=f"{METRICS_OPTION} 0.0.0.0:1 can be reached"):
         require_http_protection("0.0.0.0:1", PLAINTEXT, METRICS_OPTION)
 
 
@@ -287,11 +287,11 @@ def test_page_actions_that_nothing_protects_are_an_error(address: str, security:
 @pytest.mark.parametrize(
     ("content", "mode", "said"),
     [
-        ("correct-horse-battery", 0o640, "others may read it; chmod 600"),
-        ("correct-horse-battery", 0o604, "others may read it"),
-        ("fifteen-letters", 0o600, "16 characters or more"),
-        ("", 0o600, "16 characters or more"),
-        ("correct horse battery staple", 0o600, "without a space"),
+        ("correct-horse-battery", 0o640, "other users can read it; run chmod 600"),
+        ("correct-horse-battery", 0o604, "other users can read it"),
+        ("fifteen-letters", 0o600, "at least 16 characters"),
+        ("", 0o600, "at least 16 characters"),
+        ("correct horse battery staple", 0o600, "without spaces"),
         ("correct-horse-battery\nstaple", 0o600, "in one line"),
         ("correct-horse-bättery", 0o600, "not ASCII"),
         (None, 0o600, "No such file"),

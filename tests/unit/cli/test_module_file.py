@@ -103,7 +103,7 @@ def test_a_missing_module_is_refused_with_the_part_that_is_missing(here: Path) -
     assert "PYTHONPATH" in told
     told = refused("pkg.trian")
     assert f"the package 'pkg' ({here / 'pkg'}) has no 'trian'" in told
-    assert f"'single' ({here / 'single.py'}) is no package" in refused("single.train")
+    assert f"'single' ({here / 'single.py'}) is not a package" in refused("single.train")
 
 
 def test_a_package_without_main_is_refused(here: Path) -> None:

@@ -422,7 +422,7 @@ def test_drain_clear_and_stop_are_done_and_confirmed(place: Place, capsys: Print
 def test_stop_without_a_checkpoint_directory_says_so(place: Place, capsys: Printed) -> None:
     place.leader.job = pb.JobStatus(job="digits")
     operator.stop(place.target, reason="")
-    assert "nothing is saved, for it has no checkpoint directory" in capsys.readouterr().out
+    assert "nothing is saved, because it has no checkpoint directory" in capsys.readouterr().out
 
 
 def test_stacks_are_shown_as_text(place: Place, capsys: Printed) -> None:
@@ -484,14 +484,14 @@ def test_incidents_are_shown_as_a_table(place: Place, capsys: Printed) -> None:
 def test_explain_shows_an_incident_on_one_page(place: Place, capsys: Printed) -> None:
     operator.explain(place.target, 3, output="table")
     assert capsys.readouterr().out.splitlines()[1:] == [
-        "what struck:  the group stood still at step 7 for 20.0 s: rank 1 hangs",
+        "what failed:  the group stood still at step 7 for 20.0 s: rank 1 hangs",
         "noticed by:   the coordinator: nothing was committed for 20.0 s",
         "outcome:      trained on 22.2 s after the first sign",
         "group:        generation 4 of 3 workers, followed by generation 6 of 2",
         "last commit:  step 7; 1 step was begun and computed again (64 samples)",
         "phases:       detect 22.0 s, persist 0.01 s, first_step 0.20 s",
         "lost:         66.0 s of slot time (hang 60.0 s, join 6.00 s)",
-        "signs, in their order:",
+        "signs, in order:",
         "    +20.000 s  overdue, coordinator",
         "    +21.500 s  worker ended, node n2, rank 1",
         "",
@@ -528,7 +528,7 @@ def test_a_missing_incident_is_named(place: Place, capsys: Printed) -> None:
 def test_trace_writes_to_a_file_or_stdout(place: Place, tmp_path: Path, capsys: Printed) -> None:
     operator.trace(place.target, tmp_path / "trace.json", steps=10)
     told = capsys.readouterr().out.splitlines()
-    assert told[0] == f"{tmp_path}/trace.json: 0 steps of 0 workers; 10 workers did not tell"
+    assert told[0] == f"{tmp_path}/trace.json: 0 steps of 0 workers; 10 workers did not report"
     written = json.loads((tmp_path / "trace.json").read_text())
     check_trace(written)
     assert [e["name"] for e in written["traceEvents"] if e["ph"] == "i"] == ["node_lost", "elected"]
@@ -616,7 +616,7 @@ def test_timeout_s_applies_to_a_job_of_this_machine() -> None:
 
 def test_a_remote_address_is_refused_without_certificates() -> None:
     with pytest.raises(
-        ConfigurationError, match=r"10\.0\.0\.1:29400 is reached.*no certificate.*--tls-ca"
+        ConfigurationError, match=r"10\.0\.0\.1:29400 can be reached.*no certificate.*--tls-ca"
     ):
         operator.status(Target(address="10.0.0.1:29400"), output="json")
 
@@ -639,7 +639,7 @@ def test_an_address_is_asked_with_the_certificates_of_the_job(
     assert "letters.job.elastic" in refused.output
     half = at_address(protected, "--tls-ca", str(files.ca))
     assert half.exit_code == ExitCode.CONFIGURATION
-    assert "--tls-ca: mutual TLS needs also --tls-cert, --tls-key" in half.output
+    assert "--tls-ca: mutual TLS also needs --tls-cert, --tls-key" in half.output
 
 
 @pytest.mark.parametrize("address", ["host", "host:x", "host:99999", "http://host:1"])
@@ -755,11 +755,13 @@ def test_status_of_a_run_that_was_left_says_how_it_goes_on(ended: Target, capsys
     operator.status(ended, output="json")
     assert document(capsys)["phase"] == "left"
     operator.status(ended, output="table")
-    assert "started again, it goes on from its newest checkpoint" in capsys.readouterr().out
+    assert "start it again to go on from its newest checkpoint" in capsys.readouterr().out
 
 
 def test_trace_of_an_ended_run_is_refused(ended: Target, tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="no trace of what does not run: run 'second'"):
+    with pytest.raises(
+        ConfigurationError, match="there is no trace, because the job does not run: run 'second'"
+    ):
         operator.trace(ended, tmp_path / "trace.json", steps=10)
     assert not [*tmp_path.iterdir()]
 
@@ -791,7 +793,7 @@ def test_events_of_an_ended_run_are_empty(ended: Target, capsys: Printed, follow
 def test_commands_that_would_change_an_ended_run_are_refused(
     ended: Target, change: Callable[[Target], None]
 ) -> None:
-    told = r"nothing is changed.*stopped by an operator.*run 'second'.*exit code 82: maintenance"
+    told = r"nothing was changed.*stopped by an operator.*run 'second'.*exit code 82: maintenance"
     with pytest.raises(ConfigurationError, match=told):
         change(ended)
 

@@ -711,9 +711,9 @@ class AgentDaemon:
         self._leave_timed_out = True
         waited_s = round(effect.waited_s, 3)
         reason = (
-            "its workers came to no step boundary"
+            "its workers did not reach a step boundary"
             if self._link.connected
-            else "no coordinator let its workers go"
+            else "no coordinator released its workers"
         )
         node = self._options.hello.node
         self._journal.record("leave_timed_out", node=node, waited_s=waited_s, reason=reason)
@@ -722,7 +722,7 @@ class AgentDaemon:
     def _exit_agent(self, effect: fx.ExitAgent) -> None:
         if self._pids and not self.ended.done():
             left = ", ".join(self._pids)
-            why = f"their end was not told ({left}): the zygote does not answer, and is killed"
+            why = f"no exit was reported for {left}: the zygote does not answer and is killed"
             self._journal.record("warning", source="agent", message=why)
         unheard = self._leave_timed_out and not self._link.connected
         if unheard and self._options.checkpoint_dir:

@@ -132,7 +132,7 @@ class LogFollower:
         return True
 
     def _tell_skipped(self, worker: str, followed: _Followed, count: int) -> None:
-        self._on_line(worker, f"[{count / 1e6:.1f} MB of output are only in {followed.path}]")
+        self._on_line(worker, f"[{count / 1e6:.1f} MB of output not shown; see {followed.path}]")
 
     def _overwritten(self, worker: str, followed: _Followed, rest: bytes) -> bytes:
         """Return the newest state of an unfinished line; show earlier states now and then."""

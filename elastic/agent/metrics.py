@@ -21,10 +21,10 @@ REGISTERED = CATALOG.gauge(
 )
 LOST = CATALOG.counter(
     "elastic_agent_coordinator_losses_total",
-    "Times that this agent lost its coordinator, or found another reason for the loss.",
+    "Times that this agent lost its coordinator, or that the reason changed while it was lost.",
     "node",
 )
-SLOTS = CATALOG.gauge("elastic_agent_slots", "Workers with which the node takes part.", "node")
+SLOTS = CATALOG.gauge("elastic_agent_slots", "Workers that the node can run for the job.", "node")
 WORKERS = CATALOG.gauge(
     "elastic_agent_workers",
     "Workers of the node, including warm spares, by phase.",

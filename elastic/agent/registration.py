@@ -160,7 +160,7 @@ def _document(entry: Entry) -> NodeDocument | None:
 def _owner(entry: Entry) -> str:
     other = _document(entry)
     if other is None:
-        return "something that this version cannot read"
+        return "a registration that this version cannot read"
     return f"an agent on host {other.host!r}, started {_instant(other.started_unix_s)}"
 
 
@@ -265,8 +265,8 @@ def start_token(directory: Path) -> str:
         return _make(path)
     except OSError as error:
         raise refusal_of(
-            f"cannot keep the agent's token in {path}: {error.strerror}; "
-            "make room there, or give the agent a directory of its own that it may write",
+            f"cannot write the agent's token to {path}: {error.strerror}; "
+            "free space there, or give the agent a directory that it can write to",
             error,
         ) from error
 
@@ -309,8 +309,8 @@ def _written_beside(path: Path, count: str) -> Iterator[Path]:
                 written.unlink()
     except OSError as error:
         raise refusal_of(
-            f"cannot keep the count of starts in {path}: {error.strerror}; "
-            "make room there, or give the agent a directory of its own that it may write",
+            f"cannot write the count of starts to {path}: {error.strerror}; "
+            "free space there, or give the agent a directory that it can write to",
             error,
         ) from error
 
@@ -337,7 +337,7 @@ async def until_preempted(
         if file is not None and await _is_there(file):
             return f"preemption: {file} exists"
         if command is not None and await _succeeds(command):
-            return f"preemption: {' '.join(command)} says so"
+            return f"preemption: {' '.join(command)} exited with 0"
         await asyncio.sleep(interval_s)
 
 

@@ -123,7 +123,7 @@ class WorkerServer:
             writer.write(encode(pb.WorkerCommand(**kind)))
             unread = writer.transport.get_write_buffer_size()
             if unread > _MOST_UNREAD_BYTES:
-                reason = f"worker {worker}: it does not read; {unread} bytes wait for it"
+                reason = f"worker {worker}: it does not read its messages; {unread} bytes wait"
                 self._report("connection_refused", path=str(self._path), reason=reason)
                 writer.transport.abort()  # it connects again, and gets everything again
 
@@ -145,7 +145,7 @@ class WorkerServer:
             while (message := await read_message(reader, pb.WorkerMessage)) is not None:
                 self._hand_on(worker, message)
         except BadFrame as error:
-            who = f"worker {worker}" if worker else "somebody"
+            who = f"worker {worker}" if worker else "an unknown peer"
             self._report("connection_refused", path=str(self._path), reason=f"{who}: {error}")
         except ConnectionError:
             return
@@ -160,23 +160,23 @@ class WorkerServer:
             async with timeout(_HELLO_TIMEOUT_S):
                 first = await read_message(reader, pb.WorkerMessage, most_bytes=_MOST_HELLO_BYTES)
         except asyncio.TimeoutError:
-            raise BadFrame(f"did not say its name within {_HELLO_TIMEOUT_S:g} s") from None
+            raise BadFrame(f"did not send its name within {_HELLO_TIMEOUT_S:g} s") from None
         if first is None:
-            raise BadFrame("left without having said its name")
+            raise BadFrame("disconnected before it sent its name")
         worker = first.hello.worker
         if not self._expected(worker) and self._known is not None:
             with contextlib.suppress(asyncio.TimeoutError):
                 async with timeout(_HELLO_TIMEOUT_S):
                     await self._known.wait()
         if not self._expected(worker):
-            raise BadFrame(f"says that it is {worker!r}, which was not started here")
+            raise BadFrame(f"claims to be {worker!r}, which this agent did not start")
         return worker
 
     def _hand_on(self, worker: str, message: pb.WorkerMessage) -> None:
         try:
             self._on_message(worker, message)
         except ValueError as error:
-            raise BadFrame(f"a message that makes no sense: {error}") from error
+            raise BadFrame(f"an invalid message: {error}") from error
         except Exception as error:
             if self._on_error is None:
                 raise

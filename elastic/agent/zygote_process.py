@@ -103,8 +103,8 @@ class ZygoteProcess:
                 self._reader, self._writer = await asyncio.open_unix_connection(path)
             except OSError as error:
                 raise TransientError(
-                    f"the zygote cannot be reached as it starts: {error.strerror}; its log: "
-                    f"{self._log}; try again"
+                    f"cannot connect to the zygote that was just started: {error.strerror}; its "
+                    f"log: {self._log}; try again"
                 ) from error
             found = False
         self._writer.write(encode(pb.ZygoteRequest(attach=pb.AttachRequest())))
@@ -143,7 +143,7 @@ class ZygoteProcess:
             except (ConnectionRefusedError, FileNotFoundError):
                 return False
             except OSError as error:
-                _log.warning("the zygote cannot be connected to again: %s", error.strerror)
+                _log.warning("cannot reconnect to the zygote: %s", error.strerror)
                 await asyncio.sleep(_RETRY_S)
                 continue
             self._writer.write(encode(pb.ZygoteRequest(attach=pb.AttachRequest())))
@@ -197,7 +197,7 @@ class ZygoteProcess:
         session = self._keeper.pid if self._keeper is not None else None
         left = end_marked(_MARK, str(self._run_directory), session=session)
         if left:
-            _log.warning("processes that do not end, though they were killed, are left: %s", left)
+            _log.warning("these processes survived SIGKILL: %s", left)
 
     def _start(self, path: str) -> subprocess.Popen[bytes]:
         with contextlib.suppress(FileNotFoundError):
@@ -264,7 +264,7 @@ class ZygoteProcess:
                     await self._ended()
                 return kindly
             self._kill_group()
-        _log.warning("the keeper of the zygote does not end, though it was killed")
+        _log.warning("the zygote's keeper survived SIGKILL")
         return False
 
     async def _ended(self) -> None:

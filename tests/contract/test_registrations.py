@@ -323,7 +323,7 @@ async def test_an_unreadable_registration_is_no_node_but_keeps_its_name(adapter:
     await store.put(KEYS.node("n1"), b"of another version")
     agent = Agent(store, "n1", document("a"), ttl_s=0.0)
     async with leader(store) as (_, heard):
-        with pytest.raises(ConfigurationError, match="something that this version cannot"):
+        with pytest.raises(ConfigurationError, match="a registration that this version cannot"):
             await agent.start()
         left = dataclasses.replace(document("b"), left=True)
         await store.put(KEYS.node("n2"), to_json(left))

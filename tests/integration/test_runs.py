@@ -182,7 +182,7 @@ def test_agents_that_leave_without_a_coordinator_tell_what_is_not_saved(running:
         assert told["committed"] > told["checkpoint"]
         assert told["reason"] == "no coordinator"
         (late,) = agent.named("leave_timed_out")
-        assert late["reason"] == "no coordinator let its workers go"
+        assert late["reason"] == "no coordinator released its workers"
     running.start_all()
     running.wait(lambda: bool(running.events("generation_formed", reason="started")), "a group")
     running.ask("stop")

@@ -91,7 +91,7 @@ def test_output_that_comes_faster_than_it_can_be_shown_stays_in_the_file(
         assert before < len(lines) <= before + logs._MOST_AT_ONCE + 1
     assert looks < 100
     shown = [line for _, line in lines]
-    assert shown[1].startswith("[12.7 MB of output are only in ")
+    assert shown[1].startswith("[12.7 MB of output not shown; see ")
     assert shown[1].endswith(f"{path}]")
     first = int(shown[2].removeprefix("line "))
     assert shown[2:] == [f"line {n:07d}" for n in range(first, 1_000_000)]
@@ -117,7 +117,7 @@ def test_the_number_of_lines_that_are_handed_out_at_the_end_is_bounded(
     assert lines[-1] == ("a", "last words")
     assert len(lines) == 1 + logs._MOST_LEFT_LINES
     left = size + 1 - logs._MOST_LEFT_LINES
-    assert lines[0] == ("a", f"[{left / 1e6:.1f} MB of output are only in {path}]")
+    assert lines[0] == ("a", f"[{left / 1e6:.1f} MB of output not shown; see {path}]")
 
 
 def test_a_line_without_end_is_handed_out_in_pieces(

@@ -132,13 +132,15 @@ def told(place: int, *frames: pb.Frame) -> pb.WorkerStacks:
 
 ENGINE = pb.Frame(file="/v/site-packages/torch/autograd/graph.py", line=9, function="_run")
 GETITEM = pb.Frame(file="/job/data.py", line=41, function="__getitem__")
-LATE = Failure(worker="a", kind=FailureKind.LEFT_OUT, signature="x", message="was silent for 60 s")
+LATE = Failure(
+    worker="a", kind=FailureKind.LEFT_OUT, signature="x", message="did not respond for 60 s"
+)
 
 
 def test_a_failure_says_where_the_script_hung() -> None:
     failed = with_place(LATE, told(pb.PLACE_DATA, GETITEM))
     assert failed.message == (
-        "was silent for 60 s: it is loading data, in `__getitem__`, data.py:41, for 34 s"
+        "did not respond for 60 s: it is loading data, in `__getitem__`, data.py:41, for 34 s"
     )
     assert (failed.place, failed.signature) == ("/job/data.py:41", "hung at /job/data.py:41")
 

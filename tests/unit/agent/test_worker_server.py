@@ -127,8 +127,8 @@ LONG_NAME = encode(pb.WorkerMessage(hello=pb.Hello(worker="a" * 100_000)))
 @pytest.mark.parametrize(
     ("frame", "why"),
     [
-        (encode(pb.WorkerMessage(hello=pb.Hello(worker="stranger"))), "says that it is 'stranger'"),
-        (encode(pb.WorkerMessage(status=STATUS)), "says that it is ''"),
+        (encode(pb.WorkerMessage(hello=pb.Hello(worker="stranger"))), "claims to be 'stranger'"),
+        (encode(pb.WorkerMessage(status=STATUS)), "claims to be ''"),
         (struct.pack("!I", MAX_FRAME_BYTES + 1), f"frame of {MAX_FRAME_BYTES + 1} bytes"),
         (LONG_NAME, "at most 4096 allowed"),
         (struct.pack("!I", 4) + b"\xff\xff\xff\xff", "not a WorkerMessage"),
@@ -149,7 +149,7 @@ async def test_strangers_are_refused_and_disturb_no_worker(
     assert await place.heard.get() == ("a", "status")
     assert place.heard.empty()
     reason = await place.reports.get()
-    assert reason.startswith("somebody: ")
+    assert reason.startswith("an unknown peer: ")
     assert why in reason
 
 
@@ -163,7 +163,7 @@ async def test_a_worker_that_connects_before_it_is_known_waits(place: Place) -> 
     place.workers.add("c")
     place.known.set()
     assert await place.heard.get() == ("c", "status")
-    assert "says that it is 'stranger'" in await place.reports.get()
+    assert "claims to be 'stranger'" in await place.reports.get()
     assert await stranger.receive() is None
 
 
@@ -173,7 +173,7 @@ async def test_a_worker_that_is_not_known_in_time_is_refused(
     monkeypatch.setattr(worker_server, "_HELLO_TIMEOUT_S", 0.05)
     place.known.clear()
     stranger = await place.connect(hello="stranger")
-    assert "says that it is 'stranger'" in await place.reports.get()
+    assert "claims to be 'stranger'" in await place.reports.get()
     assert await stranger.receive() is None
 
 
@@ -195,7 +195,7 @@ async def test_a_peer_that_does_not_say_its_name_in_time_is_refused(
         silent = await place.connect()
         silent.writer.write(said)
         assert await silent.receive() is None
-        assert "did not say its name within 0.02 s" in await place.reports.get()
+        assert "did not send its name within 0.02 s" in await place.reports.get()
 
 
 @pytest.mark.parametrize("said", [b"", b"\0\0", struct.pack("!I", 20) + b"half"])
@@ -204,7 +204,7 @@ async def test_a_peer_that_leaves_at_once_disturbs_no_worker(place: Place, said:
     gone = await place.connect()
     gone.writer.write(said)
     gone.writer.close()
-    assert "left without" in await place.reports.get()
+    assert "disconnected before it sent its name" in await place.reports.get()
     a.send(status=STATUS)
     assert await place.heard.get() == ("a", "status")
 
@@ -232,9 +232,7 @@ async def test_a_message_that_makes_no_sense_closes_its_workers_connection(place
     place.raises = ValueError("17 is not a valid phase")
     a.send(status=STATUS)
     assert await a.receive() is None
-    assert await place.reports.get() == (
-        "worker a: a message that makes no sense: 17 is not a valid phase"
-    )
+    assert await place.reports.get() == "worker a: an invalid message: 17 is not a valid phase"
     assert place.errors.empty()
 
 

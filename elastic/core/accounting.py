@@ -229,14 +229,14 @@ def read_number(value: Any) -> float:
     """Check a number of seconds or a count: finite, at least 0. Raises ValueError or TypeError."""
     number = float(value)
     if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST_S):
-        raise ValueError(f"{value!r} counts nothing")
+        raise ValueError(f"{value!r} is not a valid number")
     return number
 
 
 def read_name(value: Any) -> str:
     """Check the name of a node or worker, or the text of a reason. Raises ValueError."""
     if not isinstance(value, str) or len(value) > _LONGEST:
-        raise ValueError(f"{value!r} is no name")
+        raise ValueError(f"{value!r} is not a valid name")
     value.encode()
     return value
 

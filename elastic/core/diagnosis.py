@@ -38,6 +38,13 @@ _DOING = {
     Place.SAVING: "saving a checkpoint",
 }
 
+_VERBS = {
+    "is ": "are ",
+    "does not answer, and is ": "do not answer, and are ",
+    "does not answer": "do not answer",
+    "waits ": "wait ",
+}
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Odd:
@@ -179,14 +186,14 @@ def _apart(waiting: list[Whereabouts]) -> tuple[list[Whereabouts], list[Whereabo
 def doing(r: Whereabouts) -> str:
     part = _DOING.get(r.place, "")
     if r.answer is Answer.ABSENT:
-        return "does not tell: its agent is out of contact"
+        return "cannot be asked: its agent is out of contact"
     if r.answer is Answer.STOPPED:
         return f"is stopped by a signal{f', last seen {part}' if part else ''}"
     frame, child = _location(r)
     if r.answer is Answer.NONE:
         return f"does not answer{f', last seen {part}' if part else ''}"
     if frame is None:
-        return f"is {part or 'at a place that is not known'}{_for(r)}"
+        return f"is {part or 'at an unknown place'}{_for(r)}"
     whose = f" of its child {child.pid}" if child is not None else ""
     silent = "does not answer, and is " if r.answer is Answer.SIGNALLED else "is "
     return f"{silent}{f'{part}, ' if part else ''}in {frame}{whose}{_for(r)}"
@@ -198,7 +205,7 @@ def _odd(r: Whereabouts, *, apart: bool) -> Odd:
     if apart:
         frame = _own_collective(r)
         if frame is not None:
-            words = f"waits in a collective of its own, in {frame}"
+            words = f"waits in a collective that the others have not entered, in {frame}"
     elif r.answer not in _UNDECIDED:
         frame = _location(r)[0]
     return Odd(
@@ -233,9 +240,7 @@ def _verdict(odd: Sequence[Odd], waiting: Sequence[Whereabouts]) -> str:
     clauses = []
     for these in list(same.values())[:_MOST_SHOWN]:
         several = len(these) > 1
-        words = these[0].doing
-        if several:
-            words = words.replace("is ", "are ", 1) if words.startswith("is ") else words
+        words = _plural(these[0].doing) if several else these[0].doing
         subject = _who(these)
         if not missed:
             clauses.append(f"{subject} {words}")
@@ -251,6 +256,14 @@ def _verdict(odd: Sequence[Odd], waiting: Sequence[Whereabouts]) -> str:
     return "; ".join(clauses)
 
 
+def _plural(words: str) -> str:
+    """The predicate of `Odd.doing` for several ranks."""
+    for one, many in _VERBS.items():
+        if words.startswith(one):
+            return many + words.removeprefix(one)
+    return words
+
+
 def _who(these: Sequence[Odd]) -> str:
     nodes = sorted({o.node for o in these})
     named = ", ".join(nodes[:_MOST_SHOWN]) + (", ..." if len(nodes) > _MOST_SHOWN else "")
@@ -264,14 +277,14 @@ def _missed(waiting: Sequence[Whereabouts]) -> str:
     kinds = Counter((r.place, r.committed) for r in waiting)
     place, step = kinds.most_common(1)[0][0]
     if place is Place.JOINING:
-        return "not come to the new group"
+        return "not joined the new group"
     after = f"after step {step - 1}" if step else "before the first step"
     if place in (Place.MEETING, Place.RUN):
-        return f"not come to what the others call {after}"
+        return f"not reached the call that the others make {after}"
     if place in (Place.BACKWARD, Place.FORWARD, Place.OPTIMIZER, Place.COMMIT):
         what = "all-reduce" if place is Place.BACKWARD else "collective"
         return f"not entered the {what} of step {step}"
-    return f"not come to where the others are {after}"
+    return f"not reached the point where the others wait {after}"
 
 
 def _all_wait(waiting: Sequence[Whereabouts]) -> str:
@@ -282,7 +295,7 @@ def _all_wait(waiting: Sequence[Whereabouts]) -> str:
         return f"rank {first.rank} (node {first.node}) waits {_DOING.get(first.place, '')}{at}"
     return (
         f"all ranks wait {_DOING.get(first.place, 'for each other')} of step {first.committed}"
-        f"{at}: what they send to each other does not arrive"
+        f"{at}: their network traffic does not arrive"
     )
 
 

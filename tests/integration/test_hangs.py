@@ -68,7 +68,7 @@ WORDS = {
     "data": "loading data, in `__getitem__`, hangs_again.py:",
     "forward": "in the forward pass, in `forward`, hangs_again.py:",
     "lock": "in the forward pass, in `forward`, hangs_again.py:",
-    "collective": "in a collective of its own, in `forward`, hangs_again.py:",
+    "collective": "in a collective that the others have not entered, in `forward`, hangs_again.py:",
     "between": "between two steps, in hangs_again.py:",
     "call": "in session.run, in `evaluate`, hangs_again.py:",
     "stopped": "is stopped by a signal",
@@ -126,7 +126,7 @@ def test_a_silent_process_is_replaced_after_the_silence_timeout(
     options = ("--silence-timeout-s", str(LIMIT_S), "--hang-timeout-s", "60", "--stop-grace-s", "5")
     job = place.start("keeps_the_interpreter.py", tmp_path / "silent", options=options)
     failed = job.wait_for_event("worker_failed", kind="left_out")
-    assert failed["message"].startswith("was silent for ")
+    assert failed["message"].startswith("did not respond for ")
     assert "in `keep`, keeps_the_interpreter.py:" in failed["message"]
     assert not [e for e in job.named("generation_formed") if e["reason"] == "stalled"]
     check_trains_on(job)

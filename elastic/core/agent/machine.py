@@ -253,7 +253,7 @@ class Agent:
         return [fx.ReportFailure(failure=failure_of(process, event))]
 
     def _worker_frozen(self, event: ev.WorkerFrozen) -> list[fx.Effect]:
-        message = f"was silent for {event.silent_s:.1f} s"
+        message = f"did not respond for {event.silent_s:.1f} s"
         return self._replace(event.worker, FailureKind.LEFT_OUT, message)
 
     def _generation_announced(self, event: ev.GenerationAnnounced) -> list[fx.Effect]:
@@ -322,7 +322,7 @@ class Agent:
 
     def _strayed(self) -> list[fx.Effect]:
         self._generation = self._before = None
-        message = "was in a group that the store had lost, and without which the job began anew"
+        message = "was in a group that the store had lost; the job began again without it"
         ended = self._replace_all(message)
         for process in self._processes.values():
             process.retired = True  # neither the worker nor its node has failed
@@ -646,7 +646,7 @@ def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
             worker=worker,
             kind=FailureKind.SIGNAL,
             signature="ended unseen",
-            message="has ended; how is not known, as the zygote does not answer",
+            message="ended in an unknown way: the zygote does not answer",
         )
     if exited.signal == signal.SIGKILL and exited.out_of_memory:
         return Failure(
@@ -656,7 +656,7 @@ def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
             signature="out of memory",
             message=(
                 f"was ended by {signal_name(exited.signal)}: the kernel had no memory left for the "
-                "processes of this node; raise its limit, or have the script use less"
+                "processes of this node; raise its memory limit, or reduce what the script uses"
             ),
         )
     if exited.signal:

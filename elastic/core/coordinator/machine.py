@@ -54,8 +54,11 @@ from elastic.core.membership import (
 from elastic.core.restarts import RestartPolicy, Verdict
 
 _KILLS = (signal.SIGKILL, signal.SIGTERM)
-_TOLD_BEFORE = "others were told before that it was given up"
-_BEHIND = "holds an earlier state than the newest checkpoint, from which a fresh worker goes on"
+_TOLD_BEFORE = "the other members already know that this save was given up"
+_BEHIND = (
+    "holds a state that is not newer than the newest checkpoint, from which a fresh worker "
+    "continues"
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -374,7 +377,7 @@ class Coordinator:
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
-            return [_abandoned(event, "others ended their scripts before")]
+            return [_abandoned(event, "other members had already ended their scripts")]
         if self._has_missed_the_news(event):
             return [_abandoned(event, _TOLD_BEFORE)]
         alive = self._nodes.workers()
@@ -664,7 +667,7 @@ class Coordinator:
 
     def _replace(self, workers: Iterable[WorkerId], now: float, why: str = "") -> list[fx.Effect]:
         number = self._current.number if self._current else 0
-        late = why or f"did not arrive in generation {number} in time"
+        late = why or f"did not join generation {number} in time"
         known = self._nodes.workers()
         effects: list[fx.Effect] = []
         for worker in self._replacements.ask(workers, now):

@@ -217,8 +217,8 @@ def end_failed(verdict: Verdict, failure: Failure, hang: str = "") -> fx.EndJob:
 
 def end_given_up(decision: GiveUp) -> fx.EndJob:
     message = (
-        "the group breaks again and again although no member is lost and no step is "
-        f"committed; a member reported: {decision.detail}"
+        "the group keeps breaking although no member is lost and no step is committed; "
+        f"a member reported: {decision.detail}"
     )
     return fx.EndJob(exit_code=1, message=message)
 

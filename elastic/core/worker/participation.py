@@ -411,7 +411,7 @@ class Participation:
             elif not self.holds_back:
                 yield from self._set_up(self.seat)
             if self.holds_back and self.progress.loop <= self.loop:
-                require(self.progress.loop == self.loop, "a loop was passed over")
+                require(self.progress.loop == self.loop, "a loop was skipped")
                 yield from self._arrive()
         except GroupLost as error:  # during the set-up; `boundary` joins the next group
             yield from self.lose(error)
@@ -502,7 +502,7 @@ class Participation:
         drives this, and the worker ends afterwards."""
         yield from self._put_back()
         while True:
-            yield from self.lose(GroupLost("the script's thread stands still in a lost group"))
+            yield from self.lose(GroupLost("the script's thread hangs in a lost group"))
             if not self.intact:
                 return
             yield from self._enter()
@@ -531,7 +531,7 @@ class Participation:
                     if self.seat is None:
                         yield from self._enter()
                     if self._void and self._newcomers:
-                        raise GroupLost("a newcomer does not come to the calls of a lost block")
+                        raise GroupLost("a newcomer does not make the calls below a lost block")
                     behind = self._is_behind
                     if not behind:  # else the others are to leave from a later place
                         yield from self._leave_job_if_told()
@@ -654,15 +654,15 @@ class Participation:
         if odd:
             yield ExplainMismatch(reference=reference, odd=odd)
             yield AwaitSuccessor(timeout_s=_TOLD_S)
-            raise GroupLost(f"rank {odd[0]} tracks another model and was told so")
+            raise GroupLost(f"rank {odd[0]} tracks another model and was notified")
         repeat_from = runs_to_repeat(declarations)
         if repeat_from is None:
             raise GroupLost("a newcomer joined while session.run() was under way")
         plan = plan_recovery(declarations)
         if seat.rank in plan.stranded:
             raise Stranded(
-                "the group goes on from a state that does not fit the place that this worker's "
-                "script is at; a fresh worker takes its place"
+                "the group continues from a state that does not fit the place that this worker's "
+                "script has reached; a fresh worker takes its place"
             )
         if plan.stranded:
             yield AwaitSuccessor(timeout_s=_TOLD_S)

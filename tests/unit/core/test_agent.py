@@ -209,7 +209,7 @@ def test_a_kill_by_the_agent_is_not_reported_as_out_of_memory() -> None:
     exited = ev.WorkerExited(worker="a-2", exit_code=0, signal=9, out_of_memory=True)
     (failure,) = of(fx.ReportFailure, agent.handle(exited, 4.0))
     assert isinstance(failure, fx.ReportFailure)
-    assert failure.failure.message == "was silent for 70.0 s"
+    assert failure.failure.message == "did not respond for 70.0 s"
 
 
 def test_starts_without_progress_are_spaced_out() -> None:

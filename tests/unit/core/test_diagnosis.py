@@ -119,7 +119,7 @@ def test_no_rank_is_odd_when_all_wait_for_the_same_collective(frames: tuple[Fram
     found = diagnose(waiting)
     assert found.odd == ()
     assert found.waiting == (0, 1, 2)
-    assert "what they send to each other does not arrive" in found.text
+    assert "their network traffic does not arrive" in found.text
     assert [where_it_hangs(r) for r in waiting] == [None] * 3
 
 
@@ -146,7 +146,8 @@ def test_a_rank_that_waits_in_a_collective_of_its_own_is_odd() -> None:
     own = (*ALL_REDUCE, Frame(TRAIN, 51, "log_norm"), *MAIN)
     found = diagnose([*in_backward(0), rank(1, Place.FORWARD, own)])
     assert odd_ranks(found) == [1]
-    assert "waits in a collective of its own, in `log_norm`, train.py:51" in found.text
+    words = "waits in a collective that the others have not entered, in `log_norm`, train.py:51"
+    assert words in found.text
     assert found.text.endswith("rank 0 waits for it")
     assert found.odd[0].frame == own[2]
 
@@ -162,7 +163,7 @@ def test_a_rank_in_a_call_that_is_not_in_the_collective_of_the_others_is_odd() -
     hung = rank(1, Place.RUN, (Frame(TRAIN, 20, "evaluate"), *MAIN))
     found = diagnose([rank(0, Place.RUN, waits), hung])
     assert odd_ranks(found) == [1]
-    assert "not come to what the others call after step 511" in found.text
+    assert "not reached the call that the others make after step 511" in found.text
     assert "in session.run, in `evaluate`, train.py:20" in found.text
     apart = (*ALL_REDUCE, Frame(TRAIN, 25, "evaluate"), *MAIN)
     found = diagnose([rank(n, Place.RUN, waits) for n in (0, 2)] + [rank(1, Place.RUN, apart)])
@@ -173,12 +174,12 @@ def test_a_rank_that_does_not_come_to_a_call_or_to_a_group_is_odd() -> None:
     hung = rank(0, Place.BETWEEN, (Frame(TRAIN, 80, "log"), *MAIN))
     found = diagnose([hung, rank(1, Place.MEETING, MEET), rank(2, Place.MEETING, MEET)])
     assert odd_ranks(found) == [0]
-    assert "not come to what the others call after step 511" in found.text
+    assert "not reached the call that the others make after step 511" in found.text
     first = [replace(r, committed=0) for r in (hung, rank(1, Place.MEETING, MEET))]
     assert "before the first step" in diagnose(first).text
     found = diagnose([hung, rank(1, Place.JOINING, JOIN)])
     assert odd_ranks(found) == [0]
-    assert "not come to the new group" in found.text
+    assert "not joined the new group" in found.text
 
 
 def test_a_rank_that_does_not_come_to_the_broadcast_of_buffers_is_odd() -> None:
@@ -188,12 +189,24 @@ def test_a_rank_that_does_not_come_to_the_broadcast_of_buffers_is_odd() -> None:
     assert "not entered the collective of step 512" in found.text
 
 
+def test_ranks_that_do_the_same_share_a_clause_in_the_plural() -> None:
+    own = (*ALL_REDUCE, Frame(TRAIN, 51, "log_norm"), *MAIN)
+    found = diagnose([*in_backward(0, 3, 4), *(rank(n, Place.FORWARD, own) for n in (1, 2))])
+    assert "they wait in a collective that the others have not entered, in `log" in found.text
+    silent = (rank(n, Place.FORWARD, (), answer=Answer.NONE) for n in (1, 2))
+    found = diagnose([*in_backward(0), *silent])
+    assert "they do not answer, last seen in the forward pass; rank 0 waits for them" in found.text
+    locked = (rank(n, Place.FORWARD, LOCK, answer=Answer.SIGNALLED) for n in (1, 2))
+    found = diagnose([*in_backward(0), *locked])
+    assert "they do not answer, and are in the forward pass, in " in found.text
+
+
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (Answer.STOPPED, "is stopped by a signal, last seen in the forward pass"),
         (Answer.NONE, "does not answer, last seen in the forward pass"),
-        (Answer.ABSENT, "does not tell: its agent is out of contact"),
+        (Answer.ABSENT, "cannot be asked: its agent is out of contact"),
     ],
 )
 def test_a_rank_that_does_not_answer_is_odd_and_is_described(answer: Answer, said: str) -> None:

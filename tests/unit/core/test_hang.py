@@ -20,7 +20,7 @@ FORMATION = FormationPolicy(
 )
 SETTINGS = CoordinatorSettings(incarnation="x", formation=FORMATION, stall=StallPolicy(floor_s=5.0))
 FRAME = Frame("/job/data.py", 41, "__getitem__")
-LATE = "did not arrive in generation 2 in time"
+LATE = "did not join generation 2 in time"
 
 
 def verdict(worker: str, frame: Frame | None = FRAME, doing: str = "is stopped") -> Diagnosis:
@@ -112,7 +112,7 @@ def test_a_verdict_on_an_earlier_group_does_not_explain_a_later_replacement() ->
     machine.handle(report(status("b0", TRAINING, 2, acknowledged=3)), 60.2)
     machine.handle(report(status("a0", JOINING, 3)), 60.2)
     (replaced,) = of(fx.ReplaceWorker, machine.handle(ev.TimerFired(), 63.0))
-    assert replaced.message == "did not arrive in generation 3 in time"
+    assert replaced.message == "did not join generation 3 in time"
 
 
 def test_a_hang_at_the_same_place_on_another_node_ends_the_job_with_the_verdict() -> None:

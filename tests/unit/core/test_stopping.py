@@ -255,7 +255,7 @@ def test_a_member_that_fails_to_save_after_the_others_were_told_is_told_too() ->
     """That member may begin to save only then, and would wait forever at the end of its script."""
     job = running("a0", "b0")
     failed = ev.SaveReportedFailed(generation=1, step=4, message="no space")
-    for message in ("no space", "others were told before that it was given up"):
+    for message in ("no space", "the other members already know that this save was given up"):
         job.tell(failed)
         (told,) = job.told(fx.AbandonCheckpoint)
         assert told == fx.AbandonCheckpoint(generation=1, step=4, message=message)

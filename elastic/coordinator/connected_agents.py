@@ -87,7 +87,9 @@ class ConnectedAgents:
             return _refused(str(error))
         present = self._nodes.get(hello.node)
         if present is not None and not hello.start_token:
-            return _refused(f"the node name {hello.node!r} is taken; choose another")
+            return _refused(
+                f"the node name {hello.node!r} is taken; choose another with --node-name"
+            )
         if hello.version and release_of(hello.version) != release_of(__version__):
             return _refused(
                 f"the agent of node {hello.node!r} has version {hello.version}, this coordinator "
@@ -97,12 +99,12 @@ class ConnectedAgents:
             return _refused(
                 f"the agent of node {hello.node!r} has --isolation-timeout-s "
                 f"{hello.isolation_timeout_s:g}, this coordinator {self._isolation_timeout_s:g}: "
-                "a node that is cut off could train on after others were told that it has ended; "
+                "a node that is cut off could still train when the others take it for ended; "
                 "give both the same"
             )
         if (hello.run_id or DEFAULT_RUN) != self._run_id:
             return _refused(
-                f"the agent of node {hello.node!r} comes to run {hello.run_id!r} of the job, this "
+                f"the agent of node {hello.node!r} belongs to run {hello.run_id!r}, but this "
                 f"coordinator leads run {self._run_id!r}; give both the same --run-id"
             )
         if (unlike := self.saves_unlike(hello)) and not self._may_train():
@@ -110,12 +112,12 @@ class ConnectedAgents:
         for other in self._nodes.values():
             theirs = other.stream.hello
             if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
-                return _other_command(hello, f"that of {theirs.node!r}", theirs.command)
+                return _other_command(hello, f"node {theirs.node!r}", theirs.command)
         digest = self._command.digest
         if digest and digest != hello.command_digest:
             nodes = sorted({name_of(node) for node in self._out_of_contact()})
             if has_members:
-                return _other_command(hello, "the workers that it has found", self._command.text)
+                return _other_command(hello, "the workers that it found", self._command.text)
             if nodes or self._may_train():
                 return _not_yet(hello, self._command.text, nodes)
         return None
@@ -128,12 +130,12 @@ class ConnectedAgents:
             return ""
         if hello.saves:
             return (
-                f"the agent of node {hello.node!r} has --checkpoint-dir, this coordinator has not, "
-                "and completes no checkpoint; give both the same directory"
+                f"the agent of node {hello.node!r} has --checkpoint-dir, but this coordinator does "
+                "not, so it cannot complete checkpoints; give both the same directory"
             )
         return (
-            f"the agent of node {hello.node!r} has no --checkpoint-dir, this coordinator has one, "
-            "in which nothing would be saved; give both the same directory"
+            f"the agent of node {hello.node!r} has no --checkpoint-dir, but this coordinator has "
+            "one, so nothing would be saved in it; give both the same directory"
         )
 
     def note_command(self, names: Iterable[str]) -> Command:
@@ -224,8 +226,8 @@ class ViewBatches:
 def _other_command(hello: pb.AgentHello, others: str, command: str) -> pb.Refused:
     return _refused(
         f"the agent of node {hello.node!r} runs another command than {others}: "
-        f"{hello.command!r}, not {command!r}; the nodes of a job run the same script with the "
-        "same arguments and checkpoint options"
+        f"{hello.command!r}, not {command!r}; the nodes of a job must run the same script with "
+        "the same arguments and checkpoint options"
     )
 
 
@@ -233,8 +235,8 @@ def _not_yet(hello: pb.AgentHello, command: str, nodes: Iterable[str]) -> pb.Ref
     where = " and ".join(map(repr, nodes)) or "nodes out of contact"
     refused = _other_command(hello, "the job", command)
     refused.message += (
-        f". Workers of the job may live on {where}: this agent waits until they are known to have "
-        "ended, or come back and go on; to end the job for good: `elastic stop`"
+        f". Workers of the job may still run on {where}: this agent waits until they have "
+        "certainly ended or have come back; to end the job for good, run `elastic stop`"
     )
     refused.for_now = True
     return refused

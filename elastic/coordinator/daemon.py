@@ -61,7 +61,7 @@ from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
-_LEAD_INSTEAD = "a coordinator that has the directory can lead it"
+_LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
 _KEPT_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
@@ -554,7 +554,7 @@ class CoordinatorDaemon:
             "leave_timed_out",
             node=node.stream.node,
             waited_s=round(waited_s, 3),
-            reason="its workers came to no step boundary",
+            reason="its workers did not reach a step boundary",
         )
         members = self.machine.members_that_may_train()
         if any(m.node == node.node for m in members):
@@ -800,7 +800,7 @@ class CoordinatorDaemon:
     def _not_saved(self, message: str, lost: int) -> str:
         why = f" ({self.saves.last_failure})" if self.saves.last_failure else ""
         newest = self.saves.newest_step
-        since = f"since the checkpoint of step {newest}" if newest else "from the first on"
+        since = f"since the checkpoint of step {newest}" if newest else "since the start of the job"
         begin = f"{message}; " if message else ""
         return f"{begin}the last save failed{why}: {lost} steps {since} are not saved"
 

@@ -71,7 +71,7 @@ class StackRounds:
         node.stream.send(stacks=pb.StacksRequest(request=number, worker=worker, log=True))
         found = await self._gather(number, this)
         if name not in found or not found[name].workers:
-            raise TransientError(f"the agent of node {name} does not tell the log of {worker}")
+            raise TransientError(f"the agent of node {name} did not send the log of {worker}")
         return found[name].workers[0].log
 
     def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
@@ -326,11 +326,11 @@ _MOST_SLOTS = 1000  # whose replacements are remembered
 
 _IN_WORDS = {
     Part.DATA: "loading data",
-    Part.TRANSFER: "bringing samples to the device",
+    Part.TRANSFER: "copying samples to the device",
     Part.COMPUTE: "the forward and backward pass",
-    Part.OPTIMIZER: "what follows the backward pass: the optimizer",
+    Part.OPTIMIZER: "the part after the backward pass: the optimizer",
     Part.BETWEEN: "the script between two steps",
-    Part.CORES: "waiting for a core that other processes take",
+    Part.CORES: "waiting for a core that other processes use",
 }
 
 
@@ -389,7 +389,7 @@ class SlowRanks:
             verdict = self._stragglers.heard(worker, pace.generation, sums)
         except Exception as error:  # noqa: BLE001 - the job can do without
             self._failed = True
-            message = f"ranks are compared no more: {type(error).__name__}: {error}"
+            message = f"ranks are no longer compared: {type(error).__name__}: {error}"
             self._journal.record("warning", source="stragglers", message=message)
             return
         self._tell(verdict)
@@ -432,13 +432,13 @@ class SlowRanks:
         before, self._members = self._members, {m.worker: m for m in current.members}
         verdict = self._stragglers.regroup(current.number, [m.worker for m in current.members])
         for found in verdict.over:
-            self._over(found, before.get(found.worker), "it is no member of the group any more")
+            self._over(found, before.get(found.worker), "it is no longer a member of the group")
 
     def _tell(self, verdict: Verdict) -> None:
         for found in verdict.slow:
             self._named(self._slow(found))
         for found in verdict.over:
-            self._over(found, self._members.get(found.worker), "it keeps up with the others")
+            self._over(found, self._members.get(found.worker), "it keeps up with the others again")
 
     def _named(self, slow: SlowRank) -> None:
         found = slow.found

@@ -178,7 +178,7 @@ class IncidentRecords:
             return found[number]
         known = ", ".join(map(str, sorted(found)[-_MOST_NAMED:]))
         raise ConfigurationError(
-            f"there is no incident {number}; those that are remembered: {known}"
+            f"there is no incident {number}; known incidents: {known}"
             if known
             else f"there is no incident {number}: none has been recorded"
         )
@@ -234,7 +234,7 @@ class IncidentRecords:
             self._tell()
         except Exception as error:  # noqa: BLE001 - the job can do without incidents
             self._failed = True
-            message = f"no incident is recorded any more: {type(error).__name__}: {error}"
+            message = f"incidents are no longer recorded: {type(error).__name__}: {error}"
             self._journal.record("warning", source="incidents", message=message)
 
     def _tell(self) -> None:
@@ -315,7 +315,10 @@ def summary(document: Mapping[str, Any]) -> str:
         return f"{_nodes(list(lost))} lost"
     if cause is Cause.LEAVE_TIMED_OUT:
         late = [n["node"] for n in document["noticed"] if n["sign"] == Sign.LEAVE_TIMED_OUT.value]
-        return f"node {late[0]} was to leave, and its workers came to no step boundary in time"
+        return (
+            f"node {late[0]} was told to leave, but its workers did not reach a step boundary "
+            "in time"
+        )
     if cause is Cause.GROUP_BROKEN:
         broken = next(n for n in document["noticed"] if n["sign"] == Sign.GROUP_BROKEN.value)
         detail = f": {broken['detail']}" if broken["detail"] else ""
@@ -331,7 +334,7 @@ def noticed_by(document: Mapping[str, Any]) -> str:
     sign, node = Sign(first["sign"]), first["node"]
     if sign is Sign.WORKER_ENDED:
         lived = document["cause"] == Cause.WORKER_LEFT_OUT.value
-        how = "it gave the process up" if lived else "the process ended"
+        how = "it declared the process lost" if lived else "the process ended"
         return f"the agent of node {node}: {how}"
     if sign is Sign.GROUP_BROKEN:
         detail = f" ({first['detail']})" if first["detail"] else ""
@@ -339,17 +342,19 @@ def noticed_by(document: Mapping[str, Any]) -> str:
     if sign is Sign.NODE_LOST:
         return f"the coordinator: its connection to the agent of node {node} broke"
     if sign is Sign.NODE_ABSENT:
-        return f"the coordinator: the agent of node {node} has not come since the leader changed"
+        return (
+            f"the coordinator: the agent of node {node} has not connected since the leader changed"
+        )
     if sign is Sign.NODE_GONE:
         return f"the coordinator: the registration of node {node} is gone"
     if sign is Sign.OVERDUE:
         hang = document["hang"]
         since = f" for {hang['standing_s']:.1f} s" if hang is not None else " in time"
-        return f"the coordinator: nothing was committed{since}"
+        return f"the coordinator: no step was committed{since}"
     if sign is Sign.LEAVE_TIMED_OUT:
-        return f"the agent of node {node}: its time to leave was over"
+        return f"the agent of node {node}: its time to leave ran out"
     if node:
-        return f"{_who(first)}: it could not write its part"
+        return f"{_who(first)}: it could not write its part of the checkpoint"
     return "the coordinator: it could not complete the checkpoint"
 
 
@@ -576,8 +581,8 @@ def refusal(effect: RefuseNewcomers) -> str:
     """Say why newcomers are not let into the group, and what to do about it."""
     failure = effect.failure
     return (
-        "workers that join fail in the same way each time, so none is let in for "
+        "workers that join fail in the same way each time, so none may join for "
         f"{effect.retry_s:.0f} s and the group trains on as it is; the last one, "
-        f"{failure.worker}: {failure.message}. Mend the script or the node: the next worker that "
-        "starts runs it as it is then"
+        f"{failure.worker}: {failure.message}. Fix the script or the node: the next worker that "
+        "starts uses the fixed version"
     )

@@ -184,7 +184,7 @@ async def restore_generation(store: Store, leadership: Leadership, lost: Stored)
         lambda: store.put(key, incarnation.encode(), guard=leadership.guard),
         "restore the run's incarnation",
     )
-    last = await retry(lambda: load_generation(store, leadership.job), "load it again")
+    last = await retry(lambda: load_generation(store, leadership.job), "load the generation again")
     return dataclasses.replace(leadership, incarnation=incarnation, last=last)
 
 
@@ -201,7 +201,7 @@ async def load_generation(store: Store, job: str) -> Stored | None:
         may_train = tuple(map(generation_from_pb, document.may_train))
     except (DecodeError, ValueError) as error:
         raise ConfigurationError(
-            f"the store's key {key!r} holds no generation that this version can read ({error}); "
+            f"this version cannot read the generation in the store's key {key!r} ({error}); "
             "run the version that wrote it, or give this job another name with --job"
         ) from error
     loss = document.loss
@@ -235,7 +235,7 @@ async def load_stop(store: Store, job: str) -> StopOrder | None:
     except (ValueError, LookupError, TypeError, RecursionError):
         pass
     return StopOrder(
-        reason=f"the store's key {entry.key} says so, and cannot be read",
+        reason=f"the store's key {entry.key} holds a stop order that cannot be read",
         exit_code=ExitCode.STOPPED,
     )
 
@@ -398,7 +398,7 @@ class Election:
         if leader is None or not entry.lease:
             return
         await until_gone(leader.address)
-        _LOG.info("nobody listens at %s any more, where the leader was", leader.address)
+        _LOG.info("the leader no longer listens at %s", leader.address)
         await retry(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
 
     def _claim_changed(self, state: LeaseState) -> None:

@@ -307,7 +307,7 @@ class DepartingNodes:
             one.stream.send(drain=pb.Drain())
         if not nodes:
             what = f"machine {key}" if is_machine else f"node {name}"
-            return f"no {what} is connected now; it will be kept out when it comes"
+            return f"no {what} is connected now; it will be kept out when it connects"
         names = " and ".join(sorted(one.stream.node for one in nodes))
         where = f" (machine {key})" if is_machine else ""
         return f"the workers of {names}{where} leave at the next step boundary"
@@ -455,8 +455,9 @@ class DepartingNodes:
         others = [n.stream.node for n in self._nodes_of(machine) if n.stream.node != name]
         if others:
             raise ConfigurationError(
-                f"node {name} is on machine {machine}, as {', '.join(sorted(others))} is: give the "
-                f"machine's name to mean all of them, or their agents a --machine each"
+                f"node {name} shares machine {machine} with {', '.join(sorted(others))}: give the "
+                "machine's name to mean all of them, or start their agents with different "
+                "--machine names"
             )
         return machine, True
 
@@ -620,7 +621,7 @@ def _exclusion(state: str, entry: Entry) -> Exclusion:
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
         legible = False
     if not legible:
-        reason = f"the store's key {entry.key} says that it is {state}, and cannot be read"
+        reason = f"marked as {state} by the store's key {entry.key}, which cannot be read"
         since_unix_s = time.time()
     if machine != node_of(entry.key):  # stored by an older version, or for a name alone
         machine = node = ""

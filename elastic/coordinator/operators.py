@@ -58,10 +58,10 @@ class Operators:
         known |= {name_of(m.node) for m in leader.machine.members_that_may_train()}
         registered = leader.registry is not None and leader.registry.holder(name) is not None
         if not (future or registered or name in known):
-            there_are = ", ".join(sorted(known)) or "none at all"
+            there_are = ", ".join(sorted(known)) or "none"
             raise ConfigurationError(
-                f"there is no node {name[:_MOST_SHOWN]!r} ({there_are}); "
-                "give --future to keep one out that has not come yet"
+                f"there is no node {name[:_MOST_SHOWN]!r} (known nodes: {there_are}); to keep out "
+                "a node that has not connected yet, give --future"
             )
         return await leader.departing.drain(name, reason)
 
@@ -86,7 +86,7 @@ class Operators:
         nodes = {s.worker: node for node in leader.nodes for s in node.statuses}
         worker = asked_for(of, leader.machine.current, list(nodes))
         if worker not in nodes:
-            raise ConfigurationError(f"no agent is here that has a worker {worker!r}")
+            raise ConfigurationError(f"no connected agent has a worker {worker!r}")
         return await leader.rounds.log(nodes[worker], worker)
 
     async def timeline(self, steps: int = 0) -> timeline_pb2.JobTimeline:
@@ -222,4 +222,4 @@ class Operators:
         ended = self.leader.ended
         if ended.done() and not ended.exception():
             told = ended.result().told(self.leader.options.job)
-            raise ConfigurationError(f"nothing is changed, since it has ended: {told}")
+            raise ConfigurationError(f"the run has ended, so nothing was changed: {told}")

@@ -92,5 +92,5 @@ def _table(found: Any) -> Mapping[str, Any]:
 def _instants(found: Sequence[Any]) -> tuple[float, ...]:
     instants = tuple(float(at) for at in found[-_MOST:])
     if not all(map(is_instant, instants)):
-        raise ValueError(f"not all are instants: {instants}")
+        raise ValueError(f"not all are valid times: {instants}")
     return instants

@@ -266,7 +266,8 @@ class CheckpointCommits:
             else:
                 if not reports or len(reports) < next(iter(reports.values())).count:
                     raise CheckpointWriteError(
-                        f"step {step} is not committed: given up, or one of a later step was first"
+                        f"step {step} is not committed: its save was abandoned, or a later step "
+                        "was committed first"
                     )
                 manifest = self._manifest(step, generation, reports)
                 try:

@@ -505,8 +505,8 @@ class _TextFile:
         try:
             if self._path.exists() and not self._path.is_file():
                 raise ConfigurationError(
-                    f"cannot write the curve {self._path}: it is no regular file, from which lines "
-                    "can be taken back; choose another with --curve"
+                    f"cannot write the curve {self._path}: it is not a regular file, so lines "
+                    "cannot be removed from it; choose another with --curve"
                 )
             self._opened()
             with self._path.open("rb") as lines:
@@ -521,8 +521,8 @@ class _TextFile:
         if first and first != self._head() and self._step_of(first) is None:
             self.close()
             raise ConfigurationError(
-                f"{self._path} is no curve: it begins with {first[:40]!r}; choose another file "
-                "with --curve"
+                f"{self._path} is not a curve file: it begins with {first[:40]!r}; choose another "
+                "file with --curve"
             )
 
     def go_back(self, step: int) -> None:

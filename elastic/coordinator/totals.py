@@ -232,13 +232,13 @@ class _Reporter:
 def _count(value: Any) -> float:
     number = float(value)
     if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST):
-        raise ValueError(f"{value!r} counts nothing")
+        raise ValueError(f"{value!r} is not a valid number")
     return number
 
 
 def _name(value: Any) -> str:
     if not isinstance(value, str) or len(value) > _LONGEST:
-        raise ValueError(f"{value!r} is no name")
+        raise ValueError(f"{value!r} is not a valid name")
     return value
 
 
@@ -313,7 +313,7 @@ class SlotTime:
                 return action()
             except Exception as error:  # noqa: BLE001 - the job can do without accounts
                 self._failed = True
-                message = f"no time is accounted for any more: {type(error).__name__}: {error}"
+                message = f"time is no longer accounted for: {type(error).__name__}: {error}"
                 self._journal.record("warning", source="accounts", message=message)
         return otherwise
 

@@ -119,7 +119,7 @@ def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) 
     hung = job.incident(number)
     assert (hung["cause"], hung["outcome"]) == ("hang", "recovered")
     assert "in the forward pass, in `forward`, hangs_when_told.py:" in hung["hang"]["verdict"]
-    assert hung["noticed_by"].startswith("the coordinator: nothing was committed for ")
+    assert hung["noticed_by"].startswith("the coordinator: no step was committed for ")
     assert hung["hang"]["stacks"][0]["rank"] == 1
     assert "in forward" in hung["hang"]["stacks"][0]["text"]
     assert hung["processes"][0]["message"].startswith("hung ")

@@ -120,7 +120,7 @@ INCIDENT = {
     "unix_s": 1.0,
     "cause": "hang",
     "summary": "the group stood still at step 7 for 20.0 s: rank 1 hangs",
-    "noticed_by": "the coordinator: nothing was committed for 20.0 s",
+    "noticed_by": "the coordinator: no step was committed for 20.0 s",
     "outcome": "recovered",
     "lasted_s": 22.25,
     "generation": 4,
@@ -485,7 +485,7 @@ def test_explain_shows_an_incident_on_one_page(place: Place, capsys: Printed) ->
     operator.explain(place.target, 3, output="table")
     assert capsys.readouterr().out.splitlines()[1:] == [
         "what failed:  the group stood still at step 7 for 20.0 s: rank 1 hangs",
-        "noticed by:   the coordinator: nothing was committed for 20.0 s",
+        "noticed by:   the coordinator: no step was committed for 20.0 s",
         "outcome:      trained on 22.2 s after the first sign",
         "group:        generation 4 of 3 workers, followed by generation 6 of 2",
         "last commit:  step 7; 1 step was begun and computed again (64 samples)",

@@ -308,7 +308,7 @@ async def test_the_end_of_the_job_ends_the_leader_and_the_follower(contest: Cont
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     await until(lambda: "job_ended" in kinds(stream))
     candidate = contest.one.candidate
-    with pytest.raises(ConfigurationError, match="nothing is changed, since it has ended: run"):
+    with pytest.raises(ConfigurationError, match="the run has ended, so nothing was changed: run"):
         candidate.operators().stop("too late", 82)
     for said in (candidate.operators().drain("n1", ""), candidate.operators().clear("n1")):
         with pytest.raises(ConfigurationError, match="exit code 0"):
@@ -477,7 +477,8 @@ async def test_a_refused_agent_is_told_each_time_and_reported_once(contest: Cont
 
 
 async def test_a_drained_node_stays_out_under_the_next_leader(contest: Contest) -> None:
-    with pytest.raises(ConfigurationError, match=r"no node 'n9' \(none at all\); give --future"):
+    told = r"no node 'n9' \(known nodes: none\); to keep out .* not connected yet, give --future"
+    with pytest.raises(ConfigurationError, match=told):
         await contest.one.candidate.operators().drain("n9", "a new disk")
     assert "n9" in await contest.one.candidate.operators().drain("n9", "a new disk", future=True)
     await contest.one.end()

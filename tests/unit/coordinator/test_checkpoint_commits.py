@@ -117,7 +117,7 @@ def test_an_abandoned_or_overtaken_save_cannot_be_committed(run: Run) -> None:
     run.save(5, 0, 1)
     run.save(10, 0, 1, generation=2)
     run.commit(10, 2)
-    with pytest.raises(CheckpointWriteError, match="later step was first"):
+    with pytest.raises(CheckpointWriteError, match="a later step was committed first"):
         run.commit(5, 1)
 
 
@@ -136,7 +136,7 @@ def test_shares_that_come_after_a_later_commit_do_not_complete_an_earlier_save(r
     run.save(6, 0, 1)
     run.commit(6, 1)
     run.save(5, 1)
-    with pytest.raises(CheckpointWriteError, match="later step was first"):
+    with pytest.raises(CheckpointWriteError, match="a later step was committed first"):
         run.commit(5, 1)
     assert catalog.list_checkpoints(run.directory) == (6,)
 

@@ -35,12 +35,15 @@ def test_nodes_of_one_name_are_distinguished_by_their_start_tokens() -> None:
         ({"node": "n2", "version": release_of(__version__) + ".99"}, ""),
         ({"node": "n2", "version": "0.0.0"}, r"version 0\.0\.0.*install the same release"),
         ({"node": "n2@x/../y"}, "is not a valid node name"),
-        ({"node": "n2", "command_digest": "e"}, r"'n2' runs another command than that of 'n1'"),
+        ({"node": "n2", "command_digest": "e"}, r"'n2' runs another command than node 'n1'"),
         (
             {"node": "n2", "isolation_timeout_s": 60.0},
             r"isolation-timeout-s 60, this coordinator 0:",
         ),
-        ({"node": "n2", "run_id": "2"}, r"comes to run '2' .* leads run 'default'; give both"),
+        (
+            {"node": "n2", "run_id": "2"},
+            r"belongs to run '2', but .* leads run 'default'; give both",
+        ),
         ({"node": "n1", "command_digest": "e"}, ""),  # replaces the only other agent
     ],
 )
@@ -99,8 +102,8 @@ def test_a_broadcast_reaches_all_connected_agents() -> None:
 @pytest.mark.parametrize(
     ("coordinator", "node", "refused"),
     [
-        (False, {"saves": True}, "'n1' has --checkpoint-dir, this coordinator has not"),
-        (True, {"saves": False}, "'n1' has no --checkpoint-dir, this coordinator has one"),
+        (False, {"saves": True}, "'n1' has --checkpoint-dir, but this coordinator does not"),
+        (True, {"saves": False}, "'n1' has no --checkpoint-dir, but this coordinator has one"),
         (True, {"saves": True}, ""),
         (False, {"saves": False}, ""),
         (True, {}, ""),  # an agent that does not say
@@ -122,4 +125,4 @@ def test_an_agent_that_saves_unlike_the_coordinator_is_admitted_while_members_tr
     nodes = ConnectedAgents(may_train=lambda: True, saves=False)
     stream = agent("n1", TOKEN, saves=True)
     assert nodes.refusal(stream.hello) is None
-    assert "completes no checkpoint" in nodes.saves_unlike(stream.hello)
+    assert "cannot complete checkpoints" in nodes.saves_unlike(stream.hello)

@@ -150,7 +150,9 @@ def test_a_csv_curve_has_a_row_for_each_value(tmp_path: Path) -> None:
 def test_a_file_that_is_no_curve_is_refused_and_not_changed(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("import torch\n")
-    with pytest.raises(ConfigurationError, match=r"is no curve: it begins with b'import torch"):
+    with pytest.raises(
+        ConfigurationError, match=r"is not a curve file: it begins with b'import torch"
+    ):
         opened(path)
     assert path.read_text() == "import torch\n"
 
@@ -166,7 +168,7 @@ def test_a_curve_file_that_cannot_be_created_is_a_configuration_error(tmp_path: 
 def test_a_curve_that_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for path in (tmp_path / "pipe", tmp_path, Path("/dev/full")):
-        with pytest.raises(ConfigurationError, match="is no regular file"):
+        with pytest.raises(ConfigurationError, match="is not a regular file"):
             opened(path)
 
 

@@ -105,7 +105,7 @@ async def test_an_invalid_node_name_is_refused(place: Place, name: str) -> None:
 
 async def test_a_node_drained_before_it_came_is_told_when_it_connects(place: Place) -> None:
     said = await place.departing.drain("n4", "")
-    assert said == "no node n4 is connected now; it will be kept out when it comes"
+    assert said == "no node n4 is connected now; it will be kept out when it connects"
     assert (await place.states())["n4"] == "drained"
     node = place.connect("n4")
     assert kinds(node.stream) == ["drain"]

@@ -91,7 +91,7 @@ async def test_an_incident_is_stored_recorded_and_explained() -> None:
     (brief,) = leader.incidents.brief()
     assert (brief["number"], brief["cause"]) == (1, "save_failed")
     assert leader.incidents.document(1) == leader.incidents.document(0)
-    with pytest.raises(ConfigurationError, match=r"no incident 7; .* remembered: 1"):
+    with pytest.raises(ConfigurationError, match=r"no incident 7; known incidents: 1"):
         leader.incidents.document(7)
 
 
@@ -258,11 +258,13 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
         (
             {
                 "cause": "worker_left_out",
-                "processes": [PROCESS | {"kind": "left_out", "message": "was silent for 1.7 s"}],
+                "processes": [
+                    PROCESS | {"kind": "left_out", "message": "did not respond for 1.7 s"}
+                ],
                 "noticed": [sign("worker_ended")],
             },
-            "rank 1 (node b, worker wb) was silent for 1.7 s",
-            "the agent of node b: it gave the process up",
+            "rank 1 (node b, worker wb) did not respond for 1.7 s",
+            "the agent of node b: it declared the process lost",
         ),
         (
             {"cause": "worker_failed", "processes": [PROCESS], "further_processes": 1},
@@ -285,7 +287,7 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
         (
             {"cause": "hang", "hang": HANG, "noticed": [sign("overdue", "")]},
             "the group stood still at step 7 for 20.0 s: rank 1 waits",
-            "the coordinator: nothing was committed for 20.0 s",
+            "the coordinator: no step was committed for 20.0 s",
         ),
         (
             {"cause": "group_broken", "noticed": [sign("group_broken")]},
@@ -294,8 +296,8 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
         ),
         (
             {"cause": "leave_timed_out", "noticed": [sign("leave_timed_out")]},
-            "node b was to leave, and its workers came to no step boundary in time",
-            "the agent of node b: its time to leave was over",
+            "node b was told to leave, but its workers did not reach a step boundary in time",
+            "the agent of node b: its time to leave ran out",
         ),
         (
             {

@@ -117,7 +117,7 @@ async def test_clearing_a_name_of_several_machines_requires_a_machines_name(plac
 
 async def test_a_node_that_shares_its_machine_is_drained_by_the_machines_name(place: Place) -> None:
     place.connect("pod-1", "bad", "bbbbbbbb")
-    with pytest.raises(ConfigurationError, match="is on machine bad, as pod-1 is"):
+    with pytest.raises(ConfigurationError, match="shares machine bad with pod-1"):
         await place.departing.drain("pod-0", "")
     assert (await place.states())["pod-0"] == "ready"
     said = await place.departing.drain("bad", "")
@@ -130,7 +130,7 @@ async def test_a_node_that_shares_its_machine_is_drained_by_the_machines_name(pl
 async def test_draining_a_node_that_was_just_lost_drains_its_machine(place: Place) -> None:
     place.nodes.leave(place.node("pod-0").stream)
     said = await place.departing.drain("pod-0", "")
-    assert said == "no machine bad is connected now; it will be kept out when it comes"
+    assert said == "no machine bad is connected now; it will be kept out when it connects"
     place.connect("pod-0", "good", "bbbbbbbb")
     place.connect("pod-7", "bad", "cccccccc")
     states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
@@ -157,7 +157,7 @@ async def test_draining_a_quarantined_node_that_is_gone_drains_its_machine(place
     place.nodes.leave(place.node("pod-0").stream)
     place.departing.gone(node)
     said = await place.departing.drain("pod-0", "")
-    assert said == "no machine bad is connected now; it will be kept out when it comes"
+    assert said == "no machine bad is connected now; it will be kept out when it connects"
     states = {(s.node, s.machine): s.state for s in place.departing.statuses()}
     assert states == {**states, ("pod-0", "bad"): DRAINED}
 

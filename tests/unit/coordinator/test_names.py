@@ -159,7 +159,7 @@ async def test_a_training_group_decides_the_jobs_command_under_a_new_leader(plac
     assert refused(stranger).for_now
     (told,) = place.diary.of("node_refused")
     assert "'other.py', not 'train.py'" in told["reason"]
-    assert "may live on 'n1'" in told["reason"]
+    assert "may still run on 'n1'" in told["reason"]
     member = place.connect("n1", ONE)
     assert None not in kinds(member)
     again = place.connect("n2", OTHER, **OTHER_COMMAND)
@@ -190,7 +190,7 @@ async def test_all_nodes_may_come_back_with_another_command(place: Place) -> Non
 async def test_a_node_with_workers_of_the_group_may_not_run_another_command(place: Place) -> None:
     member = place.connect("n1", ONE, **OTHER_COMMAND)
     place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
-    assert "than the workers that it has found" in (turned_away := refused(member)).message
+    assert "than the workers that it found" in (turned_away := refused(member)).message
     assert not turned_away.for_now
     assert place.daemon.machine.members_that_may_train()
 
@@ -201,7 +201,7 @@ async def test_a_coordinator_without_a_directory_ends_if_its_group_saves(place: 
     place.connect("n1", ONE, saves=True)
     error = place.daemon.ended.exception()
     assert isinstance(error, ConfigurationError)
-    assert "--checkpoint-dir, this coordinator has not" in str(error)
+    assert "--checkpoint-dir, but this coordinator does not" in str(error)
 
 
 @runs_already

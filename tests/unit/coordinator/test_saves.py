@@ -161,7 +161,7 @@ async def test_a_step_whose_save_was_abandoned_may_be_saved_again(place: Place) 
 
 
 async def test_an_abandoned_save_is_recorded_once_even_if_it_is_told_again(place: Place) -> None:
-    for message in ("no space", "others were told before"):
+    for message in ("no space", "the other members already know"):
         place.saves.abandon(fx.AbandonCheckpoint(generation=3, step=5, message=message))
     assert place.settled() == [(5, True), (5, True)]
     place.saves.abandon(fx.AbandonCheckpoint(generation=4, step=5, message="no space"))

@@ -141,10 +141,10 @@ async def test_the_log_of_a_worker_is_requested_from_its_node_alone(
         return await asking
 
     assert await answered(pb.WorkerStacks(worker="b-1", log="step 7\nstep 8")) == "step 7\nstep 8"
-    with pytest.raises(TransientError, match="the agent of node b does not tell the log of b-1"):
+    with pytest.raises(TransientError, match="the agent of node b did not send the log of b-1"):
         await answered()
     monkeypatch.setattr(holdups, "_ANSWERS_S", 0.05)
-    with pytest.raises(TransientError, match="node b does not tell"):
+    with pytest.raises(TransientError, match="node b did not send the log of b-1"):
         await place.rounds.log(node, "b-1")
     assert not place.rounds._rounds
 

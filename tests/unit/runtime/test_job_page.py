@@ -237,7 +237,7 @@ def test_the_log_of_a_worker_is_fetched_on_request(site: PageSite) -> None:
     assert body.decode() == "step 1\nthe log of node-1-2\n<b>not markup</b>\n"
     site.acted_on.error = ConfigurationError("there is no rank or worker 'x'")
     assert ask(site, "/page/log/x")[::2] == (404, b"there is no rank or worker 'x'\n")
-    site.acted_on.error = TransientError("the agent of node b does not tell")
+    site.acted_on.error = TransientError("the agent of node b did not send the log")
     assert ask(site, "/page/log/x")[0] == 503
 
 
@@ -317,7 +317,7 @@ def test_a_long_action_is_not_read_to_its_end(acting: PageSite) -> None:
     ("error", "status"),
     [
         (ConfigurationError("there is no node 'x' (a, b)"), 409),
-        (ConfigurationError("nothing is changed, since it has ended"), 409),
+        (ConfigurationError("the run has ended, so nothing was changed"), 409),
         (TransientError("the coordinator at a:1 does not lead now"), 503),
     ],
 )

@@ -243,7 +243,7 @@ class AgentControl:
         traceback.print_exception(error)
         self._end_with(
             FailureKind.EXCEPTION,
-            f"cannot follow its agent any more: {type(error).__name__}: {error}",
+            f"can no longer receive its agent's commands: {type(error).__name__}: {error}",
             "".join(traceback.format_exception(error)),
         )
 
@@ -254,7 +254,7 @@ class AgentControl:
         heir = threading.Thread(target=self.bequeath, name="elastic-bequeath", daemon=True)
         heir.start()
         heir.join(_BEQUEATH_S)
-        message = f"stood still for {STUCK_S:g} s in a group that had been given up"
+        message = f"hung for {STUCK_S:g} s in a lost group"
         self._end_with(FailureKind.LEFT_OUT, message)
 
     def _end_with(self, kind: FailureKind, message: str, trace: str = "") -> NoReturn:

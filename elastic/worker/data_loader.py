@@ -102,9 +102,9 @@ class DataLoader:
     def __setattr__(self, name: str, value: object) -> None:
         if name in _FIXED and "_options" in vars(self):
             raise ConfigurationError(
-                f"{name} of an elastic.DataLoader cannot be set once it is made, its order and its "
-                "position are of what it was made with; make another elastic.DataLoader, and use "
-                "it in a loop of its own over session.steps()"
+                f"{name} of an elastic.DataLoader cannot be changed, because its order and "
+                "position depend on it; create another elastic.DataLoader for a separate loop over "
+                "session.steps()"
             )
         super().__setattr__(name, value)
 
@@ -125,8 +125,8 @@ class DataLoader:
 
     def __iter__(self) -> NoReturn:
         raise TypeError(
-            "an elastic.DataLoader is not iterated over: session.steps(data, epochs=...) divides "
-            "its samples among all workers; to go through a dataset otherwise, as in an "
+            "an elastic.DataLoader cannot be iterated over: session.steps(data, epochs=...) "
+            "divides its samples among all workers; for another pass over a dataset, such as an "
             "evaluation, use torch.utils.data.DataLoader"
         )
 
@@ -136,9 +136,9 @@ class DataLoader:
         if length != self.length:
             raise ConfigurationError(
                 f"the dataset ({type(self.dataset).__name__}) had {self.length} samples when its "
-                f"elastic.DataLoader was made, and has {length} now, so that its epochs would not "
-                "be of all of them; make another elastic.DataLoader of it when it has changed, and "
-                "use that one in a loop of its own over session.steps()"
+                f"elastic.DataLoader was created, and has {length} now, so an epoch would not "
+                "cover all of them; create another elastic.DataLoader after the dataset has "
+                "changed, and use that one in a separate loop over session.steps()"
             )
 
     def position_to_index(self, epoch: int) -> Permutation | range:
@@ -153,7 +153,7 @@ class DataLoader:
         if position.cursor > self.length:
             raise ConfigurationError(
                 f"the saved position is sample {position.cursor} of an epoch, but the dataset has "
-                f"{self.length}; use the dataset the job was begun with, or another checkpoint "
+                f"{self.length}; use the dataset that the job began with, or another checkpoint "
                 "directory"
             )
         return next_range(
@@ -434,8 +434,9 @@ def _require_options(dataset: torch_data.Dataset[Any], options: dict[str, Any]) 
     for name in _OURS:
         if name in options:
             raise ConfigurationError(
-                f"elastic.DataLoader: {name} cannot be given, the order of samples is what makes "
-                "each count exactly once; use seed, shuffle, or a dataset in the order you want"
+                f"elastic.DataLoader: {name} cannot be given, because elastic orders the "
+                "samples so that each counts exactly once; use seed, shuffle, or a dataset in the "
+                "order you want"
             )
     try:
         torch_data.DataLoader(dataset, batch_sampler=_Once(iter(())), **options)

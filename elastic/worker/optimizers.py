@@ -54,7 +54,7 @@ class Optimizers:
         if any(g is of_block for g in mine for of_block in self._of_block):
             raise StepMisused(
                 f"{type(optimizer).__name__}.step() was called below `with step:` with the "
-                "gradients of the block; call it inside of the block, which is what happens "
+                "gradients of the block; call it inside of the block, which is applied "
                 "completely or not at all"
             )
 
@@ -86,8 +86,8 @@ class Optimizers:
         ]
         if not holders:
             raise StepMisused(
-                f"an optimizer ({kind}) stepped that is not tracked: a worker that joins would go "
-                "on with another state of it; write session.track(optimizer=...)"
+                f"an optimizer ({kind}) stepped that is not tracked: a worker that joins would "
+                "continue with a different optimizer state; write session.track(optimizer=...)"
             )
         held = [t for name in holders for t in tensors_of(tracked[name].state_dict())]
         pointers = {t.data_ptr() for t in held}
@@ -95,8 +95,8 @@ class Optimizers:
             if tensor.data_ptr() not in pointers and not any(same_tensor(tensor, t) for t in held):
                 raise StepMisused(
                     f"the {kind} inside of {holders[0]} has a state that {holders[0]}.state_dict() "
-                    "does not contain: a worker that joins would go on without it; track it too: "
-                    f"session.track({holders[0]}_inner=...)"
+                    "does not contain: a worker that joins would continue without it; track it "
+                    f"too: session.track({holders[0]}_inner=...)"
                 )
 
     def _require_parameters_tracked(self, optimizer: torch.optim.Optimizer) -> None:
@@ -110,8 +110,8 @@ class Optimizers:
             shapes = ", ".join(str(tuple(p.shape)) for p in missing[:3])
             raise StepMisused(
                 f"{type(optimizer).__name__} trains {len(missing)} of its {len(trained)} "
-                f"parameters (of shapes {shapes}) that nothing tracked contains: a worker that "
-                "joins would go on with others; give the module that they belong to to "
+                f"parameters (of shapes {shapes}) that no tracked object contains: a worker that "
+                "joins would continue with other values; pass the module that they belong to to "
                 "session.track()"
             )
 

@@ -208,8 +208,8 @@ class Session:
             known, generator = self._generators[name]
             if known != kind:
                 raise ConfigurationError(
-                    f"session.generator({name!r}, kind={kind!r}): this name is that of a {known} "
-                    "generator; choose another one"
+                    f"session.generator({name!r}, kind={kind!r}): a {known} generator already "
+                    "has this name; choose another one"
                 )
             return generator
         if kind == "torch":
@@ -271,8 +271,8 @@ class Session:
         if self._finished_loops.get(data, -1) >= epochs:
             raise ConfigurationError(
                 f"session.steps(data, epochs={epochs}) was called again after its {epochs} epochs "
-                "were done; epochs counts those of the whole job: give the number to go on to, as "
-                "in `for epoch in range(4): for step in session.steps(data, epochs=epoch + 1)`"
+                "were done; epochs counts those of the whole job: give the total to train up to, "
+                "as in `for epoch in range(4): for step in session.steps(data, epochs=epoch + 1)`"
             )
         data.require_same_length()
         training = self._training
@@ -370,9 +370,9 @@ class Session:
         if new and self._open_loop is not None:
             raise StepMisused(
                 f"session.track({new[0]}=...) was called inside of the loop over session.steps(): "
-                "a worker that joins later takes over the others' state before it comes to that "
-                "line, and has nothing to put it in; make and track it above the loop, also where "
-                "it is used only later. Below a loop that was left by `break`, close() its "
+                "a worker that joins later receives the others' state before it reaches that line, "
+                "and has no object to load it into; create and track the object above the loop, "
+                "even if it is used only later. Below a loop that was left by `break`, close() its "
                 "iterator first if a variable holds it"
             )
 
@@ -399,7 +399,7 @@ class Session:
                 raise StepMisused(
                     f"session.run({name}) at {where} was called {count} times after the last step "
                     "of a loop over session.steps() that was left by `break` while a variable "
-                    "holds its iterator: which of them came after the loop cannot be told; write "
+                    "holds its iterator: it is unknown which of them came after the loop; write "
                     "`for step in session.steps(...):`, or close() the iterator below the loop"
                 )
             key = self._key_of_place(where)
@@ -432,15 +432,15 @@ def _for_newcomers(name: str, result: Any) -> Any:
         flat = flatten({"result": result})
     except ConfigurationError as error:
         return ConfigurationError(
-            f"session.run({name}) between two loops returned what a worker that joins later "
-            f"cannot be given: {error}"
+            f"session.run({name}) between two loops returned a value that cannot be sent to a "
+            f"worker that joins later: {error}"
         )
     size_bytes = sum(t.numel() * t.element_size() for t in flat.tensors.values())
     if size_bytes > _LARGEST_RESULT_BYTES:
         return ConfigurationError(
-            f"session.run({name}) between two loops returned {size_bytes} bytes, which every "
-            f"worker that joins later is sent; return {_LARGEST_RESULT_BYTES} at most, or keep "
-            "the rest inside of the function"
+            f"session.run({name}) between two loops returned {size_bytes} bytes, which would be "
+            f"sent to every worker that joins later; return at most {_LARGEST_RESULT_BYTES}, and "
+            "keep the rest inside of the function"
         )
     return copy_tree(result)
 
@@ -495,7 +495,7 @@ def _require_one_worker() -> None:
     world_size = os.environ.get("WORLD_SIZE", "1")
     if world_size.strip() not in ("", "1"):
         raise ConfigurationError(
-            f"elastic.init() in one of WORLD_SIZE={world_size} processes that another launcher has "
-            "started: each would train a model of its own; start the script with `elastic run "
+            f"elastic.init() was called in one of WORLD_SIZE={world_size} processes that another "
+            "launcher started: each would train its own model; start the script with `elastic run "
             f"--nproc-per-node {world_size} train.py`, or unset WORLD_SIZE"
         )

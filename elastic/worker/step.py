@@ -125,8 +125,9 @@ class Step:
             if self._passed < number:
                 raise StepMisused(
                     f"step {self.index}: a micro-batch was taken from step.batches() before the "
-                    "loss of the one before it was passed to step.backward(), which weights by the "
-                    "last one taken; call step.backward() inside of `for ... in step.batches():`"
+                    "loss of the previous one was passed to step.backward(), which uses the weight "
+                    "of the last one taken; call step.backward() inside of "
+                    "`for ... in step.batches():`"
                 )
             self._training.reduce_gradients(number == last)
             self._taken += 1
@@ -229,9 +230,9 @@ class Step:
             )
         if self._loop != self._training.part.loop:
             raise StepMisused(
-                f"step {self.index} belongs to a loop over session.steps() inside of which, or in "
-                "step with which, another one has begun; have one loop at a time, and take what "
-                "comes from a second dataset from a loader of torch's"
+                f"step {self.index} belongs to a loop over session.steps() while another loop has "
+                "begun (nested or interleaved); use one loop at a time, and take samples of a "
+                "second dataset from a torch DataLoader"
             )
         if (fresh := self._training.current_plan(self._planner)) is not None:
             self._take(*fresh)
@@ -336,8 +337,8 @@ class Step:
             frame = frame.f_back
         raise StepMisused(
             "step.backward() was called while the generator that has `with step:` waits in its "
-            "`yield`: if the group is lost, the block does not hear of it, and the error ends the "
-            "script; let the generator do the backward pass, or make of it a function with "
+            "`yield`: if the group is lost, the block is not notified, and the error ends the "
+            "script; let the generator do the backward pass, or turn it into a function with "
             "@contextlib.contextmanager that yields once"
         )
 

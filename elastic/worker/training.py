@@ -359,9 +359,9 @@ class Training:
         key = next((k for k in keys if k in results), None)
         if key is None:
             raise ConfigurationError(
-                f"the script calls session.run() between loops {keys[0].partition('/')[0]} and the "
-                "next where the worker whose state this one took over had not; use the script that "
-                "the checkpoint was saved by, or another checkpoint directory"
+                f"the script calls session.run() between loop {keys[0].partition('/')[0]} and the "
+                "next one, but the worker that sent or saved the state did not; use the script "
+                "that saved the checkpoint, or another checkpoint directory"
             )
         return results[key]
 
@@ -389,9 +389,9 @@ class Training:
             )
         if self.part.holds_back:
             raise ConfigurationError(
-                f"the job's state is of loop {self.part.progress.loop + 1} over session.steps(), "
-                f"but the script has only {self.part.loop + 1}; use the script that the checkpoint "
-                "was saved by, or another checkpoint directory"
+                f"the job's state belongs to loop {self.part.progress.loop + 1} over "
+                f"session.steps(), but the script has only {self.part.loop + 1}; use the script "
+                "that saved the checkpoint, or another checkpoint directory"
             )
         self.call(ScriptCall(what="ends the script", where=where, function=self._save_and_wait))
         self.clock.spent.settle(time.monotonic())
@@ -665,12 +665,12 @@ class Training:
             self._compares_since = None
         if odd:
             raise StepMisused(
-                f"the parameters of {_shown(odd, group)} are not those of rank 0 after "
-                f"step {committed}, although nothing was lost. Either "
-                "something trains them that is not averaged: call the model that "
-                "session.distribute() returned, change parameters in the same way on every rank, "
-                "and seed what is random. Or a worker that joined lacks what the step uses: give "
-                "schedulers, averages and the like to session.track()"
+                f"the parameters of {_shown(odd, group)} differ from those of rank 0 after "
+                f"step {committed}, although nothing was lost. Either they were changed without "
+                "averaging: call the model that session.distribute() returned, change parameters "
+                "in the same way on every rank, and seed what is random. Or a worker that joined "
+                "lacks an object that the step uses: pass schedulers, averages and the like to "
+                "session.track()"
             )
 
     def _require_shares_that_fit(self, group: Group) -> None:
@@ -682,10 +682,10 @@ class Training:
         if odd:
             raise StepMisused(
                 f"{_shown(odd, group)} would save other tensors than rank 0 after step "
-                f"{self.part.progress.committed}, and a checkpoint has a part of each. What is "
-                "tracked must be the same on every rank, session.state too: decide what to "
-                "keep there by what is the same everywhere, as step.mean() gives it; what is a "
-                "rank's own is for session.track_local()"
+                f"{self.part.progress.committed}, but a checkpoint has a part from each. Tracked "
+                "objects must have the same tensors on every rank, session.state too: decide what "
+                "to keep there by values that are the same everywhere, such as those of "
+                "step.mean(), and pass what differs between ranks to session.track_local()"
             )
 
     def _save(self, save: act.Save) -> None:
@@ -790,8 +790,8 @@ class Training:
         covered = {id(p) for module in self.state.modules().values() for p in module.parameters()}
         if not self.models:
             raise ConfigurationError(
-                "no model was given to session.distribute(), so every worker would train one of "
-                "its own; write `model = session.distribute(Net())`"
+                "no model was given to session.distribute(), so every worker would train its "
+                "own; write `model = session.distribute(Net())`"
             )
         for model in self.models:
             if any(id(p) not in covered for p in model.parameters()):
@@ -807,8 +807,8 @@ class Training:
             raise StepMisused(
                 f"the loop over session.steps() was left after a block of step "
                 f"{self.part.progress.committed} that does not count: the group was lost in it, or "
-                "an exception has left it, and the step would be missing; leave the loop by what "
-                "is known to count, as in `if session.committed >= 1000: break` or "
+                "an exception has left it, so the step would be missing; leave the loop only after "
+                "steps that count, as in `if session.committed >= 1000: break` or "
                 "`if step.committed and ...: break`"
             )
 
@@ -823,15 +823,15 @@ class Training:
         raise StepMisused(
             "a collective of torch.distributed was called outside of `with step:` (steps committed "
             f"so far: {self.part.progress.committed}); when a worker is lost or joins, it would "
-            "fail, or meet another one of that worker's. Call it inside of the block, or give the "
-            "function that calls it to session.run(); step.mean() gives means over all workers "
-            "without one"
+            "fail, or match another collective of that worker. Call it inside of the block, or "
+            "pass the function that calls it to session.run(); step.mean() returns means over all "
+            "workers without a further collective"
         )
 
     def _optimizer_steps(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if self.in_backward:
             raise StepMisused(
-                f"{type(optimizer).__name__}.step() was called in the course of step.backward(), "
+                f"{type(optimizer).__name__}.step() was called during step.backward(), "
                 "as by register_post_accumulate_grad_hook(): its gradients are not averaged yet; "
                 "call it below step.backward()"
             )
@@ -859,7 +859,7 @@ class Training:
                 "copy_ms": f"{copy_s * 1000:.3g}",
                 "advice": "these change before the step's last collective, so every step copies "
                 "them; make all collectives, step.mean() included, before the first "
-                "optimizer.step() to save that",
+                "optimizer.step() to avoid that",
             },
         )
 

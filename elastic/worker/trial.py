@@ -52,7 +52,7 @@ def _torch() -> dict[str, Any]:
         try:
             ones = torch.ones(256, 256, device=f"cuda:{n}")
             if float((ones @ ones).sum()) != 256.0**3:
-                found["device_errors"].append(f"GPU {n}: a product of matrices is wrong")
+                found["device_errors"].append(f"GPU {n}: a matrix product is wrong")
         except RuntimeError as error:
             found["device_errors"].append(f"GPU {n}: {str(error).splitlines()[0]}")
     if count:
@@ -74,7 +74,10 @@ def _nccl(count: int) -> dict[str, str]:
     except RuntimeError as error:
         return {"nccl": version, "nccl_error": str(error).splitlines()[0]}
     wrong = [total for total in sums if total != count]
-    return {"nccl": version, "nccl_error": f"a sum is {wrong[0]}, not {count}" if wrong else ""}
+    return {
+        "nccl": version,
+        "nccl_error": f"an all-reduce summed to {wrong[0]}, not {count}" if wrong else "",
+    }
 
 
 def _all_reduce(
@@ -98,7 +101,7 @@ def _all_reduce(
         dist.all_reduce(tensor)
         took = time.monotonic() - began
         if float(tensor[0]) != world:
-            raise RuntimeError(f"a sum over {world} nodes is {float(tensor[0])}")
+            raise RuntimeError(f"an all-reduce over {world} nodes summed to {float(tensor[0])}")
         return took
 
     small, some, large = _BYTES

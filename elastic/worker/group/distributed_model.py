@@ -24,8 +24,8 @@ _PREFIX = "module."
 _MOST_WRAPPERS = 4
 # Options of DDP that tie a model to one process group, or change it for good.
 _REFUSED = {
-    "process_group": "every group of the job is another one; leave it out",
-    "device_mesh": "every group of the job is another one; leave it out",
+    "process_group": "it changes with each group of the job; leave it out",
+    "device_mesh": "it changes with each group of the job; leave it out",
     "mixed_precision": "it ties the parameters to one wrapper; use torch.autocast instead",
 }
 
@@ -120,8 +120,8 @@ class DistributedModel(nn.Module):
     def no_sync(self) -> NoReturn:
         """Raise StepMisused: the step decides which backward pass averages."""
         raise StepMisused(
-            "model.no_sync() has no place in a step, whose last backward pass averages the "
-            "gradients of all of its micro-batches; for N micro-batches a step write "
+            "model.no_sync() cannot be used: the last backward pass of a step averages the "
+            "gradients of all its micro-batches; for N micro-batches per step write "
             "elastic.DataLoader(..., accumulate=N) and call step.backward(loss) in "
             "`for ... in step.batches():`"
         )
@@ -202,8 +202,9 @@ class DistributedModel(nn.Module):
         )
         if self.passes.forwarded:
             why = (
-                "a second backward pass follows one forward pass, and only the first is averaged; "
-                "add the losses up and call step.backward() once, or call the model again between"
+                "two backward passes follow one forward pass, and only the first is averaged; add "
+                "the losses and call step.backward() once, or call the model again before the "
+                "second one"
             )
         raise StepMisused(
             f"gradients of {type(self.module).__name__} were computed in a step without being "
@@ -220,8 +221,8 @@ class DistributedModel(nn.Module):
         what = f"new: {', '.join(new[:3])}" if new else "some are gone"
         raise StepMisused(
             f"the parameters of {type(self.module).__name__} have changed since it was given to "
-            f"session.distribute() ({what}), and DDP averages only those that it knew; build the "
-            "whole model before, and freeze what is to be trained later by requires_grad_(False)"
+            f"session.distribute() ({what}), and DDP averages only those that it had then; build "
+            "the whole model first, and freeze what is trained later with requires_grad_(False)"
         )
 
     # ---- inside

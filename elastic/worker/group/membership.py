@@ -334,8 +334,8 @@ def meet(group: Group, committed: int, number: int, call: Described) -> None:
             raise StepMisused(
                 f"the workers call different things after step {committed}: rank {group.rank} "
                 f"{_at(call.what, call.where)}, rank {rank} {_at(what, where)}. Every worker must "
-                "make the same calls in the same order; what the decision to call depends on must "
-                "be the same everywhere, as step.ends_epoch and session.state are"
+                "make the same calls in the same order; decide whether to call by values that are "
+                "the same everywhere, such as step.ends_epoch and session.state"
             )
     if before:  # all have come to this call, so nobody needs the key of the one before
         store.delete_key(before)
@@ -359,8 +359,8 @@ def _raise_if_elsewhere(
             raise StepMisused(
                 f"rank {group.rank} {_at(call.what, call.where)}, but rank {rank} does not: it is "
                 f"{doing}. Every worker must make the same calls at the same place of the script; "
-                "what the decision to call depends on must be the same everywhere, also in a "
-                "worker that has just joined, as step.ends_epoch and session.state are"
+                "decide whether to call by values that are the same everywhere, also in a worker "
+                "that has just joined, such as step.ends_epoch and session.state"
             )
 
 

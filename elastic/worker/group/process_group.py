@@ -114,7 +114,7 @@ def _nccl_or_gloo(slot: int) -> Backend:
         raise ConfigurationError(
             f"slot {slot} of this node has no GPU of its own: the node has {devices} "
             f"{'' if visible is None else f'(CUDA_VISIBLE_DEVICES={visible}) '}"
-            "and NCCL refuses two ranks on one; start at most "
+            "and NCCL refuses two ranks on one GPU; start at most "
             f"{devices} workers here (--nproc-per-node {devices}, or gpu)"
         )
     device = torch.device("cuda", slot)

@@ -192,7 +192,7 @@ def torchrun_environment(
     nodes = list(dict.fromkeys(m.node for m in generation.members))
     rank = generation.rank_of(worker)
     if rank is None:
-        raise ValueError(f"{worker} is no member of generation {generation.number}")
+        raise ValueError(f"{worker} is not a member of generation {generation.number}")
     node = generation.members[rank].node
     neighbours = [m.worker for m in generation.members if m.node == node]
     host, _, port = generation.store_endpoint.rpartition(":")
@@ -220,8 +220,8 @@ def torchrun_environment(
 
 
 _NO_SESSION = (
-    "elastic.init() was called in a script that was started as torchrun starts scripts, since "
-    "neither it nor the modules beside it import elastic; give --launch elastic"
+    "elastic.init() was called, but the script runs in torchrun mode, because of --launch "
+    "torchrun, or because neither it nor a module beside it imports elastic; use --launch elastic"
 )
 
 

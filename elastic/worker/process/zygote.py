@@ -108,7 +108,9 @@ def main(argv: list[str]) -> int:
 def _parse(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--listener", type=int, help="descriptor of a listening Unix socket")
-    parser.add_argument("--directory", type=Path, help="the run's; removed if the run is over")
+    parser.add_argument(
+        "--directory", type=Path, help="the run's directory; removed when the run is over"
+    )
     parser.add_argument("--grace-s", type=float, help="how long to wait for another agent")
     return parser.parse_args(argv)
 
@@ -422,12 +424,12 @@ def _reseed() -> None:
 
 
 _NO_GROUP = (
-    "the group forms when session.steps() begins; call torch.distributed inside of its loop, use "
-    "session.distribute(model) in place of DistributedDataParallel, and no init_process_group()"
+    "the group forms when session.steps() begins: call torch.distributed inside of its loop, use "
+    "session.distribute(model) instead of DistributedDataParallel, and remove init_process_group()"
 )
 _NO_INPUT = (
-    "a worker has no terminal, and its standard input is empty; give what it would read as an "
-    "argument, and debug the script alone: python SCRIPT is a job of one worker"
+    "a worker has no terminal, and its standard input is empty; pass the value as an argument, or "
+    "debug with: python SCRIPT (a job of one worker)"
 )
 # Advice for errors of torch in a script that expects torchrun, and of Python in a script that reads
 # from a terminal.
@@ -469,8 +471,8 @@ def _finish(script: str, where: str = "") -> None:
     training = session.current_training()
     if training is None and {"-h", "--help"} & set(sys.argv[1:]):
         raise ConfigurationError(
-            f"{script} has shown its help and ended, without calling elastic.init(): there is "
-            f"nothing to train. What it takes is shown by: python {script} --help"
+            f"{script} printed its help and ended without calling elastic.init(), so there is "
+            f"nothing to train; to see its options, run: python {script} --help"
         )
     if training is None:
         raise ConfigurationError(

@@ -209,7 +209,7 @@ class RequiresGrad(_Small):
         return ConfigurationError(
             f"{self.name} has lost parameters that it had when training began ({gone[0]}, as by "
             "pruning, or `layer.bias = None`): a worker that joins builds it with them; change "
-            "what a module is made of before session.distribute() and session.track()"
+            "a module's parameters before session.distribute() and session.track()"
         )
 
 

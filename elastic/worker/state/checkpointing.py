@@ -402,7 +402,9 @@ class _Assembly:
             raise ValueError(f"{spec.name} is {tensor.dtype}{tuple(tensor.shape)}, not {spec}")
         # Slices follow each other from shard to shard: anything else is a gap or an overlap.
         if start != self._filled.get(spec.name, 0) or stop > spec.element_count:
-            raise ValueError(f"{spec.name} has elements {start} to {stop} out of turn")
+            raise ValueError(
+                f"{spec.name} has elements {start} to {stop}, which leave a gap or overlap"
+            )
         if place:
             self._whole(spec).view(-1)[start:stop] = tensor
         else:
@@ -661,6 +663,6 @@ def _spec(row: Json, where: str) -> TensorSpec:
     sizes = tuple(documents.checked(size, int, f"a size of {where}") for size in shape)
     dtype = documents.checked(cells[1], str, f"the type of {where}")
     if dtype not in DTYPES or any(size < 0 for size in sizes):
-        raise CheckpointDamaged(f"{where} is an impossible {dtype}{list(sizes)}")
+        raise CheckpointDamaged(f"{where} is not a valid type and shape: {dtype}{list(sizes)}")
     name = documents.checked(cells[0], str, f"the name of {where}")
     return TensorSpec(name=name, dtype=dtype, shape=sizes)

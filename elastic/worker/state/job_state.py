@@ -84,10 +84,11 @@ class Values(dict[str, Any]):
         if not self.await_state():
             raise KeyError(key)
         raise KeyError(
-            f"session.state has no {key!r} yet: this worker has joined, or the job goes on from a "
-            "checkpoint, and the script passes loops over session.steps() that are done; the job's "
-            "values come with its present loop, and replace what the script does on the way. Write "
-            f"session.state.get({key!r}, ...), or `if not session.catching_up:` around it"
+            f"session.state has no {key!r} yet: this worker has joined, or the job continues from "
+            "a checkpoint, and this worker is still skipping finished loops over session.steps(); "
+            "the job's values arrive with its current loop and replace what the script does until "
+            f"then. Write session.state.get({key!r}, ...), or put it inside of "
+            "`if not session.catching_up:`"
         )
 
     def __getstate__(self) -> None:
@@ -145,8 +146,8 @@ class JobState:
         for name, tracked in objects.items():
             if "." in name:
                 raise ConfigurationError(
-                    f"session.track: {name!r} has a dot, by which elastic tells objects of its "
-                    "own; choose another name"
+                    f"session.track: {name!r} has a dot, which is reserved for elastic's "
+                    "own objects; choose another name"
                 )
             if not isinstance(tracked, Stateful):
                 raise ConfigurationError(
@@ -422,7 +423,9 @@ class JobState:
             by_id = {id(tensors[n]): live[there] for n, there in shared.items() if there in live}
             relink(self.values, states["session.state"], by_id)
         except (AttributeError, LookupError, TypeError) as error:
-            raise CheckpointDamaged(f"what values share cannot be read: {error!r}") from error
+            raise CheckpointDamaged(
+                f"the list of what values share cannot be read: {error!r}"
+            ) from error
 
     def _flatten(self, states: Mapping[str, Any]) -> FlatState:
         """Flatten states. What modules share, such as tied weights, they share on every member. Of
@@ -509,8 +512,8 @@ class JobState:
                 return
             raise CheckpointMismatch(
                 f"{name} has {len(saved)} parameter groups in the saved state and "
-                f"{len(groups)} here, and what the others train is not tracked "
-                "by itself; give the modules that it belongs to to session.track()"
+                f"{len(groups)} here, and some of their parameters belong to "
+                "no tracked module; pass these modules to session.track()"
             )
         del groups[len(saved) :]
         for group, paths, stays in zip(groups, saved, same, strict=False):
@@ -523,8 +526,8 @@ class JobState:
         if out := [path for paths in here for path in paths if path and path not in trained]:
             names = ", ".join(out[:_MOST_NAMED] + ["..."] * (len(out) > _MOST_NAMED))
             warnings.warn(
-                f"{name} no longer trains {names}, as in the state that is taken over; if these "
-                "are new in the script, give them to the optimizer after the first step, by "
+                f"{name} no longer trains {names}, because the loaded state does not; if these are "
+                "new in the script, add them to the optimizer after the first step, with "
                 "add_param_group(), or use another checkpoint directory",
                 stacklevel=2,
             )
@@ -533,7 +536,7 @@ class JobState:
         saved = {name for name in states if "." not in name}
         if saved != self._scripts.keys():
             raise CheckpointMismatch(
-                f"the saved state is of {sorted(saved)}, but the script tracks "
+                f"the saved state contains {sorted(saved)}, but the script tracks "
                 f"{sorted(self._scripts)}; track the same names, or use another checkpoint "
                 "directory"
             )

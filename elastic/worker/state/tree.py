@@ -95,7 +95,7 @@ def unflatten(skeleton: Json, tensors: Mapping[str, torch.Tensor]) -> Any:
     try:
         return _decode(skeleton, tensors)
     except _NO_SKELETON as error:
-        raise CheckpointDamaged(f"the stored state cannot be put together: {error!r}") from error
+        raise CheckpointDamaged(f"the stored state cannot be rebuilt: {error!r}") from error
 
 
 UNCHANGING = frozenset({bool, int, float, str, bytes, complex, type(None)})
@@ -440,7 +440,7 @@ def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
 
 def _require_plain(tensor: torch.Tensor, path: tuple[str, ...]) -> None:
     if type(tensor) not in _TENSORS:
-        raise _unsupported(path, tensor, "only plain tensors are")
+        raise _unsupported(path, tensor, "only plain tensors can be")
     if tensor.layout is not torch.strided or tensor.is_quantized:
         raise _unsupported(path, tensor, f"with layout {tensor.layout} ({tensor.dtype})")
     if tensor.is_meta:

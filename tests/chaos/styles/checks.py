@@ -60,10 +60,10 @@ def _losses(job: Run) -> Iterator[str]:
     killed = {kill.worker for kill in job.kills}
     stuck = 0
     for event in job.named("worker_failed"):
-        if event["worker"] not in killed and "stood still" in event.get("message", ""):
+        if event["worker"] not in killed and "in a lost group" in event.get("message", ""):
             stuck += 1
             if stuck > _MOST_STUCK:
-                yield f"{stuck} workers stood still in lost groups, not by a kill"
+                yield f"{stuck} workers hung in lost groups, not by a kill"
         elif event["worker"] not in killed:
             text = _short(str(event.get("message", "")))
             yield f"{event['worker']} was lost, not by a kill: {event['kind']}: {text}"

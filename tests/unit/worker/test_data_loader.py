@@ -408,7 +408,7 @@ def test_constructor_arguments_cannot_be_set_later(name: str) -> None:
     """torch's loader refuses that too. Here it would have no effect, or mix a new dataset with the
     old one's length."""
     data = DataLoader(Squares(), batch_size=2)
-    with pytest.raises(ConfigurationError, match=f"{name} of .* make another"):
+    with pytest.raises(ConfigurationError, match=f"{name} of .* create another"):
         setattr(data, name, 3)
     data.of_the_scripts = 3  # type: ignore[attr-defined]
 

@@ -243,7 +243,7 @@ class AgentControl:
         traceback.print_exception(error)
         self._end_with(
             FailureKind.EXCEPTION,
-            f"can no longer receive its agent's commands: {type(error).__name__}: {error}",
+            f"{type(error).__name__}: {error} (it can no longer receive its agent's commands)",
             "".join(traceback.format_exception(error)),
         )
 

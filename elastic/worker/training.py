@@ -359,8 +359,8 @@ class Training:
         key = next((k for k in keys if k in results), None)
         if key is None:
             raise ConfigurationError(
-                f"the script calls session.run() between loop {keys[0].partition('/')[0]} and the "
-                "next one, but the worker that sent or saved the state did not; use the script "
+                f"the script calls session.run() between loop {self.part.loop + 1} and the next "
+                "one, but the worker that sent or saved the state did not; use the script "
                 "that saved the checkpoint, or another checkpoint directory"
             )
         return results[key]

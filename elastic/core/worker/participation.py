@@ -520,8 +520,9 @@ class Participation:
         Raises Stranded while the state waits for a later loop."""
         if self.holds_back:
             raise Stranded(
-                f"the job is at loop {self.progress.loop} over session.steps(), and this worker's "
-                f"script calls session.run() in loop {self.loop}; a fresh worker takes its place"
+                f"the job is at loop {self.progress.loop + 1} over session.steps(), and this "
+                f"worker's script calls session.run() in loop {self.loop + 1}; a fresh worker "
+                "takes its place"
             )
         self._in_run, self._at_begin = True, False
         self._worker.run_entered()
@@ -742,8 +743,9 @@ class Participation:
     def _take_over(self, progress: Progress) -> None:
         if self.took_part and progress.loop < self.loop:
             raise Stranded(
-                f"the job goes back to loop {progress.loop} over session.steps(), which this "
-                f"worker's script has left for loop {self.loop}; a fresh worker takes its place"
+                f"the job goes back to loop {progress.loop + 1} over session.steps(), which this "
+                f"worker's script has left for loop {self.loop + 1}; a fresh worker takes its "
+                "place"
             )
         if progress.committed < self._saved_step:
             self._saved_step = -1

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import enum
+import functools
+import logging
 import operator
+import os
 import random
+import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
 from typing import Any, Protocol
 
 import numpy as np
@@ -36,11 +42,24 @@ _VERSION = operator.attrgetter("_version")
 _PLACE = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
 _MODE = operator.attrgetter("training")
-_DEEPEST_SIGN = 3
-_LONGEST_SIGN = 256
+_DEEPEST_SIGN = 12
+_MOST_SIGNED = 2048  # objects: more than a millisecond
 _MOST_TENSORS_SIGNED = 4096  # in a list of only tensors: half a millisecond
 _SOME_ELEMENTS = 32
 _ALIGNED_TO = 64  # bytes, like torch's own memory
+_EMPTY_CELL = CellType()
+_EXTRA_STATE = "_extra_state"  # of which ExtraState takes care
+_BY_VALUE = (bool, int, float, complex, str, bytes, np.generic, enum.Enum, os.PathLike)
+_CONSTANTS = (
+    type,
+    ModuleType,
+    logging.Logger,
+    torch.dtype,
+    torch.device,
+    np.dtype,
+    weakref.ref,
+)
+"""What an object may refer to without taking state from it."""
 
 
 class Cell(Protocol):
@@ -243,6 +262,31 @@ class ExtraState:
         self._module.set_extra_state(state_dict)
 
 
+class OwnContent:
+    """What a module's own state_dict() has beside parameters and buffers, such as the predictions
+    that a metric collects; as `state_dict` and `load_state_dict`."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+        tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
+        tensors.update(module.named_buffers(remove_duplicate=False))
+        self._names = tensors.keys()
+        self._places = set(map(_place_of, tensors.values()))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in self._module.state_dict().items() if self._is_own(k, v)}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        whole = self._module.state_dict()
+        others = {k: v for k, v in whole.items() if not self._is_own(k, v)}
+        self._module.load_state_dict({**others, **state_dict})
+
+    def _is_own(self, key: str, value: Any) -> bool:
+        if key in self._names or key.rpartition(".")[2] == _EXTRA_STATE:
+            return False
+        return not (isinstance(value, torch.Tensor) and _place_of(value) in self._places)
+
+
 # ---- optimizers
 
 
@@ -252,7 +296,8 @@ def steps_of(optimizer: torch.optim.Optimizer) -> int:
 
 
 class Rates(_Small):
-    """The settings of an optimizer's parameter groups, such as rates that a scheduler changes."""
+    """An optimizer's parameter groups: their parameters, and settings such as rates that a
+    scheduler changes."""
 
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
@@ -260,23 +305,30 @@ class Rates(_Small):
 
     def copy(self) -> Copy:
         groups = list(self._optimizer.param_groups)
-        return groups, [_settings(group) for group in groups]
+        parameters = [list(group["params"]) for group in groups]
+        return groups, [_settings(group) for group in groups], parameters
 
     def put_back(self, copy: Copy) -> None:
-        groups, settings = copy
+        groups, settings, members = copy
         self._optimizer.param_groups[:] = groups
-        for group, values in zip(groups, settings, strict=True):
+        for group, values, parameters in zip(groups, settings, members, strict=True):
             held = {key: _held(group.get(key), value) for key, value in values.items()}
             if [key for key in group if key != "params"] != list(held):
-                parameters = group["params"]
+                own = group["params"]
                 group.clear()
-                group["params"] = parameters
+                group["params"] = own
+            if not _all_same(group["params"], parameters):
+                group["params"] = list(parameters)
             group.update(held)
 
     def differs(self, copy: Copy) -> bool:
-        groups = self._optimizer.param_groups
-        same = len(groups) == len(copy[0]) and all(map(operator.is_, groups, copy[0]))
-        return not (same and trees_equal([_settings(group) for group in groups], copy[1]))
+        groups, settings, members = copy
+        now = self._optimizer.param_groups
+        return not (
+            _all_same(now, groups)
+            and all(_all_same(g["params"], ps) for g, ps in zip(now, members, strict=True))
+            and trees_equal([_settings(group) for group in now], settings)
+        )
 
 
 class OptimizerState:
@@ -285,6 +337,7 @@ class OptimizerState:
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
         self._optimizer = optimizer
+        self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
         """At least the size of its parameters: most states are that large after a step."""
@@ -328,21 +381,25 @@ class OptimizerState:
         )
 
     def mark(self) -> object:
-        """Return the step count and, for other replacements of the state, such as going back to an
-        earlier one, signs of the first parameter's tensors."""
-        state = self._optimizer.state
-        first: object = next(iter(state.values()), None)
-        if type(first) is dict:
-            first = [
-                (id(v), v._version, v.data_ptr())
-                if type(v) is torch.Tensor
-                else _sign(v, _NO_MODULES)
-                for v in first.values()
-            ]
-        return steps_of(self._optimizer), len(state), first
+        """Return the step count and, for a script that changes the state itself, signs of all its
+        tensors; of the first parameter's state, also of what is no tensor."""
+        states = list(self._optimizer.state.values())
+        each = chain.from_iterable([s.values() for s in states if isinstance(s, dict)])
+        self._marked = [v for v in each if isinstance(v, torch.Tensor)]
+        first = states[0] if states else None
+        if isinstance(first, dict):
+            first = [v for v in first.values() if not isinstance(v, torch.Tensor)]
+        rest = _Walk().sign(first)
+        return steps_of(self._optimizer), _signs(self._marked), len(states), rest
 
     def moved(self, mark: Any) -> bool:
-        return bool(steps_of(self._optimizer) != mark[0])
+        """Look at the tensors that were there at the last `mark`."""
+        if steps_of(self._optimizer) != mark[0]:
+            return True
+        try:
+            return bool(list(map(_VERSION, self._marked)) != mark[1][0])
+        except RuntimeError:
+            return True
 
     def trained(self) -> Iterator[torch.Tensor]:
         """Yield the parameters: they change with its steps, but a fused step moves no version."""
@@ -387,7 +444,9 @@ class Object:
         self.name = name
         self._tracked = tracked
         self._elsewhere = elsewhere
-        self._inside: _ModulesInside | None = None
+        self._walk: _Walk | None = None
+        hides = isinstance(tracked, (ExtraState, OwnContent))
+        self._looks_at = _Looks.AT_STATE_DICT if hides else _Looks.AT_OBJECT
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in tensors_of(self._tracked.state_dict()))
@@ -403,31 +462,93 @@ class Object:
         return not trees_equal(self._tracked.state_dict(), copy)
 
     def mark(self) -> object:
-        """Return signs of its attributes and of the objects in them: numbers by value, arrays by
-        hash, tensors, also of modules, by version; of a very long container, its ends."""
-        inside = _ModulesInside(self._elsewhere, known=self._inside)
-        sign, self._inside = _sign(self._tracked, inside), inside
-        return sign
+        """Return signs of its attributes and of the objects in them. If these hide something,
+        return signs of its state_dict(), which may take longer, because many make clones for it. If
+        that is too large, return a sign that is equal to no other: every block copies it then."""
+        if self._looks_at is _Looks.AT_OBJECT:
+            walk = _Walk(self._elsewhere, known=self._walk)
+            sign, self._walk = walk.sign(self._object()), walk
+            if walk.complete:
+                return sign
+            self._looks_at, self._walk = _Looks.AT_STATE_DICT, None
+        if self._looks_at is _Looks.AT_STATE_DICT:
+            walk = _Walk()
+            sign = walk.sign(self._tracked.state_dict())
+            if walk.complete:
+                return sign
+            self._looks_at = _Looks.NOWHERE
+        return object()
+
+    def _object(self) -> object:
+        """What to sign: all that its state_dict() may take something from."""
+        return self._tracked
 
     def moved(self, mark: Any) -> bool:
         return bool(self.mark() != mark)
 
 
-class _ModulesInside:
-    """Signs of modules that a tracked object keeps, such as an averaged model or a target network.
+class _Looks(enum.Enum):
+    """What an object is signed by."""
 
-    Their tensors are looked up once: a walk through a deep module takes a millisecond.
+    AT_OBJECT = "the object and what it refers to"
+    AT_STATE_DICT = "its state_dict()"
+    NOWHERE = "nothing"
 
-    known: those of the walk before. Modules that this walk does not meet are forgotten, such as
-    targets that copies have replaced.
+
+class _Walk:
+    """Signs an object and what it refers to: numbers by value, arrays by hash, tensors, also those
+    of modules, by version.
+
+    Tensors of modules are looked up once: a walk through a deep module takes a millisecond.
+
+    elsewhere: ids of tensors that other cells sign. known: the walk before. Modules that this walk
+    does not meet are forgotten, such as targets that copies have replaced.
     """
 
-    def __init__(self, elsewhere: Collection[int], known: _ModulesInside | None = None) -> None:
+    def __init__(self, elsewhere: Collection[int] = (), known: _Walk | None = None) -> None:
         self._elsewhere = elsewhere
         self._before = known._met if known is not None else {}
         self._met: dict[int, tuple[nn.Module, list[Any]]] = {}
+        self._left = _MOST_SIGNED
+        self.complete = True
+        """False if something can have changed that no sign shows."""
 
-    def sign(self, module: nn.Module) -> object:
+    def sign(self, value: Any, depth: int = 0) -> object:
+        if isinstance(value, torch.Tensor):
+            return id(value), 0 if value.is_inference() else value._version, _place_of(value)
+        if type(value) in UNCHANGING or isinstance(value, _BY_VALUE):
+            return value
+        if isinstance(value, np.ndarray):  # an array counts no versions
+            return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
+        if isinstance(value, (set, frozenset)):
+            return frozenset(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return steps_of(value)
+        if isinstance(value, random.Random):
+            return hash(value.getstate())
+        if isinstance(value, nn.Module):
+            return self._of_module(value)
+        if isinstance(value, _CONSTANTS):
+            return id(value)
+        inner = _referred_by(value)
+        if inner is None or depth > _DEEPEST_SIGN:
+            self.complete = False
+            return None
+        return self._of_all(inner, depth + 1)
+
+    def _of_all(self, inner: list[Any], depth: int) -> object:
+        kinds = set(map(type, inner))
+        if UNCHANGING.issuperset(kinds):
+            return inner
+        if kinds <= {torch.Tensor, nn.Parameter} and len(inner) <= _MOST_TENSORS_SIGNED:
+            return _signs(inner)
+        self._left -= len(inner)
+        if self._left < 0:
+            self.complete = False
+            return None
+        return [self.sign(item, depth) for item in inner]
+
+    def _of_module(self, module: nn.Module) -> object:
         key = id(module)
         known = self._met.get(key) or self._before.get(key) or (module, self._held_by(module))
         self._met[key] = known
@@ -440,7 +561,39 @@ class _ModulesInside:
         return [owner.values() for owner in compress(owners, own)]
 
 
-_NO_MODULES = _ModulesInside(())  # an optimizer's state has no modules
+def _referred_by(value: Any) -> list[Any] | None:
+    """Return what the value refers to and may take its state from; None: that cannot be seen."""
+    inner: list[Any] = []
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(value, dict):
+        inner += value.values()
+        if UNCHANGING.issuperset(map(type, value)):
+            inner += value
+    elif isinstance(value, (list, tuple, deque)):
+        inner += value
+    elif isinstance(value, functools.partial):
+        inner += (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, (MethodType, BuiltinFunctionType)):
+        return [value.__self__, getattr(value, "__func__", None)]
+    elif isinstance(value, FunctionType):
+        return _read_by(value)
+    else:
+        slots = list(_slots_of(type(value)))
+        if not slots and attributes is None:
+            return None
+        inner += (getattr(value, name, None) for name in slots)
+    if attributes:
+        inner += attributes.values()
+    return inner
+
+
+def _read_by(function: FunctionType) -> list[Any]:
+    """Return the variables of other scopes that the function names: a script adapts an object by
+    two lambdas that name it."""
+    cells = [cell for cell in function.__closure__ or () if cell != _EMPTY_CELL]
+    known = function.__globals__
+    named = [known[name] for name in function.__code__.co_names if name in known]
+    return [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named]
 
 
 class ScriptValues(Object):
@@ -491,8 +644,10 @@ class OwnState(Object):
             super().put_back(copy)
 
     def mark(self) -> object:
-        sign = _sign(vars(self._tracked), _NO_MODULES)
-        return steps_of(self._tracked), sign
+        return steps_of(self._tracked), super().mark()
+
+    def _object(self) -> object:
+        return vars(self._tracked)
 
 
 # ---- gradients that a script accumulates over several steps by hand
@@ -514,7 +669,8 @@ class Gradients:
         self._modules: dict[str, dict[str, nn.Parameter]] = {}
         self._accumulates: dict[str, bool] = {}
         self._at_begin: dict[str, bool] = {}
-        self._left: dict[str, tuple[int, int]] = {}
+        self._left: dict[str, frozenset[tuple[int, int]]] = {}
+        """By module: ids and versions of the gradients at the block's begin."""
 
     def watch(self, name: str, module: nn.Module) -> None:
         """Track the gradients of this module's parameters."""
@@ -525,9 +681,9 @@ class Gradients:
         self._at_begin = dict(self._accumulates)
         self._left = {}
         for name, parameters in self._modules.items():
-            first = _first_gradient(parameters)
-            if first is not None:
-                self._left[name] = (id(first), first._version)
+            gradients = _present(p.grad for p in parameters.values())
+            if gradients:
+                self._left[name] = frozenset((id(g), g._version) for g in gradients)
         return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
@@ -584,14 +740,13 @@ class Gradients:
                 gradient = _from_stored(gradients.get(name))
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
-    def _unchanged(self, name: str, left: tuple[int, int]) -> bool:
-        """True if the first gradient is still the same one, and it or the last is not zero."""
-        parameters = self._modules[name]
-        first = _first_gradient(parameters)
-        if first is None or (id(first), first._version) != left:
-            return False
-        last = next(p.grad for p in reversed(parameters.values()) if p.grad is not None)
-        return bool(_dense(first).any()) or bool(_dense(last).any())
+    def _unchanged(self, name: str, left: frozenset[tuple[int, int]]) -> bool:
+        """True if a gradient of the block's begin is still there, unchanged, and is not zero. A
+        script may zero those of one optimizer only."""
+        now = _present(p.grad for p in self._modules[name].values())
+        there = [_dense(g) for g in now if (id(g), g._version) in left]
+        ends = there[:1] + there[-1:]  # they nearly always tell
+        return any(bool(g.any()) for g in chain(ends, there[1:-1]))
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
@@ -616,14 +771,6 @@ def _from_stored(gradient: Any) -> torch.Tensor | None:
         return gradient
     indices, values = gradient["indices"], gradient["values"]
     return torch.sparse_coo_tensor(indices, values, gradient["size"], check_invariants=True)
-
-
-def _first_gradient(parameters: Mapping[str, nn.Parameter]) -> torch.Tensor | None:
-    for parameter in parameters.values():
-        gradient = parameter.grad
-        if gradient is not None:
-            return gradient
-    return None
 
 
 # ---- generators
@@ -762,6 +909,19 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
             yield Object(f"{path}'s extra state", ExtraState(inner), seen)
+    if _writes_own_content(module) and (content := OwnContent(module)).state_dict():
+        yield Object(f"{name}'s own content", content, seen)
+
+
+def _writes_own_content(module: nn.Module) -> bool:
+    """Return whether a class may write more than parameters and buffers into state_dict()."""
+    plain = nn.Module
+    return any(
+        type(inner).state_dict is not plain.state_dict
+        or type(inner)._save_to_state_dict is not plain._save_to_state_dict
+        or bool(inner._state_dict_hooks)
+        for inner in module.modules()
+    )
 
 
 def _slots(
@@ -816,6 +976,11 @@ def _seems_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     places = torch.linspace(0, tensor.numel() - 1, _SOME_ELEMENTS, dtype=torch.int64)
     some, same = (t.detach().view(-1)[places.to(t.device)] for t in (tensor, copy))
     return same_tensor(some, same)
+
+
+def _all_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Return whether two lists have the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
 def _present(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
@@ -893,38 +1058,3 @@ def _place_of(tensor: torch.Tensor) -> int:
         return tensor.data_ptr()
     except (RuntimeError, ValueError):  # sparse, or a parameter of a lazy module
         return 0
-
-
-def _sign(value: Any, modules: _ModulesInside, depth: int = 0) -> object:
-    if isinstance(value, torch.Tensor):
-        return id(value), 0 if value.is_inference() else value._version, _place_of(value)
-    if type(value) in UNCHANGING or isinstance(value, (bool, int, float, str)):
-        return value
-    if isinstance(value, np.ndarray):  # an array counts no versions
-        return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
-    if isinstance(value, (set, frozenset)):
-        return frozenset(value)
-    if isinstance(value, torch.optim.Optimizer):
-        return steps_of(value)
-    if depth > _DEEPEST_SIGN:
-        return None
-    if isinstance(value, dict):
-        inner = list(value.values())
-    elif isinstance(value, (list, tuple, deque)):
-        inner = list(value)
-    elif isinstance(value, nn.Module):
-        return modules.sign(value)
-    elif isinstance(value, type) or callable(value):
-        return None
-    else:
-        inner = [getattr(value, name, None) for name in _slots_of(type(value))]
-    attributes = getattr(value, "__dict__", None)
-    if attributes:
-        inner += attributes.values()
-    kinds = set(map(type, inner))
-    if kinds <= {torch.Tensor, nn.Parameter} and len(inner) <= _MOST_TENSORS_SIGNED:
-        return _signs(inner)
-    if len(inner) > _LONGEST_SIGN and not UNCHANGING.issuperset(kinds):
-        ends = inner[0], inner[-1]
-        return len(inner), *(_sign(item, modules, depth + 1) for item in ends)
-    return [_sign(item, modules, depth + 1) for item in inner]

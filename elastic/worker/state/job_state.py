@@ -227,12 +227,34 @@ class JobState:
     # ---- comparing
 
     def structure(self) -> tuple[TensorSpec, ...]:
-        """Return the tensors that all members must have alike: those of tracked modules, as built.
+        """Return the tensors that all members must have alike: the parameters and buffers of
+        tracked modules, as built.
 
-        An optimizer's are not among them, because it makes them at its first step.
+        An optimizer's are not among them, because it makes them at its first step. Nor are other
+        tensors in a module's state_dict(): a metric collects predictions there.
         """
-        flat = flatten({name: m.state_dict() for name, m in self.modules().items()})
-        return as_built(describe(flat.tensors), self.buffers.reshaped())
+        tensors, grown = self._module_tensors()
+        built = {name: t for name, t in tensors.items() if name not in grown}
+        return as_built(describe(built), self.buffers.reshaped())
+
+    def _module_tensors(self) -> tuple[Mapping[str, torch.Tensor], set[str]]:
+        """Return the tensors in the state_dict() of tracked modules, and the names of those that
+        are neither parameters nor buffers."""
+        modules = self.modules()
+        tensors = flatten({name: m.state_dict() for name, m in modules.items()}).tensors
+        names, places = set[str](), set[tuple[object, ...]]()
+        for name, module in modules.items():
+            for key, tensor in (
+                *module.named_parameters(remove_duplicate=False),
+                *module.named_buffers(remove_duplicate=False),
+            ):
+                names.add(f"{name}.{key}")
+                places.add(_place(tensor))
+        return tensors, {
+            n
+            for n, t in tensors.items()
+            if n not in names and (not t.numel() or _place(t) not in places)
+        }
 
     def signature(self) -> int:
         """63 bits that are equal for equal structures and names of tracked objects."""
@@ -327,6 +349,7 @@ class JobState:
             "shared_values": self._shared_values(),
             "caches": cast("list[Json]", self.buffers.caches),
             "reshaped_buffers": to_json(self.buffers.reshaped()),
+            "beyond_modules": cast("list[Json]", sorted(self._module_tensors()[1])),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_to_json(self.curve),
         }
@@ -346,9 +369,11 @@ class JobState:
         states = cast("dict[str, Any]", unflatten(skeleton, tensors))
         self._require_same_objects(states)
         reshaped = from_json(extra.get("reshaped_buffers", {}))
-        self._require_same_structure(as_built(describe(tensors), reshaped))
+        grown = _names(extra.get("beyond_modules", []), "tensors")
+        built = {name: tensor for name, tensor in tensors.items() if name not in grown}
+        self._require_same_structure(as_built(describe(built), reshaped))
         self.buffers.make_room(states)
-        self.buffers.receive_caches(_names(extra.get("caches", [])))
+        self.buffers.receive_caches(_names(extra.get("caches", []), "caches"))
         self._unshare_values()
         # The script's values first: another object may hold a tensor that is among them.
         in_order = sorted(self.everything.items(), key=lambda n: n[0] in self._scripts)
@@ -646,9 +671,9 @@ def _is_group(paths: Any) -> bool:
     return isinstance(paths, list) and all(path is None or isinstance(path, str) for path in paths)
 
 
-def _names(saved: Json) -> list[str]:
+def _names(saved: Json, whose: str) -> list[str]:
     if not isinstance(saved, list) or not all(isinstance(name, str) for name in saved):
-        raise CheckpointDamaged(f"the names of caches cannot be read: {saved!r}")
+        raise CheckpointDamaged(f"the names of {whose} cannot be read: {saved!r}")
     return cast("list[str]", saved)
 
 

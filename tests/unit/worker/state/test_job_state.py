@@ -50,6 +50,50 @@ def test_a_state_of_another_model_is_refused_with_the_names_of_tensors() -> None
     assert target.committed == 0
 
 
+class Predictions(nn.Module):
+    """A metric that collects in a list what its state_dict() has beside parameters and buffers."""
+
+    def __init__(self, width: int = 2) -> None:
+        super().__init__()
+        self.threshold = nn.Parameter(torch.zeros(width))
+        self.register_buffer("seen", torch.zeros(()))
+        self.collected: list[torch.Tensor] = []
+
+    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        return {**super().state_dict(*args, **kwargs), "collected": list(self.collected)}
+
+    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
+        own = dict(state_dict)
+        self.collected = list(own.pop("collected"))
+        return super().load_state_dict(own, *args, **kwargs)
+
+
+@pytest.mark.parametrize("local", [False, True])
+@pytest.mark.parametrize("lengths", [(3, 0), (0, 2), (2, 3)])
+def test_a_metric_that_collects_tensors_is_restored_with_another_number_of_them(
+    lengths: tuple[int, int], local: bool
+) -> None:
+    sides = []
+    for length in lengths:
+        metric = Predictions()
+        metric.collected = [torch.full((2,), float(i)) for i in range(length)]
+        state = JobState()
+        state.track({"metric": metric}, rank_local=local)
+        sides.append((metric, state))
+    (source, from_), (target, to) = sides
+    assert from_.signature() == to.signature()
+    restore(to, from_)
+    assert same(target.collected, source.collected)
+
+
+def test_a_metric_of_another_width_is_refused_whatever_it_has_collected() -> None:
+    narrow, wide = Predictions(2), Predictions(3)
+    narrow.collected = [torch.zeros(1)]
+    assert tracking({"metric": narrow}).signature() != tracking({"metric": wide}).signature()
+    with pytest.raises(CheckpointMismatch, match=r"metric\.threshold is float32\[3\] here"):
+        restore(tracking({"metric": wide}), tracking({"metric": narrow}))
+
+
 def test_a_state_with_other_tracked_names_is_refused_with_these_names() -> None:
     target = make(2)
     target.track({"average": nn.Linear(1, 1)})
@@ -101,6 +145,7 @@ UNREADABLE: dict[str, tuple[str, list[Any]]] = {
         [[3], {"model.least": 3}, {"model.least": [["a"]]}, 7],
     ),
     "caches": ("the names of caches", [[3], {"model.cos": 3}, 7, "model.cos", None]),
+    "beyond_modules": ("the names of tensors", [[3], {"model.seen": 3}, 7, "model.seen", None]),
     "shared_values": (
         "what values share",
         [[3], {"session.state.x": "model.0.weight"}, {"a": [1]}, 7],

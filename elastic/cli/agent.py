@@ -53,7 +53,7 @@ from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import (
-    NewStart,
+    Reexecution,
     has_terminal,
     inherited,
     is_trial,
@@ -139,15 +139,15 @@ def _is_classic(program: str, launch: Launch, module: bool) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Attended:
+class AgentExit:
     """How the agent ended: with an exit code, or to start again in this process."""
 
     exit_code: int
-    begins_anew: NewStart | None = None
+    reexec: Reexecution | None = None
     """Set after SIGHUP: executes the agent's command again in this process."""
 
 
-def attend(command: NodeCommand) -> Attended:
+def attend(command: NodeCommand) -> AgentExit:
     """Take part until the job ends or this node leaves it. Raises ConfigurationError."""
     kept = inherited()
     notice = ServiceNotice.of_environment(os.environ)
@@ -157,15 +157,15 @@ def attend(command: NodeCommand) -> Attended:
     if settings.worker_port_range is not None:
         _require_right_to(settings.worker_port_range.first)
     if is_trial():
-        return Attended(exit_code=0)
+        return AgentExit(exit_code=0)
     logs = log_directory(settings.job, settings.log_dir)
     directory = NodeDirectory(settings.job, command.node, settings.state_dir, kept=kept)
     display = JsonDisplay(settings.console, origin=command.origin)
     adopt_orphans()
     set_title("agent", command.node)
-    attended = Attended(exit_code=1)
+    ended = AgentExit(exit_code=1)
     try:
-        attended = asyncio.run(
+        ended = asyncio.run(
             _attend(
                 command,
                 directory,
@@ -176,10 +176,10 @@ def attend(command: NodeCommand) -> Attended:
                 unsure=unsure,
             )
         )
-        return attended
+        return ended
     finally:
         display.close()
-        if attended.begins_anew is None:
+        if ended.reexec is None:
             directory.close()
         else:
             notice.hand_on(os.environ)
@@ -194,7 +194,7 @@ async def _attend(
     *,
     listener: int | None,
     unsure: str,
-) -> Attended:
+) -> AgentExit:
     start_engine()
     settings = command.settings
     counts, calls = EntryCounts(), StoreCalls()
@@ -244,11 +244,11 @@ async def _attend(
                     with watched_loop(journal, node.pauses):
                         await node.start()
                         code = await node.daemon.ended
-                        if node.begins_anew is None:
-                            node.tell_end(code)
-                        return Attended(exit_code=code, begins_anew=node.begins_anew)
+                        if node.reexec is None:
+                            node.record_end(code)
+                        return AgentExit(exit_code=code, reexec=node.reexec)
             except ConfigurationError:
-                node.spare_what_it_found()
+                node.keep_adopted_workers()
                 raise
             finally:
                 await node.close()
@@ -344,13 +344,13 @@ class _Node:
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
-        self._let_go = self._lost_directory = False
+        self._keeps_workers = self._lost_directory = False
         self._had_ended = False  # the run had ended before this agent started
         self._leaves_because = ""
-        self._leaves = self._begins = self._ignores_hangup = False
+        self._leaves = self._restarts = self._ignores_hangup = False
         self._had_terminal = has_terminal()
         self._signals = SignalCount()  # signals that ask it to leave
-        self.begins_anew: NewStart | None = None
+        self.reexec: Reexecution | None = None
         """Set once SIGHUP has ended this agent."""
         self._contact = LastContact(directory.path / "last-contact")
         journal.record(
@@ -369,7 +369,7 @@ class _Node:
         self._handle_signals()
         await self.daemon.start()
         keeping = make_anew_when_lost(
-            self._directory, (AGENT_SOCKET,), self._listen_anew, self._journal
+            self._directory, (AGENT_SOCKET,), self._listen_again, self._journal
         )
         self.tasks.start(keeping, "run-directory")
         self.tasks.start(self._watch.run(), "leader")
@@ -387,16 +387,16 @@ class _Node:
         if settings.preemption_file is not None or settings.preemption_command is not None:
             self.tasks.start(self._leave_when_preempted(), "preemption")
 
-    async def _listen_anew(self) -> str:
+    async def _listen_again(self) -> str:
         self._lost_directory = True
         await self.daemon.move(self._directory.path)
         return str(self._directory.path)
 
-    def spare_what_it_found(self) -> None:
+    def keep_adopted_workers(self) -> None:
         """Leave adopted workers to the next agent: only this one's settings are wrong."""
         if self.daemon.adopts:
             self._journal.record("handing_over", grace_s=self._settings.grace_s)
-            self._let_go = True
+            self._keeps_workers = True
 
     def condition(self) -> Condition:
         """Ready, for the service manager, once the node is registered or the run has ended."""
@@ -417,14 +417,14 @@ class _Node:
 
     async def close(self) -> None:
         """End the workers and leave, or leave the workers to the next agent."""
-        if self.begins_anew is None:
+        if self.reexec is None:
             self._notice.stopping(STOP_MARGIN_S)
-        await self.daemon.close(let_go=self._let_go)
+        await self.daemon.close(let_go=self._keeps_workers)
         await self.tasks.close()
-        if not self._let_go:
+        if not self._keeps_workers:
             await self._registration.close()
 
-    def tell_end(self, exit_code: int) -> None:
+    def record_end(self, exit_code: int) -> None:
         """Record why the agent ended, for a reader who has only this log."""
         self._journal.record(
             "agent_ended",
@@ -455,12 +455,12 @@ class _Node:
             self._had_ended = True
             self.daemon.job_ended(code, ended.end.message)
             return
-        self.tasks.start(self._hear_of_end(ends), "run-end")
+        self.tasks.start(self._watch_run_end(ends), "run-end")
         await self._registration.register()
         self._leaders.registered.set()
         await self._registration.keep()
 
-    async def _hear_of_end(self, ends: RunEnds) -> None:
+    async def _watch_run_end(self, ends: RunEnds) -> None:
         """Watch the store for the run's end: this node may be cut off when the leader tells it.
 
         If all other nodes have left, the run has not ended for a node that waits to register.
@@ -507,12 +507,12 @@ class _Node:
             if not self._ignores_hangup:
                 self._signals.is_another(asyncio.get_running_loop().time())
                 self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
-        elif not self._begins:
-            self._begins = True
+        elif not self._restarts:
+            self._restarts = True
             self._notice.reloading()
-            self.tasks.start(self._begin_anew(), "begin-anew")
+            self.tasks.start(self._restart_in_place(), "begin-anew")
 
-    async def _begin_anew(self) -> None:
+    async def _restart_in_place(self) -> None:
         """Start the command again. If it cannot start, this agent goes on."""
         try:
             await off_loop(try_start)
@@ -520,7 +520,7 @@ class _Node:
             self._require_staying()
         except (TransientError, ConfigurationError) as error:
             self._journal.record("not_begun_anew", reason=str(error))
-            self._begins = False
+            self._restarts = False
             self._notice.reloaded()
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
@@ -533,8 +533,8 @@ class _Node:
             loop.remove_signal_handler(number)
         if self._ignores_hangup:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as this process found it
-        self.begins_anew = NewStart(descriptors)
-        self._let_go = True
+        self.reexec = Reexecution(descriptors)
+        self._keeps_workers = True
         self.daemon.end(ExitCode.OK)
 
     def _require_staying(self) -> None:

@@ -66,7 +66,7 @@ _SIGNALS = {
     signal.SIGHUP: ExitCode.TERMINATED,
 }
 _STOP_GRACE_S = 0.5
-_HEARD_WITHIN_S = 5.0
+_CAMPAIGN_AGAIN_S = 5.0
 """Seconds before this coordinator campaigns again for a run that all nodes have left. The next
 leader removes the run's end from etcd, and a late watch would not show that end to an agent."""
 _STORE_WITHIN_S = 1.0
@@ -158,7 +158,7 @@ async def _coordinate(
                     with watched_loop(journal, pauses):
                         ends: list[int] = []
                         work = _work(candidate, journal, settings.after_end, ends)
-                        working = asyncio.ensure_future(_while_served(work, server, address))
+                        working = asyncio.ensure_future(_while_reachable(work, server, address))
                         return await _until_signalled(working, ends, journal, notice)
             finally:
                 notice.stopping(STOP_TIMEOUT_S)
@@ -234,25 +234,27 @@ async def _until_signalled(
         return ends[0] if ends else int(codes[0])
 
 
-async def _while_served(work: Coroutine[Any, Any, int], server: ControlServer, address: str) -> int:
+async def _while_reachable(
+    work: Coroutine[Any, Any, int], server: ControlServer, address: str
+) -> int:
     """Run `work` as long as agents can connect. Raises TransientError when they no longer can, so
     that another coordinator leads, or this one after a restart."""
     working = asyncio.ensure_future(work)
-    deaf = asyncio.ensure_future(server.until_deaf())
+    unreachable = asyncio.ensure_future(server.until_unreachable())
     try:
-        await asyncio.wait({working, deaf}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({working, unreachable}, return_when=asyncio.FIRST_COMPLETED)
         if working.done():
             return working.result()
-        deaf.result()
+        unreachable.result()
         raise TransientError(
             f"{address} no longer accepts connections, so no agent can reach this coordinator; "
             "start it again (gRPC does not say why: there may be no file descriptors left on this "
             "machine, see /proc/sys/fs/file-nr)"
         )
     finally:
-        for task in (working, deaf):
+        for task in (working, unreachable):
             task.cancel()
-        await asyncio.gather(working, deaf, return_exceptions=True)
+        await asyncio.gather(working, unreachable, return_exceptions=True)
 
 
 async def _work(
@@ -267,7 +269,7 @@ async def _work(
             ends.append(exit_code)
             journal.record("serving_after_end", exit_code=exit_code)
             await asyncio.Future()
-        await asyncio.sleep(_HEARD_WITHIN_S)
+        await asyncio.sleep(_CAMPAIGN_AGAIN_S)
 
 
 def _advertised(settings: CoordinatorSettings) -> str:

@@ -271,11 +271,11 @@ def agent(
         given = options | _to_run(script, arguments)
         settings = load_settings(NodeSettings, given, os.environ, config, _device_counts)
         _require_name("agent", settings.script, options)
-        attended = attend(NodeCommand(settings=settings, argv=script_of(settings)))
-    if attended.begins_anew is None:
-        raise typer.Exit(attended.exit_code)
+        ended = attend(NodeCommand(settings=settings, argv=script_of(settings)))
+    if ended.reexec is None:
+        raise typer.Exit(ended.exit_code)
     with _errors():
-        attended.begins_anew.execute()
+        ended.reexec.execute()
 
 
 _Address = Annotated[
@@ -634,24 +634,24 @@ def _errors() -> Iterator[None]:
         raise
     except BrokenPipeError as error:
         if not _nobody_reads():
-            raise _told(error) from None
+            raise _report_error(error) from None
         raise  # as after `| head`: typer ends the command silently
     except ElasticError as error:
         for line in str(error).splitlines():
             print(f"elastic: {line}", file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
     except Exception as error:  # noqa: BLE001 - nobody else would report it
-        raise _told(error) from None
+        raise _report_error(error) from None
 
 
-def _told(error: Exception) -> typer.Exit:
+def _report_error(error: Exception) -> typer.Exit:
     """Print the error; return the exit for it."""
     refused = _refused_by_the_system(error)
     if refused is None:
         traceback.print_exc()
         return typer.Exit(1)
     print(f"elastic: {refused}", file=sys.stderr)
-    _say_no_more()
+    _silence_python()
     return typer.Exit(int(ExitCode.TEMPORARY))
 
 
@@ -665,7 +665,7 @@ def _nobody_reads() -> bool:
         return False
 
 
-def _say_no_more() -> None:
+def _silence_python() -> None:
     """Silence Python, which would complain when it destroys half-made objects, such as an event
     loop without its pipe. The error itself is already printed.
     """

@@ -52,7 +52,7 @@ from elastic.version import __version__
 T = TypeVar("T")
 _NEXT_LEADER_S = 0.25
 _STORE_SHARE = 0.8  # of the time-out for an answer
-_LEAST_S = 2.0  # for one coordinator's answer
+_MIN_ATTEMPT_S = 2.0  # for one coordinator's answer
 _OF_EVERY_EVENT = ("severity", "job", "run")
 _LAST_EVENTS = ("job_finished", "job_ended")
 
@@ -84,7 +84,7 @@ class Target:
     def share_of(self, left_s: float) -> float:
         """Seconds of `left_s` that one coordinator may take to answer: another one may follow a
         silent leader."""
-        return left_s if self.settings is None else min(left_s, max(left_s / 4, _LEAST_S))
+        return left_s if self.settings is None else min(left_s, max(left_s / 4, _MIN_ATTEMPT_S))
 
     @asynccontextmanager
     async def client(self, timeout_s: float | None = None) -> AsyncIterator[ControlClient]:

@@ -65,7 +65,7 @@ _SOCKET = "coordinator.sock"
 _MANY_NODES = (
     "for several machines use `elastic coordinator` and `elastic agent` (docs/MANY_NODES.md)"
 )
-_LAST_WORD_S = 0.5
+_END_TIMEOUT_S = 0.5
 """Seconds for the coordinator to say how the job ended, once no process of the job is left."""
 
 
@@ -173,7 +173,7 @@ async def _run(
         sockets = (AGENT_SOCKET,) if settings.listen is not None else (AGENT_SOCKET, _SOCKET)
         keeping.start(make_anew_when_lost(directory, sockets, listen, journal), "run-directory")
         with watched_loop(journal, pauses):
-            await _end_of(agent, coordinator)
+            await _wait_for_end(agent, coordinator)
         exit_code = _exit_code(agent, coordinator)
         if not coordinator.ended.done():
             committed = operators.status().progress.committed
@@ -213,14 +213,14 @@ async def _always_ready() -> str:
     return ""
 
 
-async def _end_of(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
+async def _wait_for_end(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> None:
     """Return when no process is left and the coordinator has said how the job ended. It never says
-    so if a signal came before there was a job, so wait for it for `_LAST_WORD_S` at most."""
+    so if a signal came before there was a job, so wait for it for `_END_TIMEOUT_S` at most."""
     ends = (agent.ended, coordinator.ended)
     await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
     if not (coordinator.ended.done() and coordinator.ended.exception()):
         await asyncio.wait([agent.ended])
-        await asyncio.wait([coordinator.ended], timeout=_LAST_WORD_S)
+        await asyncio.wait([coordinator.ended], timeout=_END_TIMEOUT_S)
 
 
 def _exit_code(agent: AgentDaemon, coordinator: CoordinatorDaemon) -> int:

@@ -378,7 +378,7 @@ class ControlServer:
             self._address = f"{self._address.rpartition(':')[0]}:{port}"
         return self._address
 
-    async def until_deaf(self) -> None:
+    async def until_unreachable(self) -> None:
         """Return when two looks in a row find that the server takes no connection any more.
 
         gRPC closes its acceptor for good when accept(2) fails with any error but EMFILE, such as

@@ -71,7 +71,7 @@ def try_start() -> None:
         raise TransientError(said or f"the new command ended with exit code {tried.returncode}")
 
 
-class NewStart:
+class Reexecution:
     """A decided restart of the command in this process, with these descriptors kept open.
 
     It keeps SIGHUP and signals to leave for the new program. Create it on the main thread.
@@ -102,7 +102,7 @@ class NewStart:
 
 
 def unblock_signals() -> None:
-    """Unblock what `NewStart.execute` has blocked, as soon as the handlers are in place."""
+    """Unblock what `Reexecution.execute` has blocked, as soon as the handlers are in place."""
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STRAY_SIGNALS)
 
 

@@ -94,7 +94,7 @@ async def _run(command: run.Command, checkpoints: Any, logs: Path, _display: Any
     run._job_options(command.settings, checkpoints)
     options = run._node_options(command, Path("run"), logs)
     options.hello.SerializeToString()
-    return _told(options)
+    return _build_messages(options)
 
 
 async def _attend(
@@ -104,7 +104,7 @@ async def _attend(
     *_: Any,
     listener: int | None,
     unsure: str,
-) -> agent.Attended:
+) -> agent.AgentExit:
     del unsure
     workers = command.settings.nproc_per_node
     options = agent._options(
@@ -119,10 +119,10 @@ async def _attend(
     )
     options.hello.SerializeToString()
     agent._document(command, "h", "0" * 32)
-    return agent.Attended(exit_code=_told(options))
+    return agent.AgentExit(exit_code=_build_messages(options))
 
 
-def _told(options: Any) -> int:
+def _build_messages(options: Any) -> int:
     """Build the messages that the workers would get; return exit code 0."""
     pb.SpawnRequest(argv=options.argv, log_path=str(options.log_directory)).SerializeToString()
     assignment = pb.Assignment(

@@ -10,7 +10,7 @@ from typing import cast
 import pytest
 
 from elastic.cli import coordinator
-from elastic.cli.coordinator import _until_signalled, _while_served, _work
+from elastic.cli.coordinator import _until_signalled, _while_reachable, _work
 from elastic.coordinator.candidate import Candidate
 from elastic.errors import TransientError
 from elastic.rpc.control import ControlServer
@@ -31,13 +31,13 @@ class Ends:
 
 
 class Server:
-    """A server that can be reached until `deaf` is set."""
+    """A server that can be reached until `unreachable` is set."""
 
     def __init__(self) -> None:
-        self.deaf = asyncio.Event()
+        self.unreachable = asyncio.Event()
 
-    async def until_deaf(self) -> None:
-        await self.deaf.wait()
+    async def until_unreachable(self) -> None:
+        await self.unreachable.wait()
 
 
 def coordinate(
@@ -54,7 +54,9 @@ def coordinate(
         notice = ServiceNotice({})
         ends: list[int] = []
         work = _work(cast(Candidate, candidate), journal, after_end, ends)
-        served = asyncio.ensure_future(_while_served(work, cast(ControlServer, Server()), "here"))
+        served = asyncio.ensure_future(
+            _while_reachable(work, cast(ControlServer, Server()), "here")
+        )
         working = asyncio.ensure_future(_until_signalled(served, ends, journal, notice))
         while signalled and candidate.codes:
             await asyncio.sleep(0)
@@ -86,7 +88,7 @@ def test_with_serve_a_signal_ends_the_coordinator_with_the_code_of_the_run(code:
 def test_with_serve_a_run_that_was_left_is_coordinated_again(
     left: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(coordinator, "_HEARD_WITHIN_S", 0.0)
+    monkeypatch.setattr(coordinator, "_CAMPAIGN_AGAIN_S", 0.0)
     candidate = Ends(left, left, 0)
     exit_code, diary = coordinate(candidate, AfterEnd.SERVE, signalled=True)
     assert (exit_code, candidate.codes) == (0, [])
@@ -106,10 +108,10 @@ async def test_an_unreachable_coordinator_steps_down_before_it_raises() -> None:
 
     server = Server()
     served = asyncio.ensure_future(
-        _while_served(work(), cast(ControlServer, server), "10.0.0.1:4400")
+        _while_reachable(work(), cast(ControlServer, server), "10.0.0.1:4400")
     )
     await asyncio.sleep(0)
-    server.deaf.set()
+    server.unreachable.set()
     with pytest.raises(TransientError, match=r"10\.0\.0\.1:4400.*no file descriptors left"):
         await served
     assert made_way

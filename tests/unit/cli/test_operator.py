@@ -827,7 +827,7 @@ class Handover(Opened):
 def test_a_command_waits_for_the_next_leader_and_asks_it(
     monkeypatch: pytest.MonkeyPatch, place: Place, capsys: Printed, hangs: bool
 ) -> None:
-    monkeypatch.setattr(operator, "_LEAST_S", 0.1)
+    monkeypatch.setattr(operator, "_MIN_ATTEMPT_S", 0.1)
     with socket.socket() as silent:
         silent.bind(("127.0.0.1", 0))
         if hangs:

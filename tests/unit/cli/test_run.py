@@ -130,12 +130,12 @@ def test_sighup_is_ignored_under_nohup() -> None:
 async def test_run_waits_a_limited_time_for_the_coordinators_exit_code(
     says_so: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(run, "_LAST_WORD_S", 5.0 if says_so else 0.01)
+    monkeypatch.setattr(run, "_END_TIMEOUT_S", 5.0 if says_so else 0.01)
     loop = asyncio.get_running_loop()
     agent: Any = SimpleNamespace(ended=loop.create_future())
     coordinator: Any = SimpleNamespace(ended=loop.create_future())
     agent.ended.set_result(130)
     if says_so:
         loop.call_later(0.05, coordinator.ended.set_result, 84)
-    await run._end_of(agent, coordinator)
+    await run._wait_for_end(agent, coordinator)
     assert coordinator.ended.done() == says_so

@@ -103,5 +103,5 @@ def _failing_with(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Any:
         raise error
 
     monkeypatch.setattr(files, "list_checkpoints", fail)
-    monkeypatch.setattr(main, "_say_no_more", lambda: None)  # this process goes on
+    monkeypatch.setattr(main, "_silence_python", lambda: None)  # this process goes on
     return CliRunner().invoke(main.app, ["checkpoint", "ls", "x"])

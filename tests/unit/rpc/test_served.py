@@ -55,7 +55,7 @@ async def test_a_working_server_is_found_served_and_its_checks_leave_no_reports(
     server = ControlServer(Recorder(), address, security=open_to_all, report=reports)
     await server.start()
     said = len(reports.all)
-    watching = asyncio.ensure_future(server.until_deaf())
+    watching = asyncio.ensure_future(server.until_unreachable())
     try:
         while looks < 3:
             assert not watching.done()
@@ -66,13 +66,13 @@ async def test_a_working_server_is_found_served_and_its_checks_leave_no_reports(
         await server.stop(0)
 
 
-async def test_a_server_whose_connections_nobody_accepts_is_deaf(
+async def test_a_server_whose_connections_nobody_accepts_is_unreachable(
     nobody_accepts: str, security: Security, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(control, "_LOOK_EVERY_S", 0.01)
     monkeypatch.setattr(handshake_probe, "_SERVED_WITHIN_S", 0.2)
     assert not await is_served(nobody_accepts, security)
-    await ControlServer(Recorder(), nobody_accepts, security=security).until_deaf()
+    await ControlServer(Recorder(), nobody_accepts, security=security).until_unreachable()
 
 
 async def test_a_check_without_a_free_descriptor_assumes_a_working_server(

@@ -15,7 +15,7 @@ from elastic.runtime import reexec
 
 _TURNS = """
 import os, signal, sys
-from elastic.runtime.reexec import NewStart, inherited, unblock_signals
+from elastic.runtime.reexec import Reexecution, inherited, unblock_signals
 
 turn, kept = int(os.environ.get("TURN", "0")), inherited()
 blocked = signal.SIGTERM in signal.pthread_sigmask(signal.SIG_BLOCK, [])
@@ -35,10 +35,10 @@ if turn == 0:
     stray = os.open("/dev/null", os.O_RDONLY)
     os.set_inheritable(stray, True)
     kept = {"pipe": read}
-new_start = NewStart(kept)
+reexecution = Reexecution(kept)
 if turn == 1:
     os.kill(os.getpid(), signal.SIGTERM)  # comes while this program ends
-new_start.execute()
+reexecution.execute()
 """
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from elastic.runtime.file_names import LONGEST, fitting
+from elastic.runtime.file_names import MAX_LENGTH, shortened_name
 
 _INTERVAL_S = 0.1
 _QUIET_INTERVAL_S = 0.5  # after a while without lines: each look takes time from the workers
@@ -234,7 +234,7 @@ class WorkerLogs:
 
     def begin(self, worker: str) -> Path:
         """Return the log path of a worker that is about to be started."""
-        name = fitting(worker, LONGEST - len(_LONGEST_SUFFIX))
+        name = shortened_name(worker, MAX_LENGTH - len(_LONGEST_SUFFIX))
         self._living[worker] = self._directory / f"{name}.log"
         return self._living[worker]
 

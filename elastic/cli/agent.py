@@ -45,16 +45,16 @@ from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal, warnings_to
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
-from elastic.runtime.lost_directory import make_anew_when_lost
+from elastic.runtime.lost_directory import restore_when_lost
 from elastic.runtime.metrics import Found
-from elastic.runtime.network import require_own
+from elastic.runtime.network import require_own_address
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import (
     Reexecution,
-    has_terminal,
+    has_controlling_terminal,
     inherited,
     is_trial,
     try_start,
@@ -182,7 +182,7 @@ def attend(command: NodeCommand) -> AgentExit:
         if ended.reexec is None:
             directory.close()
         else:
-            notice.hand_on(os.environ)
+            notice.restore_environment(os.environ)
 
 
 async def _attend(
@@ -262,7 +262,7 @@ def _require_reachable(node_host: str | None) -> str:
     if node_host is None:
         return ""
     try:
-        asyncio.run(require_own(node_host))
+        asyncio.run(require_own_address(node_host))
     except ConfigurationError as error:
         raise ConfigurationError(
             f"--node-host {node_host!r}: {error}; give a name or an address at which other nodes "
@@ -348,7 +348,7 @@ class _Node:
         self._had_ended = False  # the run had ended before this agent started
         self._leaves_because = ""
         self._leaves = self._restarts = self._ignores_hangup = False
-        self._had_terminal = has_terminal()
+        self._had_terminal = has_controlling_terminal()
         self._signals = SignalCount()  # signals that ask it to leave
         self.reexec: Reexecution | None = None
         """Set once SIGHUP has ended this agent."""
@@ -368,7 +368,7 @@ class _Node:
         """Adopt or start workers, register the node, and follow the leader."""
         self._handle_signals()
         await self.daemon.start()
-        keeping = make_anew_when_lost(
+        keeping = restore_when_lost(
             self._directory, (AGENT_SOCKET,), self._listen_again, self._journal
         )
         self.tasks.start(keeping, "run-directory")
@@ -503,7 +503,7 @@ class _Node:
         self.daemon.leave(exit_code, reason)
 
     def _hang_up(self) -> None:
-        if self._had_terminal and not has_terminal():
+        if self._had_terminal and not has_controlling_terminal():
             if not self._ignores_hangup:
                 self._signals.is_another(asyncio.get_running_loop().time())
                 self._leave(int(ExitCode.TERMINATED), "its terminal was closed")

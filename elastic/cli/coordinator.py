@@ -42,7 +42,7 @@ from elastic.runtime.journal import Journal, JsonLines, RecentEntries, warnings_
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
-from elastic.runtime.network import address_for_others
+from elastic.runtime.network import reachable_address
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import ProcessParts, Watched
@@ -276,7 +276,7 @@ def _advertised(settings: CoordinatorSettings) -> str:
     if settings.advertised is not None:
         return settings.advertised
     in_memory = settings.store.store is StoreKind.MEMORY
-    host = address_for_others() if in_memory else address_towards(settings.store)
+    host = reachable_address() if in_memory else address_towards(settings.store)
     port = settings.port
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 

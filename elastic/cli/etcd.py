@@ -55,7 +55,7 @@ def address_towards(settings: StoreSettings) -> str:
             # A machine may resolve its own name to loopback (on Debian to 127.0.1.1), which others
             # cannot reach. A loopback address in --etcd is intended, and kept.
             own_name = _is_loopback(found) and not _is_loopback(endpoint.host)
-            return network.address_for_others() if own_name else found
+            return network.reachable_address() if own_name else found
     return socket.gethostname()
 
 

@@ -46,12 +46,12 @@ from elastic.runtime.journal import EntryCounts, Journal, RecentEntries, warning
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
-from elastic.runtime.lost_directory import make_anew_when_lost
+from elastic.runtime.lost_directory import restore_when_lost
 from elastic.runtime.metrics import Found
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
-from elastic.runtime.reexec import has_terminal, unblock_signals
+from elastic.runtime.reexec import has_controlling_terminal, unblock_signals
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.settings.run import Console, OutputMode, RunSettings
@@ -171,7 +171,7 @@ async def _run(
             return str(directory.path)
 
         sockets = (AGENT_SOCKET,) if settings.listen is not None else (AGENT_SOCKET, _SOCKET)
-        keeping.start(make_anew_when_lost(directory, sockets, listen, journal), "run-directory")
+        keeping.start(restore_when_lost(directory, sockets, listen, journal), "run-directory")
         with watched_loop(journal, pauses):
             await _wait_for_end(agent, coordinator)
         exit_code = _exit_code(agent, coordinator)
@@ -238,7 +238,7 @@ def _handle_signals(agent: AgentDaemon) -> None:
     send SIGHUP several times, which counts as one signal; under nohup(1) SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     count, leaves = SignalCount(), False
-    had_terminal = has_terminal()
+    had_terminal = has_controlling_terminal()
 
     def handle(number: signal.Signals) -> None:
         exit_code, name = LEAVE_SIGNALS[number]
@@ -249,7 +249,7 @@ def _handle_signals(agent: AgentDaemon) -> None:
 
     def hang_up() -> None:
         count.is_another(loop.time())
-        closed = had_terminal and not has_terminal()
+        closed = had_terminal and not has_controlling_terminal()
         leave(ExitCode.TERMINATED, "its terminal was closed" if closed else "SIGHUP")
 
     def leave(exit_code: ExitCode, reason: str) -> None:

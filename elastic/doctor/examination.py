@@ -49,7 +49,7 @@ from elastic.rpc.certificates import (
 )
 from elastic.rpc.control_client import ControlClient
 from elastic.rpc.security import Security, Tls, no_report, require_protection
-from elastic.runtime.network import interface_of, require_own
+from elastic.runtime.network import interface_of, require_own_address
 from elastic.runtime.off_loop import off_loop
 from elastic.settings.doctor import MachineSettings
 from elastic.settings.limits import is_ip_address
@@ -124,19 +124,19 @@ class _Examination:
     async def _here(self) -> list[Verdict]:
         s, security = self._settings, self._subject.security
         probes = [
-            _in_time("versions", checks.packages, packages),
+            _run_probe("versions", checks.packages, packages),
             *(
-                _in_time("disk", checks.directory, directory, path, of)
+                _run_probe("disk", checks.directory, directory, path, of)
                 for path, of in self._subject.directories
             ),
-            _in_time("shared memory", checks.shared_memory, shared_memory, s.nproc_per_node),
-            _in_time("open files", checks.open_files, open_files),
+            _run_probe("shared memory", checks.shared_memory, shared_memory, s.nproc_per_node),
+            _run_probe("open files", checks.open_files, open_files),
         ]
         if isinstance(security, Tls):
             files, job = security.files, security.job
-            probes.append(_in_time("certificates", checks.certificate, certificate, files, job))
+            probes.append(_run_probe("certificates", checks.certificate, certificate, files, job))
         if (url := s.checkpoint_dir) is not None:
-            probes.append(_in_time("checkpoints", checks.checkpoint_speed, checkpoint_speed, url))
+            probes.append(_run_probe("checkpoints", checks.checkpoint_speed, checkpoint_speed, url))
         return [verdict for group in await asyncio.gather(*probes) for verdict in group]
 
     async def _names(self) -> list[Verdict]:
@@ -148,7 +148,7 @@ class _Examination:
         if host is not None:
             names[host] = "this node"
         probes = [
-            _in_time("names", checks.resolution, resolve, name, of)
+            _run_probe("names", checks.resolution, resolve, name, of)
             for name, of in names.items()
             if not is_ip_address(name)
         ]
@@ -159,18 +159,18 @@ class _Examination:
 
     async def _torch_here(self) -> list[Verdict]:
         try:
-            said = await self._trial.hear(_IMPORT_S)
+            answer = await self._trial.receive(_IMPORT_S)
         except TrialFailed as error:
             return list(checks.accelerator(Accelerator(error=str(error))))
         device_files = [n for n in os.listdir("/dev") if n.removeprefix("nvidia").isdigit()]
         found = Accelerator(
-            torch=str(said.get("torch", "")),
-            cuda=str(said.get("cuda", "")),
+            torch=str(answer.get("torch", "")),
+            cuda=str(answer.get("cuda", "")),
             device_files=len(device_files),
-            devices=tuple(said.get("devices", ())),
-            device_errors=tuple(said.get("device_errors", ())),
-            nccl=str(said.get("nccl", "")),
-            nccl_error=str(said.get("nccl_error", "")),
+            devices=tuple(answer.get("devices", ())),
+            device_errors=tuple(answer.get("device_errors", ())),
+            nccl=str(answer.get("nccl", "")),
+            nccl_error=str(answer.get("nccl_error", "")),
             workers=self._settings.nproc_per_node,
         )
         return list(checks.accelerator(found))
@@ -244,15 +244,15 @@ class _Examination:
         await meeting.meet()
         marker = await self._marker()
         try:
-            await meeting.together(Stage.MET, marker=marker.name if marker else "")
+            await meeting.barrier(Stage.MET, marker=marker.name if marker else "")
             if marker is not None:
-                await self._or_none(functools.partial(meeting.look, marker.sees))
-            await meeting.together(Stage.LOOKED)
+                await self._or_none(functools.partial(meeting.check_markers, marker.sees))
+            await meeting.barrier(Stage.LOOKED)
         finally:
             if marker is not None:
                 await self._or_none(marker.remove)
         summed = await self._all_reduce(meeting)
-        await meeting.together(Stage.DONE)
+        await meeting.barrier(Stage.DONE)
         verdicts = [
             verdict
             for peer in meeting.peers
@@ -289,19 +289,21 @@ class _Examination:
         interface = await off_loop(
             lambda: interface_of(self._settings.node_host or meeting.own_address)
         )
-        await self._trial.say({**meeting_place, "interface": interface, "timeout_s": _ALL_REDUCE_S})
+        await self._trial.send(
+            {**meeting_place, "interface": interface, "timeout_s": _ALL_REDUCE_S}
+        )
         try:
-            said = await self._trial.hear(_ALL_REDUCE_S + 5)
+            answer = await self._trial.receive(_ALL_REDUCE_S + 5)
             return AllReduce(
                 nodes=nodes,
-                bytes_per_s=float(said["bytes_per_s"]),
-                latency_s=float(said["latency_s"]),
+                bytes_per_s=float(answer["bytes_per_s"]),
+                latency_s=float(answer["latency_s"]),
             )
         except TrialFailed as error:
             return AllReduce(nodes=nodes, error=str(error))
 
 
-async def _in_time(
+async def _run_probe(
     name: str,
     judge: Callable[[T], Verdict | Iterable[Verdict]],
     probe: Callable[..., T],
@@ -319,7 +321,7 @@ async def _in_time(
 
 async def _own_address(host: str) -> Verdict:
     try:
-        await require_own(host)
+        await require_own_address(host)
     except ConfigurationError as error:
         return checks.own_address(host, str(error), unsure=False)
     except TransientError as error:
@@ -558,7 +560,7 @@ class TrialProcess:
             start_new_session=True,
         )
 
-    async def say(self, meeting: Mapping[str, Any] | None) -> None:
+    async def send(self, meeting: Mapping[str, Any] | None) -> None:
         """Send the group to all-reduce with; None: there is no group, and the process ends."""
         assert self._process is not None
         assert self._process.stdin is not None
@@ -566,7 +568,7 @@ class TrialProcess:
             self._process.stdin.write(json.dumps(meeting).encode() + b"\n" if meeting else b"\n")
             await self._process.stdin.drain()
 
-    async def hear(self, timeout_s: float) -> dict[str, Any]:
+    async def receive(self, timeout_s: float) -> dict[str, Any]:
         """Return the next line from the process. Raises TrialFailed."""
         assert self._process is not None
         assert self._process.stdout is not None
@@ -578,14 +580,14 @@ class TrialProcess:
         except asyncio.TimeoutError:
             raise TrialFailed(f"no answer within {timeout_s:g} s") from None
         try:
-            said = json.loads(line)
+            answer = json.loads(line)
         except ValueError:
             raise TrialFailed(f"it wrote {line[:200]!r}") from None
-        if not isinstance(said, dict):
+        if not isinstance(answer, dict):
             raise TrialFailed(f"it wrote {line[:200]!r}")
-        if said.get("error"):
-            raise TrialFailed(str(said["error"]))
-        return said
+        if answer.get("error"):
+            raise TrialFailed(str(answer["error"]))
+        return answer
 
     async def close(self) -> None:
         if self._process is None:
@@ -603,6 +605,6 @@ class TrialProcess:
     async def _last_words(self) -> str:
         assert self._process is not None
         assert self._process.stderr is not None
-        said = (await self._process.stderr.read(2**16)).decode(errors="replace").strip()
+        text = (await self._process.stderr.read(2**16)).decode(errors="replace").strip()
         code = await self._process.wait()
-        return (said.splitlines() or [f"it ended with exit code {code}"])[-1][:500]
+        return (text.splitlines() or [f"it ended with exit code {code}"])[-1][:500]

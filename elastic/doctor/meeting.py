@@ -34,7 +34,7 @@ _AGAIN_S = 0.2
 _CLOCK_ASKED = 5
 _LEAST_PAUSE_S = 0.05
 _MOST_ASKED_PER_S = 1000
-_TOGETHER_S = 20.0
+_BARRIER_TIMEOUT_S = 20.0
 """Seconds to wait for the others to reach the same stage; the slowest still measures a disk."""
 
 
@@ -58,12 +58,12 @@ class _Met:
     found: Peer
     reached_at: str = ""
     """The address that its name resolved to."""
-    line: Line | None = None
-    word: Word | None = None
+    connection: Connection | None = None
+    report: NodeReport | None = None
 
 
 class Meeting:
-    """This node's doctor among the others: `start` it, `meet` them, call `together` for each stage
+    """This node's doctor among the others: `start` it, `meet` them, call `barrier` for each stage
     from MET on, and `close` it."""
 
     def __init__(
@@ -86,7 +86,7 @@ class Meeting:
         self._protection = protection
         self._peers = [self._peer(address) for address in addresses]
         self._ends: list[Callable[[], None]] = []
-        self._word = Word(
+        self._report = NodeReport(
             identity=secrets.token_hex(8),
             node=node,
             job=job,
@@ -104,15 +104,21 @@ class Meeting:
         return [one.found for one in self._peers]
 
     @property
-    def others(self) -> list[Word]:
+    def others(self) -> list[NodeReport]:
         """The newest answer of each other node that was reached."""
-        return [one.word for one in self._peers if one.word is not None and not one.found.is_self]
+        return [
+            one.report for one in self._peers if one.report is not None and not one.found.is_self
+        ]
 
     @property
     def own_address(self) -> str:
         """This node's address towards the first other node; empty if none was reached."""
-        lines = [one.line for one in self._peers if one.line is not None and not one.found.is_self]
-        return lines[0].own_address if lines else ""
+        connections = [
+            one.connection
+            for one in self._peers
+            if one.connection is not None and not one.found.is_self
+        ]
+        return connections[0].own_address if connections else ""
 
     def group(self) -> tuple[int, list[str], str, int] | str:
         """This node's rank, all identities, and the host and port of rank 0's store; or a text that
@@ -120,17 +126,17 @@ class Meeting:
         strangers = [one.address for one in self._peers if one.found.error]
         if strangers:
             return f"some nodes cannot be reached: {', '.join(strangers)}"
-        mine = self._word.met
-        for word in self.others:
-            if word.met != mine:
-                return f"the doctor of {word.node} does not reach the same nodes as this one"
-        hosts = {one.word.identity: one for one in self._peers if one.word is not None}
-        rank = mine.index(self._word.identity)
+        mine = self._report.met
+        for report in self.others:
+            if report.met != mine:
+                return f"the doctor of {report.node} does not reach the same nodes as this one"
+        hosts = {one.report.identity: one for one in self._peers if one.report is not None}
+        rank = mine.index(self._report.identity)
         if rank == 0:
-            return rank, list(mine), self.own_address, self._word.store_port
+            return rank, list(mine), self.own_address, self._report.store_port
         first = hosts[mine[0]]
-        assert first.word is not None
-        return rank, list(mine), first.reached_at, first.word.store_port
+        assert first.report is not None
+        return rank, list(mine), first.reached_at, first.report.store_port
 
     # ---- what is done
 
@@ -143,11 +149,11 @@ class Meeting:
                 f"cannot listen at --doctor-address {self._host}:{self._port}: {error.strerror}; "
                 "is another `elastic doctor` running? Give another port, the same on all nodes"
             ) from error
-        self._ends.append(await serve(listener, self._said, self._protection))
+        self._ends.append(await serve(listener, self._current_report, self._protection))
         worker_port, store_port = self._free_ports()
         self._ends.append((await asyncio.start_server(_hang_up, sock=worker_port)).close)
-        self._word = dataclasses.replace(
-            self._word, worker_port=worker_port.getsockname()[1], store_port=store_port
+        self._report = dataclasses.replace(
+            self._report, worker_port=worker_port.getsockname()[1], store_port=store_port
         )
 
     async def meet(self) -> None:
@@ -155,32 +161,34 @@ class Meeting:
         ends = time.monotonic() + self._timeout_s
         await asyncio.gather(*(self._meet(one, ends) for one in self._peers))
 
-    async def together(self, stage: int, *, marker: str = "") -> None:
+    async def barrier(self, stage: int, *, marker: str = "") -> None:
         """Tell the others that this doctor has reached `stage`, and wait for them, at most for
-        `_TOGETHER_S`. marker: the name of the file that was written for them.
+        `_BARRIER_TIMEOUT_S`. marker: the name of the file that was written for them.
         """
         met = [one.identity for one in self.others]
-        self._word = dataclasses.replace(
-            self._word,
+        self._report = dataclasses.replace(
+            self._report,
             stage=stage,
-            marker=marker or self._word.marker,
-            met=tuple(sorted({self._word.identity, *met})),
+            marker=marker or self._report.marker,
+            met=tuple(sorted({self._report.identity, *met})),
         )
-        reached = [one for one in self._peers if one.line is not None and not one.found.is_self]
+        reached = [
+            one for one in self._peers if one.connection is not None and not one.found.is_self
+        ]
         pause_s = max(_LEAST_PAUSE_S, len(reached) / _MOST_ASKED_PER_S)
-        await asyncio.gather(*(_until(one, stage, pause_s) for one in reached))
+        await asyncio.gather(*(_wait_for_stage(one, stage, pause_s) for one in reached))
 
-    def look(self, sees: Callable[[str], bool]) -> None:
+    def check_markers(self, sees: Callable[[str], bool]) -> None:
         """Note for each other node whether the file that it wrote is seen here. Blocks."""
         for one in self._peers:
-            if one.word is not None and one.word.marker and not one.found.is_self:
-                seen = sees(one.word.marker)
+            if one.report is not None and one.report.marker and not one.found.is_self:
+                seen = sees(one.report.marker)
                 one.found = dataclasses.replace(one.found, sees_checkpoint=seen)
 
     async def close(self) -> None:
         for one in self._peers:
-            if one.line is not None:
-                one.line.close()
+            if one.connection is not None:
+                one.connection.close()
         for end in self._ends:
             end()
 
@@ -194,8 +202,8 @@ class Meeting:
             found=Peer(address=address),
         )
 
-    def _said(self) -> Word:
-        return dataclasses.replace(self._word, unix_s=time.time())
+    def _current_report(self) -> NodeReport:
+        return dataclasses.replace(self._report, unix_s=time.time())
 
     def _free_ports(self) -> tuple[socket.socket, int]:
         """A socket that listens like a worker, and the number of a free port for the store."""
@@ -223,13 +231,13 @@ class Meeting:
             try:
                 async with timeout(_CONNECT_S):
                     one.reached_at = await _resolved(one.host)
-                    line = await Line.open(one.reached_at, int(port), self._protection)
-                one.line = line
+                    connection = await Connection.open(one.reached_at, int(port), self._protection)
+                one.connection = connection
                 async with timeout(_ASK_S):
-                    word = await line.ask()
-                await self._compare(one, line, word)
+                    report = await connection.ask()
+                await self._compare(one, connection, report)
                 return
-            except NotADoctor as error:
+            except UnexpectedPeer as error:
                 one.found = dataclasses.replace(one.found, error=str(error), refused=True)
             except (socket.gaierror, UnicodeError) as error:
                 why = error.strerror if isinstance(error, OSError) else error
@@ -243,34 +251,34 @@ class Meeting:
                 text = f"{one.address}: {error.strerror or error}"
                 text = f"nothing listens at {one.address}" if refused else text
                 one.found = dataclasses.replace(one.found, error=text, refused=refused)
-            if one.line is not None:
-                one.line.close()
-                one.line = None
+            if one.connection is not None:
+                one.connection.close()
+                one.connection = None
             if time.monotonic() + _AGAIN_S >= ends:
                 return
             await asyncio.sleep(_AGAIN_S)
 
-    async def _compare(self, one: _Met, line: Line, word: Word) -> None:
-        if word.identity == self._word.identity:
-            one.word = word
-            one.found = Peer(address=one.found.address, node=word.node, is_self=True)
+    async def _compare(self, one: _Met, connection: Connection, report: NodeReport) -> None:
+        if report.identity == self._report.identity:
+            one.report = report
+            one.found = Peer(address=one.found.address, node=report.node, is_self=True)
             return
-        if word.job != self._word.job:
-            raise NotADoctor(
-                f"a doctor of job {word.job!r} answers, but the job here is {self._word.job!r}"
+        if report.job != self._report.job:
+            raise UnexpectedPeer(
+                f"a doctor of job {report.job!r} answers, but the job here is {self._report.job!r}"
             )
-        ahead_s, error_s = await _clock(line)
+        ahead_s, error_s = await _clock(connection)
         one.found = Peer(
             address=one.found.address,
-            node=word.node,
-            elastic=word.elastic,
-            torch=word.torch,
+            node=report.node,
+            elastic=report.elastic,
+            torch=report.torch,
             clock_ahead_s=ahead_s,
             clock_error_s=error_s,
-            worker_port=word.worker_port,
-            worker_port_error=await _reach(one.reached_at, word.worker_port),
+            worker_port=report.worker_port,
+            worker_port_error=await _reach(one.reached_at, report.worker_port),
         )
-        one.word = word
+        one.report = report
 
 
 def _is_refusal(error: OSError) -> bool:
@@ -292,17 +300,17 @@ async def _hang_up(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Non
     writer.close()
 
 
-async def _clock(line: Line) -> tuple[float, float]:
+async def _clock(connection: Connection) -> tuple[float, float]:
     """Seconds by which the other clock is ahead, and half of the shortest round trip as the error:
     D. L. Mills, RFC 5905, section 8, with one instant at the other end."""
     best = (0.0, float("inf"))
     for _ in range(_CLOCK_ASKED):
         began, began_at = time.monotonic(), time.time()
         async with timeout(_ASK_S):
-            word = await line.ask()
+            report = await connection.ask()
         half_s = (time.monotonic() - began) / 2
         if half_s < best[1]:
-            best = (word.unix_s - (began_at + half_s), half_s)
+            best = (report.unix_s - (began_at + half_s), half_s)
     return best
 
 
@@ -327,15 +335,15 @@ async def _reach(host: str, port: int) -> str:
     return ""
 
 
-async def _until(one: _Met, stage: int, pause_s: float) -> None:
-    """Ask the peer until it reaches `stage`, is gone or silent, or `_TOGETHER_S` have passed."""
-    ends = time.monotonic() + _TOGETHER_S
-    assert one.line is not None
-    with contextlib.suppress(OSError, NotADoctor, asyncio.TimeoutError):
+async def _wait_for_stage(one: _Met, stage: int, pause_s: float) -> None:
+    """Ask the peer until it reaches `stage`, is gone or silent, or `_BARRIER_TIMEOUT_S` is over."""
+    ends = time.monotonic() + _BARRIER_TIMEOUT_S
+    assert one.connection is not None
+    with contextlib.suppress(OSError, UnexpectedPeer, asyncio.TimeoutError):
         while time.monotonic() < ends:
             async with timeout(_ASK_S):
-                one.word = await one.line.ask()
-            if one.word.stage >= stage:
+                one.report = await one.connection.ask()
+            if one.report.stage >= stage:
                 return
             await asyncio.sleep(pause_s)
 
@@ -359,12 +367,12 @@ _MOST_NAME = 300
 _HANDSHAKE_S = 5.0
 
 
-class NotADoctor(Exception):
+class UnexpectedPeer(Exception):
     """Another program, or a doctor of another job, answers; the text says which."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Word:
+class NodeReport:
     """What a doctor tells the others about its node. `stage` never goes back."""
 
     identity: str
@@ -384,38 +392,46 @@ class Word:
     """Its wall clock when it answered."""
 
 
-def encode(word: Word) -> bytes:
-    return json.dumps({"format": _FORMAT, **dataclasses.asdict(word)}).encode() + b"\n"
+def encode(report: NodeReport) -> bytes:
+    return json.dumps({"format": _FORMAT, **dataclasses.asdict(report)}).encode() + b"\n"
 
 
-def decode(line: bytes) -> Word:
-    """Raises NotADoctor if the line is not a Word of this format."""
+def decode(line: bytes) -> NodeReport:
+    """Raises UnexpectedPeer if the line is not a NodeReport of this format."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):
-        raise NotADoctor("something other than `elastic doctor` answers") from None
+        raise UnexpectedPeer("something other than `elastic doctor` answers") from None
     if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-        raise NotADoctor("`elastic doctor` of another version answers")
-    known = {one.name: one for one in dataclasses.fields(Word)}
+        raise UnexpectedPeer("`elastic doctor` of another version answers")
+    known = {one.name: one for one in dataclasses.fields(NodeReport)}
     given = {name: value for name, value in fields.items() if name in known}
     try:
         given["met"] = tuple(given["met"])
-        word = Word(**given)
+        report = NodeReport(**given)
     except (KeyError, TypeError):
-        raise NotADoctor("`elastic doctor` of another version answers") from None
-    if not _is_sound(word):
-        raise NotADoctor("the answer is not valid")
-    return word
+        raise UnexpectedPeer("`elastic doctor` of another version answers") from None
+    if not _is_valid(report):
+        raise UnexpectedPeer("the answer is not valid")
+    return report
 
 
-def _is_sound(word: Word) -> bool:
-    texts = (word.identity, word.node, word.job, word.elastic, word.torch, word.marker, *word.met)
-    ports, whole = (word.worker_port, word.store_port), (word.stage,)
+def _is_valid(report: NodeReport) -> bool:
+    texts = (
+        report.identity,
+        report.node,
+        report.job,
+        report.elastic,
+        report.torch,
+        report.marker,
+        *report.met,
+    )
+    ports, whole = (report.worker_port, report.store_port), (report.stage,)
     return (
         all(isinstance(one, str) and is_text(one) and len(one) <= _MOST_NAME for one in texts)
         and all(type(one) is int and 0 <= one <= 65535 for one in (*ports, *whole))
-        and isinstance(word.unix_s, (int, float))
-        and "/" not in word.marker
+        and isinstance(report.unix_s, (int, float))
+        and "/" not in report.marker
     )
 
 
@@ -448,9 +464,9 @@ class Protection:
 
 
 async def serve(
-    listener: socket.socket, word: Callable[[], Word], protection: Protection | None
+    listener: socket.socket, report: Callable[[], NodeReport], protection: Protection | None
 ) -> Callable[[], None]:
-    """Answer each line with what `word` returns then, until the returned function is called."""
+    """Answer each line with what `report` returns then, until the returned function is called."""
     callers: set[asyncio.StreamWriter] = set()
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -462,7 +478,7 @@ async def serve(
                 async with timeout(_PATIENCE_S):
                     if not await reader.readline():
                         return
-                    writer.write(encode(word()))
+                    writer.write(encode(report()))
                     await writer.drain()
         except (OSError, ValueError, asyncio.TimeoutError):  # a line that is too long: ValueError
             return
@@ -488,7 +504,7 @@ async def serve(
     return close
 
 
-class Line:
+class Connection:
     """A connection to another doctor."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -496,8 +512,8 @@ class Line:
         self._writer = writer
 
     @classmethod
-    async def open(cls, host: str, port: int, protection: Protection | None) -> Line:
-        """Raises OSError, which ssl.SSLError is, and NotADoctor."""
+    async def open(cls, host: str, port: int, protection: Protection | None) -> Connection:
+        """Raises OSError, which ssl.SSLError is, and UnexpectedPeer."""
         reader, writer = await asyncio.open_connection(
             host,
             port,
@@ -507,7 +523,7 @@ class Line:
         )
         if protection and not protection.admits(writer):
             writer.close()
-            raise NotADoctor(f"its certificate does not name {protection.name}")
+            raise UnexpectedPeer(f"its certificate does not name {protection.name}")
         return cls(reader, writer)
 
     @property
@@ -515,16 +531,16 @@ class Line:
         """This node's address in the connection."""
         return str(self._writer.get_extra_info("sockname")[0])
 
-    async def ask(self) -> Word:
-        """Raises OSError and NotADoctor."""
+    async def ask(self) -> NodeReport:
+        """Raises OSError and UnexpectedPeer."""
         self._writer.write(b"\n")
         await self._writer.drain()
         try:
             line = await self._reader.readline()
         except ValueError as error:
-            raise NotADoctor("something other than `elastic doctor` answers") from error
+            raise UnexpectedPeer("something other than `elastic doctor` answers") from error
         if not line:
-            raise NotADoctor(
+            raise UnexpectedPeer(
                 "it closes the connection at once: it is another program, only one end uses TLS, "
                 "or a certificate is of another job or authority"
             )

@@ -41,10 +41,14 @@ class Question(Generic[T]):
         self.answer: T | None = None
         """The newest answer; None before the first."""
 
-    async def ask(self, *, anew: bool = False) -> T:
-        """Return an answer; with `anew` not the last one, even if it is fresh. Raises
+    async def ask(self, *, fresh: bool = False) -> T:
+        """Return an answer; with `fresh` never the last one. Raises
         asyncio.TimeoutError if the loop does not answer within `ASK_WITHIN_S`."""
-        if not anew and self.answer is not None and time.monotonic() - self._answered_at < _FRESH_S:
+        if (
+            not fresh
+            and self.answer is not None
+            and time.monotonic() - self._answered_at < _FRESH_S
+        ):
             return self.answer
         if self._under_way is None or self._under_way.done():
             self._under_way = asyncio.ensure_future(self._on_the_loop())

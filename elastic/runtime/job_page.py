@@ -81,7 +81,7 @@ class JobPage:
 
     async def farewell(self) -> None:
         """Send the last state, which says how the job has ended, to all watchers."""
-        await self._feed.renew(anew=True)
+        await self._feed.renew(fresh=True)
         await asyncio.sleep(_SENT_S)
 
     def _guarded(self, page: Page) -> Page:
@@ -217,9 +217,9 @@ class Feed:
         self._news = asyncio.Event()
         """Set and replaced at every new document or error."""
 
-    async def renew(self, *, anew: bool = False) -> None:
+    async def renew(self, *, fresh: bool = False) -> None:
         """Take a newer snapshot. Raises asyncio.TimeoutError if the daemon's loop is silent."""
-        taken_unix_s, make = await self._question.ask(anew=anew)
+        taken_unix_s, make = await self._question.ask(fresh=fresh)
         self._silent = False
         if taken_unix_s != self._taken_unix_s:
             self._taken_unix_s = taken_unix_s

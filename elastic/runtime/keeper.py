@@ -15,9 +15,14 @@ from pathlib import Path
 from typing import NoReturn
 
 from elastic.runtime.leave_signals import STRAY_SIGNALS
-from elastic.runtime.orphans import KEEPER_GONE, adopt_orphans, end_children, tell_of_parents_end
+from elastic.runtime.orphans import (
+    KEEPER_GONE,
+    adopt_orphans,
+    end_children,
+    set_parent_death_signal,
+)
 from elastic.runtime.process_title import set_title
-from elastic.runtime.run_directory import remove_if_left
+from elastic.runtime.run_directory import remove_if_abandoned
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -27,21 +32,21 @@ def main(argv: list[str]) -> NoReturn:
     keeper = os.getpid()
     child = os.fork()
     if child == 0:
-        tell_of_parents_end(keeper, KEEPER_GONE)
+        set_parent_death_signal(keeper, KEEPER_GONE)
         os.execv(command[0], command)
     for number in STRAY_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    _let_go_of_inherited()
+    _close_inherited()
     set_title("keeper")
     status = _await(child)
     end_children()
-    remove_if_left(Path(directory))
+    remove_if_abandoned(Path(directory))
     if os.WIFSIGNALED(status):
         _end_by(os.WTERMSIG(status))
     sys.exit(os.WEXITSTATUS(status))
 
 
-def _let_go_of_inherited() -> None:
+def _close_inherited() -> None:
     """Close inherited descriptors, so that the command's sockets close when it ends."""
     for descriptor in os.listdir("/proc/self/fd"):
         if int(descriptor) > 2:

@@ -21,16 +21,16 @@ _LOOK_S = 2.0
 class Directory(Protocol):
     """A RunDirectory or a NodeDirectory."""
 
-    def lacks(self, *names: str) -> bool:
+    def is_incomplete(self, *names: str) -> bool:
         """Return whether the directory or one of these files in it is gone. May block."""
         ...
 
-    def make_anew(self) -> None:
+    def restore(self) -> None:
         """Make what was removed, perhaps at another place. Raises OSError, ConfigurationError."""
         ...
 
 
-async def make_anew_when_lost(
+async def restore_when_lost(
     directory: Directory,
     sockets: tuple[str, ...],
     listen: Callable[[], Awaitable[str]],
@@ -38,18 +38,18 @@ async def make_anew_when_lost(
 ) -> None:
     """Watch the directory and its `sockets` until cancelled, and make it again if one is gone. Then
     `listen` makes the sockets again and returns the path for the journal."""
-    told = ""
+    reported = ""
     while True:
         await asyncio.sleep(_LOOK_S)
         try:
-            if not await off_loop(functools.partial(directory.lacks, *sockets)):
+            if not await off_loop(functools.partial(directory.is_incomplete, *sockets)):
                 continue
-            directory.make_anew()  # on the loop, where others change the umask
+            directory.restore()  # on the loop, where others change the umask
             path = await listen()
         except (OSError, RuntimeError, ElasticError) as error:  # the next round tries again
-            if str(error) != told:
-                told = str(error)
-                journal.record("run_directory_lost", reason=told)
+            if str(error) != reported:
+                reported = str(error)
+                journal.record("run_directory_lost", reason=reported)
         else:
-            told = ""
+            reported = ""
             journal.record("run_directory_made_anew", path=path)

@@ -45,7 +45,7 @@ def address_towards(host: str, port: int) -> str:
         return str(probe.getsockname()[0])
 
 
-def address_for_others() -> str:
+def reachable_address() -> str:
     """Return the address that others can likely reach; the host name if only loopback exists."""
     with contextlib.suppress(OSError):
         return address_towards(_ELSEWHERE, 9)
@@ -85,7 +85,7 @@ _NO_NETWORK = (errno.ENETUNREACH, errno.ENETDOWN)
 _NAME_SERVERS_SILENT = (socket.EAI_AGAIN,)
 
 
-async def require_own(host: str) -> None:
+async def require_own_address(host: str) -> None:
     """Check that a connection to `host`, a name or an address, reaches a socket of this process.
 
     Raises ConfigurationError if the name does not exist or leads elsewhere. Raises TransientError

@@ -31,7 +31,7 @@ def adopt_orphans() -> None:
     prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def tell_of_parents_end(parent: int, number: int) -> None:
+def set_parent_death_signal(parent: int, number: int) -> None:
     """Have the signal `number` sent to this process when its parent ends, or if it has ended.
 
     `parent` is the parent's pid. The setting is kept across exec. The kernel sends the signal when

@@ -106,7 +106,7 @@ def unblock_signals() -> None:
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STRAY_SIGNALS)
 
 
-def has_terminal() -> bool:
+def has_controlling_terminal() -> bool:
     """Return whether a terminal controls this process: closing it sends SIGHUP, as operators do."""
     try:
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))

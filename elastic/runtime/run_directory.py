@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO
 
 from elastic.errors import ConfigurationError, TransientError, refusal_of
-from elastic.runtime.file_names import LEAST, fitting
+from elastic.runtime.file_names import MIN_LENGTH, shortened_name
 
 _MOST_SOCKET_PATH = 107  # bytes in sockaddr_un (unix(7)), without the terminating null
 _LONGEST_SOCKET = "coordinator.sock"
@@ -41,7 +41,7 @@ class RunDirectory:
     def __init__(self, job: str) -> None:
         self._job, self._name = job, f"{job}-{os.getpid()}"
         self.path = _choose(self._name)
-        with _alone_in(self.path.parent):
+        with _exclusive_in(self.path.parent):
             _sweep(self.path.parent)
             self.path.mkdir(mode=0o700)
             self._lock: IO[str] = _open_here(self.path / _JOB_FILE)
@@ -61,16 +61,16 @@ class RunDirectory:
                 error,
             ) from error
 
-    def lacks(self, *names: str) -> bool:
+    def is_incomplete(self, *names: str) -> bool:
         """Return whether the directory, one of these files or the lock is gone. May block."""
-        return _lacks(self.path, (_JOB_FILE, *names), {_JOB_FILE: self._lock})
+        return _is_incomplete(self.path, (_JOB_FILE, *names), {_JOB_FILE: self._lock})
 
-    def make_anew(self) -> None:
+    def restore(self) -> None:
         """Make what was removed, elsewhere if necessary; the caller must `announce` it again.
         Raises OSError, and ConfigurationError if there is no place."""
         self.path = _choose(self._name)
         self.path.mkdir(mode=0o700, exist_ok=True)
-        _lock_anew(self._lock, self.path / _JOB_FILE)
+        _relock(self._lock, self.path / _JOB_FILE)
 
     def remove(self) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
@@ -100,7 +100,7 @@ class NodeDirectory:
         self.path = self._choose()
         try:
             self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with _alone_in(self.path.parent):
+            with _exclusive_in(self.path.parent):
                 self._open(job, node)
         except OSError as error:
             raise refusal_of(
@@ -134,18 +134,18 @@ class NodeDirectory:
     def _choose(self) -> Path:
         return _choose(self._name) if self._parent is None else _below(self._parent, self._name)
 
-    def lacks(self, *names: str) -> bool:
+    def is_incomplete(self, *names: str) -> bool:
         """Return whether the directory, one of these files or its lock is gone. May block."""
-        return _lacks(self.path, (_JOB_FILE, *names), {_AGENT_LOCK: self._lock})
+        return _is_incomplete(self.path, (_JOB_FILE, *names), {_AGENT_LOCK: self._lock})
 
-    def make_anew(self) -> None:
+    def restore(self) -> None:
         """Make what was removed, elsewhere if necessary. Raises OSError, also if another agent has
         it, and ConfigurationError if there is no place."""
         self.path = self._choose()
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _lock_anew(self._lock, self.path / _AGENT_LOCK)
+        _relock(self._lock, self.path / _AGENT_LOCK)
         with contextlib.suppress(BlockingIOError):  # held by workers
-            _lock_anew(self.hold, self.path / _JOB_FILE)
+            _relock(self.hold, self.path / _JOB_FILE)
 
     def _open_or_keep(self, name: str) -> IO[str]:
         """Reuse a kept descriptor of the file: the lock on it would refuse one opened again."""
@@ -207,7 +207,7 @@ def _is_short(path: Path) -> bool:
 def _shortened(base: Path, name: str) -> Path | None:
     """Return a path in `base` with a shortened name; None if `base` alone is too long."""
     room = _MOST_SOCKET_PATH - len(os.fsencode(base / "x" / _LONGEST_SOCKET)) + 1
-    return base / fitting(name, room) if room >= LEAST else None
+    return base / shortened_name(name, room) if room >= MIN_LENGTH else None
 
 
 def _below(parent: Path, name: str) -> Path:
@@ -240,7 +240,7 @@ def _open_here(path: Path) -> IO[str]:
     return os.fdopen(os.open(path, flags, 0o600), "a", encoding="utf-8")
 
 
-def _lacks(directory: Path, names: Sequence[str], locks: Mapping[str, IO[str]]) -> bool:
+def _is_incomplete(directory: Path, names: Sequence[str], locks: Mapping[str, IO[str]]) -> bool:
     if any(not os.path.lexists(directory / name) for name in names):
         return True
     return not all(_is_at(file, directory / name) for name, file in locks.items())
@@ -253,7 +253,7 @@ def _is_at(file: IO[str], path: Path) -> bool:
         return False
 
 
-def _lock_anew(file: IO[str], path: Path) -> None:
+def _relock(file: IO[str], path: Path) -> None:
     """If `file` was removed, make it refer to what is at `path` now, under the same descriptor,
     which other code uses, and lock that. Raises BlockingIOError if another process has locked it.
     """
@@ -264,7 +264,7 @@ def _lock_anew(file: IO[str], path: Path) -> None:
 
 
 @contextlib.contextmanager
-def _alone_in(base: Path) -> Iterator[None]:
+def _exclusive_in(base: Path) -> Iterator[None]:
     """Keep other processes from making or removing directories in `base`: a new one is not locked
     at its first instant. If another process hangs in here, go on after `_LOCK_PATIENCE_S`."""
     lock = os.open(base, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -312,16 +312,16 @@ def _sweep(base: Path) -> None:
     """Remove the directories of runs that were killed."""
     for directory in base.iterdir():
         if directory.is_dir():
-            _remove_if_left(directory)
+            _remove_if_abandoned(directory)
 
 
-def remove_if_left(directory: Path) -> None:
+def remove_if_abandoned(directory: Path) -> None:
     """Remove the directory of a run unless a process still locks it."""
-    with contextlib.suppress(OSError), _alone_in(directory.parent):
-        _remove_if_left(directory)
+    with contextlib.suppress(OSError), _exclusive_in(directory.parent):
+        _remove_if_abandoned(directory)
 
 
-def _remove_if_left(directory: Path) -> None:
+def _remove_if_abandoned(directory: Path) -> None:
     if not _is_alive(directory):
         shutil.rmtree(directory, ignore_errors=True)
 

@@ -46,8 +46,8 @@ class ServiceNotice:
         self._address = _address(variables.get("NOTIFY_SOCKET", ""))
         self._watchdog_s = _watchdog_s(variables, os.getpid() if pid is None else pid)
         self._condition: Callable[[], Condition] | None = None
-        self._said_ready = False
-        self._said_status = ""
+        self._reported_ready = False
+        self._reported_status = ""
         self._reloading = False
 
     @classmethod
@@ -56,7 +56,7 @@ class ServiceNotice:
         found = {name: environment.pop(name) for name in NOTICE_VARIABLES if name in environment}
         return cls(found)
 
-    def hand_on(self, environment: MutableMapping[str, str]) -> None:
+    def restore_environment(self, environment: MutableMapping[str, str]) -> None:
         """Put the variables back for the program that replaces this one in the process.
 
         This also extends the watchdog's interval, so that the new program has time to start.
@@ -81,7 +81,8 @@ class ServiceNotice:
 
     def stopping(self, within_s: float) -> None:
         """Report that the daemon will end, within `within_s` seconds."""
-        self._say(self._news())  # a separate message: systemd ignores READY=1 beside STOPPING=1
+        # In a message of its own: systemd ignores READY=1 beside STOPPING=1.
+        self._report(self._changes())
         self._send([f"EXTEND_TIMEOUT_USEC={_microseconds(within_s)}", "STOPPING=1"])
 
     def reloading(self) -> None:
@@ -92,51 +93,51 @@ class ServiceNotice:
 
     def reloaded(self) -> None:
         """Report that the daemon goes on as before, without the new program."""
-        self._reloading, self._said_ready = False, False
-        self._say(self._news())
+        self._reloading, self._reported_ready = False, False
+        self._report(self._changes())
 
     # ---- beats
 
     async def _beat(self) -> None:
         while True:
-            self._say([*self._news(), *self._signs_of_life()])
+            self._report([*self._changes(), *self._signs_of_life()])
             await asyncio.sleep(self._interval_s())
 
     def _interval_s(self) -> float:
-        usual_s = _BEAT_S if self._said_ready else _STARTING_BEAT_S
+        usual_s = _BEAT_S if self._reported_ready else _STARTING_BEAT_S
         if self._watchdog_s is not None:
             usual_s = min(usual_s, self._watchdog_s / 2)
         return max(usual_s, _LEAST_BEAT_S)
 
     def _signs_of_life(self) -> list[str]:
         signs = ["WATCHDOG=1"] if self._watchdog_s is not None else []
-        if not self._said_ready or self._reloading:
+        if not self._reported_ready or self._reloading:
             signs.append(f"EXTEND_TIMEOUT_USEC={_microseconds(_START_EXTENDED_S)}")
         return signs
 
-    def _news(self) -> list[str]:
+    def _changes(self) -> list[str]:
         """Return the assignments that the service manager has not got yet."""
         if self._condition is None:
             return []
-        found, news = self._condition(), []
-        if found.ready and not self._said_ready and not self._reloading:
-            news.append("READY=1")
+        found, changes = self._condition(), []
+        if found.ready and not self._reported_ready and not self._reloading:
+            changes.append("READY=1")
             if self._watchdog_s is not None:  # the previous program may have extended it
-                news.append(f"WATCHDOG_USEC={_microseconds(self._watchdog_s)}")
+                changes.append(f"WATCHDOG_USEC={_microseconds(self._watchdog_s)}")
         status = " ".join(found.status.split())[:_MOST_STATUS]
-        if status != self._said_status:
-            news.append(f"STATUS={status}")
-        return news
+        if status != self._reported_status:
+            changes.append(f"STATUS={status}")
+        return changes
 
-    def _say(self, assignments: list[str]) -> None:
-        """Send assignments and remember those sent, so that `_news` does not repeat them."""
+    def _report(self, assignments: list[str]) -> None:
+        """Send assignments and remember those sent, so that `_changes` does not repeat them."""
         if not assignments or not self._send(assignments):
             return
         for assignment in assignments:
             if assignment == "READY=1":
-                self._said_ready = True
+                self._reported_ready = True
             if assignment.startswith("STATUS="):
-                self._said_status = assignment.removeprefix("STATUS=")
+                self._reported_status = assignment.removeprefix("STATUS=")
 
     def _send(self, assignments: list[str]) -> bool:
         """Return False if the message cannot be sent now."""

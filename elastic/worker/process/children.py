@@ -8,12 +8,12 @@ import signal
 import threading
 from collections.abc import Callable, Iterable
 
-from elastic.runtime.orphans import tell_of_parents_end
+from elastic.runtime.orphans import set_parent_death_signal
 
 
 def die_with_parent(parent: int) -> None:
     """Make the kernel kill this process when `parent` (its pid) ends, or now if it has ended."""
-    tell_of_parents_end(parent, signal.SIGKILL)
+    set_parent_death_signal(parent, signal.SIGKILL)
 
 
 def keep_from_children(descriptors: Callable[[], Iterable[int]]) -> None:

@@ -56,7 +56,7 @@ from elastic.runtime.orphans import (
     signal_group,
 )
 from elastic.runtime.process_title import set_title, set_worker_title
-from elastic.runtime.run_directory import remove_if_left
+from elastic.runtime.run_directory import remove_if_abandoned
 from elastic.runtime.stack_file import write_stacks_on_signal
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
@@ -101,7 +101,7 @@ def main(argv: list[str]) -> int:
     task = zygote.serve()
     if task is not None:  # in a forked worker
         return task()
-    remove_if_left(options.directory)
+    remove_if_abandoned(options.directory)
     return 0
 
 

@@ -56,7 +56,7 @@ def test_a_name_that_resolves_to_loopback_gives_the_address_for_others(
         return resolve(led_to if host == "n1" else host, *rest, **named)  # type: ignore[call-overload]
 
     monkeypatch.setattr(network.socket, "getaddrinfo", own_name)
-    monkeypatch.setattr(network, "address_for_others", lambda: "10.0.0.1")
+    monkeypatch.setattr(network, "reachable_address", lambda: "10.0.0.1")
     assert address_towards(StoreSettings(etcd=("n1:29400",))) == "10.0.0.1"
 
 

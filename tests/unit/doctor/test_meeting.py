@@ -12,7 +12,15 @@ from typing import Any
 import pytest
 
 from elastic.doctor.findings import Peer
-from elastic.doctor.meeting import Meeting, NotADoctor, Protection, Stage, Word, decode, encode
+from elastic.doctor.meeting import (
+    Meeting,
+    NodeReport,
+    Protection,
+    Stage,
+    UnexpectedPeer,
+    decode,
+    encode,
+)
 from elastic.errors import ConfigurationError
 from elastic.settings.limits import PortRange
 from tests.certificates import make_certificates, sign_for_job
@@ -21,14 +29,14 @@ from tests.etcd_cluster import free_ports
 PATIENCE_S = 10.0
 
 
-def word(**fields: Any) -> Word:
+def report(**fields: Any) -> NodeReport:
     good = {"identity": "i", "node": "n", "job": "j", "elastic": "0.1.0", "torch": "2.13"}
-    return Word(**(good | {"worker_port": 1, "store_port": 2, "stage": 0} | fields))
+    return NodeReport(**(good | {"worker_port": 1, "store_port": 2, "stage": 0} | fields))
 
 
-def test_a_word_survives_encoding_and_decoding() -> None:
-    said = word(marker="m", met=("a", "b"), unix_s=1.5)
-    assert decode(encode(said)) == said
+def test_a_report_survives_encoding_and_decoding() -> None:
+    sent = report(marker="m", met=("a", "b"), unix_s=1.5)
+    assert decode(encode(sent)) == sent
 
 
 @pytest.mark.parametrize(
@@ -40,23 +48,23 @@ def test_a_word_survives_encoding_and_decoding() -> None:
         b'{"format": 2}',
         b'{"format": 1}',
         b"[" * 10_000,
-        encode(word(marker="../x")),
-        encode(word(worker_port=70_000)),
-        encode(word(worker_port=True)),
-        encode(word(node="n" * 301)),
-        encode(word(met=(1,))),
-        json.dumps({"format": 1, **json.loads(encode(word())), "met": 7}).encode(),
-        json.dumps({"format": 1, **json.loads(encode(word())), "node": "\ud800"}).encode(),
+        encode(report(marker="../x")),
+        encode(report(worker_port=70_000)),
+        encode(report(worker_port=True)),
+        encode(report(node="n" * 301)),
+        encode(report(met=(1,))),
+        json.dumps({"format": 1, **json.loads(encode(report())), "met": 7}).encode(),
+        json.dumps({"format": 1, **json.loads(encode(report())), "node": "\ud800"}).encode(),
     ],
 )
-def test_a_line_that_is_no_word_is_refused(line: bytes) -> None:
-    with pytest.raises(NotADoctor):
+def test_a_line_that_is_no_report_is_refused(line: bytes) -> None:
+    with pytest.raises(UnexpectedPeer):
         decode(line)
 
 
 def test_additional_fields_of_a_later_version_are_ignored() -> None:
-    said = json.loads(encode(word())) | {"more": [1]}
-    assert decode(json.dumps(said).encode()) == word()
+    fields = json.loads(encode(report())) | {"more": [1]}
+    assert decode(json.dumps(fields).encode()) == report()
 
 
 @contextlib.asynccontextmanager
@@ -95,10 +103,10 @@ async def doctors(
 
 async def to_the_end(one: Meeting, marker: str, seen: set[str]) -> None:
     await one.meet()
-    await one.together(Stage.MET, marker=marker)
-    one.look(seen.__contains__)
-    await one.together(Stage.LOOKED)
-    await one.together(Stage.DONE)
+    await one.barrier(Stage.MET, marker=marker)
+    one.check_markers(seen.__contains__)
+    await one.barrier(Stage.LOOKED)
+    await one.barrier(Stage.DONE)
 
 
 async def test_three_nodes_find_each_other_and_agree_on_a_group() -> None:
@@ -208,5 +216,5 @@ async def test_a_doctor_that_has_left_is_not_waited_for() -> None:
         await asyncio.gather(a.meet(), b.meet())
         await b.close()
         began = asyncio.get_running_loop().time()
-        await a.together(Stage.MET)
+        await a.barrier(Stage.MET)
         assert asyncio.get_running_loop().time() - began < PATIENCE_S

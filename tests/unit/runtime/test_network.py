@@ -16,7 +16,7 @@ import pytest
 
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.runtime import network
-from elastic.runtime.network import interface_of, require_own
+from elastic.runtime.network import interface_of, require_own_address
 
 
 def test_loopback_addresses_belong_to_lo() -> None:
@@ -64,14 +64,14 @@ def test_address_for_others_tries_route_interface_and_name(monkeypatch: pytest.M
         raise OSError
 
     if own is not None:
-        assert network.address_for_others() == own
+        assert network.reachable_address() == own
     monkeypatch.setattr(network, "address_towards", no_way)
     found = ["127.0.0.1", "10.0.0.7", "10.0.0.8"]
     addresses = [(f"eth{n}", ipaddress.IPv4Address(one)) for n, one in enumerate(found)]
     monkeypatch.setattr(network, "_ipv4_addresses", lambda: iter(addresses))
-    assert network.address_for_others() == "10.0.0.7"
+    assert network.reachable_address() == "10.0.0.7"
     del addresses[1:]
-    assert network.address_for_others() == socket.gethostname()
+    assert network.reachable_address() == socket.gethostname()
     assert ways
 
 
@@ -100,7 +100,7 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost"])
 async def test_an_address_of_this_machine_is_accepted(host: str) -> None:
-    await require_own(host)
+    await require_own_address(host)
 
 
 def resolving_to(monkeypatch: pytest.MonkeyPatch, answer: Any) -> None:
@@ -129,7 +129,7 @@ async def test_a_name_without_an_address_is_refused_with_the_reason(
 ) -> None:
     resolving_to(monkeypatch, answer)
     with pytest.raises(kind, match=says):
-        await require_own("h")
+        await require_own_address("h")
 
 
 async def test_one_of_a_names_addresses_is_enough(
@@ -142,7 +142,7 @@ async def test_one_of_a_names_addresses_is_enough(
 
     resolving_to(monkeypatch, ["192.0.2.1", "127.0.0.1"])
     monkeypatch.setattr(network, "_is_here", is_here)
-    await require_own("h")
+    await require_own_address("h")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ async def test_an_address_of_another_machine_is_refused_with_the_reason(
     resolving_to(monkeypatch, ["192.0.2.1"])
     monkeypatch.setattr(network, "_is_here", is_here)
     with pytest.raises(kind, match=says):
-        await require_own("h")
+        await require_own_address("h")
 
 
 async def test_silent_name_servers_do_not_block_the_event_loop(
@@ -179,7 +179,7 @@ async def test_silent_name_servers_do_not_block_the_event_loop(
 
     try:
         ticks, began_at = 0, time.monotonic()
-        looking = asyncio.ensure_future(require_own("h"))
+        looking = asyncio.ensure_future(require_own_address("h"))
         while not looking.done():
             await asyncio.sleep(0.01)
             ticks += 1

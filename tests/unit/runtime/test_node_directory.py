@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigurationError
-from elastic.runtime.run_directory import NodeDirectory, RunDirectory, remove_if_left
+from elastic.runtime.run_directory import NodeDirectory, RunDirectory, remove_if_abandoned
 from tests.unit.runtime.test_run_directory import runtime
 
 __all__ = ["runtime"]
@@ -52,7 +52,7 @@ def test_sweeps_leave_a_living_agents_directory(runtime: Path, directory: NodeDi
     del runtime
     other = RunDirectory("other")
     assert directory.path.exists()
-    remove_if_left(directory.path)
+    remove_if_abandoned(directory.path)
     assert directory.path.exists()
     other.remove()
 
@@ -65,18 +65,18 @@ def test_workers_that_outlive_the_agent_keep_the_directory(directory: NodeDirect
         pass_fds=[directory.hold.fileno()],
     )
     directory.close()
-    remove_if_left(directory.path)
+    remove_if_abandoned(directory.path)
     assert directory.path.exists()
     second = NodeDirectory("job", "n1")  # the next agent, while they live
-    remove_if_left(directory.path)
+    remove_if_abandoned(directory.path)
     assert directory.path.exists()
     assert worker.stdin is not None
     worker.stdin.close()
     worker.wait()
-    remove_if_left(directory.path)
+    remove_if_abandoned(directory.path)
     assert directory.path.exists()  # that agent lives
     second.close()
-    remove_if_left(directory.path)
+    remove_if_abandoned(directory.path)
     assert not directory.path.exists()
 
 
@@ -163,13 +163,13 @@ def test_kept_descriptors_of_another_directory_are_not_used(directory: NodeDirec
 
 def test_a_directory_removed_under_its_agent_is_locked_again(directory: NodeDirectory) -> None:
     (directory.path / "agent.sock").touch()
-    assert not directory.lacks("agent.sock")
+    assert not directory.is_incomplete("agent.sock")
     hold = directory.hold
     shutil.rmtree(directory.path.parent)
-    assert directory.lacks("agent.sock")
-    directory.make_anew()
+    assert directory.is_incomplete("agent.sock")
+    directory.restore()
     assert directory.hold is hold, "others have been given it"
-    assert not directory.lacks()
+    assert not directory.is_incomplete()
     with pytest.raises(ConfigurationError, match="runs on this machine"):
         NodeDirectory("job", "n1")
 
@@ -177,8 +177,8 @@ def test_a_directory_removed_under_its_agent_is_locked_again(directory: NodeDire
 def test_a_removed_directory_is_left_to_an_agent_that_took_it(directory: NodeDirectory) -> None:
     shutil.rmtree(directory.path)
     another = NodeDirectory("job", "n1")
-    assert directory.lacks()
+    assert directory.is_incomplete()
     with pytest.raises(OSError, match="unavailable"):
-        directory.make_anew()
-    assert not another.lacks()
+        directory.restore()
+    assert not another.is_incomplete()
     another.close()

@@ -186,14 +186,14 @@ def test_files_removed_under_a_run_are_noticed_and_the_directory_made_again(make
     directory = make("digits")
     directory.announce("unix:/first")
     (directory.path / "agent.sock").touch()
-    assert not directory.lacks("agent.sock")
+    assert not directory.is_incomplete("agent.sock")
     (directory.path / "agent.sock").unlink()
-    assert directory.lacks("agent.sock")
+    assert directory.is_incomplete("agent.sock")
     shutil.rmtree(directory.path.parent)
-    assert directory.lacks()
-    directory.make_anew()
+    assert directory.is_incomplete()
+    directory.restore()
     directory.announce("unix:/second")
-    assert not directory.lacks()
+    assert not directory.is_incomplete()
     assert find_job("digits").address == "unix:/second"
     assert stat.S_IMODE(directory.path.stat().st_mode) == 0o700
 
@@ -208,7 +208,7 @@ def test_a_run_directory_is_made_elsewhere_when_its_place_is_gone(
     directory = make("digits")
     assert directory.path.is_relative_to(session)
     shutil.rmtree(session)
-    directory.make_anew()
+    directory.restore()
     directory.announce("unix:/there")
     assert directory.path.parent.parent == runtime
     assert find_job("digits").address == "unix:/there"

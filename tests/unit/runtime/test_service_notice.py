@@ -106,7 +106,7 @@ async def test_a_successor_gets_time_to_start_and_then_the_usual_watchdog(
     manager: FakeServiceManager,
 ) -> None:
     environment = dict(manager.environment)
-    ServiceNotice.of_environment(environment).hand_on(environment)
+    ServiceNotice.of_environment(environment).restore_environment(environment)
 
     daemon = Daemon(ServiceNotice.of_environment(environment))
     with daemon.notice.telling(daemon.condition):
@@ -181,7 +181,7 @@ def test_children_inherit_no_notice_variables_and_the_successor_all() -> None:
     environment = dict(given)
     notice = ServiceNotice.of_environment(environment)
     assert environment == {"HOME": "/"}
-    notice.hand_on(environment)
+    notice.restore_environment(environment)
     assert environment == given
 
 

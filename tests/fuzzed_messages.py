@@ -51,7 +51,7 @@ def _single(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
     if field.cpp_type == kinds.CPPTYPE_BOOL:
         return st.booleans()
     if field.cpp_type == kinds.CPPTYPE_STRING:
-        text = st.sampled_from(_NAMES) | st.text(max_size=8).filter(_is_text)
+        text = st.sampled_from(_NAMES) | st.text(max_size=8).filter(_is_utf8_encodable)
         return text if field.type == kinds.TYPE_STRING else st.binary(max_size=8)
     bits = 32 if field.cpp_type in (kinds.CPPTYPE_INT32, kinds.CPPTYPE_UINT32) else 64
     signed = field.cpp_type in (kinds.CPPTYPE_INT32, kinds.CPPTYPE_INT64)
@@ -59,5 +59,5 @@ def _single(field: FieldDescriptor, depth: int) -> st.SearchStrategy[Any]:
     return st.integers(0, 5) | st.integers(least, most)
 
 
-def _is_text(text: str) -> bool:
+def _is_utf8_encodable(text: str) -> bool:
     return not any("\ud800" <= character <= "\udfff" for character in text)

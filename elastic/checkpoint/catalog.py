@@ -26,7 +26,7 @@ from elastic.checkpoint.layout import (
     step_directory_name,
 )
 from elastic.checkpoint.manifest import Manifest
-from elastic.core.legible import is_instant
+from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError
 
 
@@ -271,7 +271,7 @@ def read(directory: CheckpointDirectory) -> Owner | None:
         document = documents.decode(directory.read(OWNER), where)
         documents.only_keys(document, frozenset(field.name for field in fields(Owner)), where)
         since = documents.field(document, "since_unix_s", float, where)
-        if not is_instant(since):
+        if not is_representable_time(since):
             return None
         return Owner(
             job=documents.field(document, "job", str, where),

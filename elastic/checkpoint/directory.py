@@ -152,7 +152,7 @@ class LocalDirectory:
             if replace:
                 os.replace(partial, path)
             else:
-                _move_to_nothing(partial, path)
+                _move_without_replacing(partial, path)
             _sync_directory(path.parent)
         except FileExistsError:
             _unlink(partial)
@@ -249,7 +249,7 @@ def _write_all(handle: int, piece: memoryview) -> None:
         written += os.write(handle, piece[written:])
 
 
-def _move_to_nothing(partial: Path, path: Path) -> None:
+def _move_without_replacing(partial: Path, path: Path) -> None:
     """Move `partial` to `path`. Raises FileExistsError if `path` exists."""
     try:
         os.link(partial, path)

@@ -11,7 +11,7 @@ import xxhash
 from elastic.checkpoint import documents
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.documents import Json
-from elastic.core.legible import is_instant
+from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged
 
 FORMAT_VERSION = 2
@@ -118,7 +118,7 @@ def _count(document: Mapping[str, Json], key: str, where: str) -> int:
 
 def _instant(document: Mapping[str, Json], key: str, where: str) -> float:
     value = documents.field(document, key, float, where)
-    if not is_instant(value):
+    if not is_representable_time(value):
         raise CheckpointDamaged(f"{key!r} in {where} is not a valid time: {value}")
     return value
 

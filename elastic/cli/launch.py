@@ -15,7 +15,7 @@ from importlib.machinery import ExtensionFileLoader, ModuleSpec, PathFinder
 from pathlib import Path, PurePath
 from typing import NamedTuple
 
-from elastic.core.legible import is_text
+from elastic.core.legible import is_utf8_encodable
 from elastic.errors import ConfigurationError, refusal_of
 from elastic.runtime.log_retention import make_directory
 from elastic.runtime.network import interface_of
@@ -116,7 +116,7 @@ def require_command(argv: Sequence[str], *, module: bool = False) -> None:
     else:
         _require_file(Path(argv[0]))
     for argument in argv:
-        if not is_text(argument):
+        if not is_utf8_encodable(argument):
             raise ConfigurationError(
                 f"the argument {argument!r} is not UTF-8, and workers receive arguments as UTF-8; "
                 "rename the file, or pass the value to the script in a file"

@@ -30,7 +30,7 @@ from elastic.cli.formats import print_json, print_table, printable, require_form
 from elastic.cli.report import accounts_of, duration, goodput_line, print_report
 from elastic.cli.trace import build_trace
 from elastic.core.diagnosis import doing
-from elastic.core.legible import is_instant
+from elastic.core.legible import is_representable_time
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
 from elastic.rpc.control import ControlClient
@@ -363,7 +363,7 @@ def event_from(line: str) -> tuple[float, str, dict[str, Any]]:
     try:
         fields = json.loads(line)
         at, name = float(fields.pop("time")), fields.pop("event")
-        if isinstance(name, str) and is_instant(at):
+        if isinstance(name, str) and is_representable_time(at):
             return at, name, fields
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError):
         pass
@@ -543,7 +543,7 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.coordinator:
         doubt = "" if reply.leads else " (in doubt: the store does not answer)"
         print(printable(f"coordinator {reply.coordinator}{doubt}"))
-    if reply.verdict and is_instant(reply.verdict_unix_s):
+    if reply.verdict and is_representable_time(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
         print(printable(f"held up at {at}: {reply.verdict}"))
     for slow in reply.slow:
@@ -822,4 +822,6 @@ def _hang(hang: Mapping[str, Any]) -> Iterator[str]:
 
 def _instant(unix_s: Any) -> str:
     at = float(unix_s)
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if is_instant(at) else "-"
+    return (
+        time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at)) if is_representable_time(at) else "-"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.cli.formats import print_table, printable
 from elastic.core.accounting import Kind
-from elastic.core.legible import is_instant
+from elastic.core.legible import is_representable_time
 from elastic.errors import ConfigurationError
 from elastic.v1 import control_pb2 as pb
 
@@ -102,7 +102,7 @@ def _title(job: str, accounts: Mapping[str, Any]) -> str:
 
 def _incident_row(incident: Mapping[str, Any]) -> tuple[str, ...]:
     at = float(incident["unix_s"])
-    instant = time.strftime("%H:%M:%S", time.localtime(at)) if is_instant(at) else "-"
+    instant = time.strftime("%H:%M:%S", time.localtime(at)) if is_representable_time(at) else "-"
     number = int(incident["generation"])
     group = f", generation {number}" if number else ""
     return (

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from elastic.core.legible import is_instant
+from elastic.core.legible import is_representable_time
 from elastic.v1 import timeline_pb2 as pb
 
 _CONTROL = 1  # the pid of the coordinator's tracks; those of nodes begin at _FIRST_NODE
@@ -30,7 +30,7 @@ def build_trace(
 ) -> ChromeTrace:
     """events: (Unix seconds, name, fields), oldest first. Raises ValueError, TypeError, LookupError
     or AttributeError if a coordinator of another version sent data in another form."""
-    events = [event for event in events if is_instant(event[0])]
+    events = [event for event in events if is_representable_time(event[0])]
     trace = ChromeTrace()
     control = _Control(trace)
     generations = control.generations(events, now)
@@ -211,7 +211,9 @@ def _period(period: pb.SlotPeriod, began: float, ended: float) -> Slice:
 
 
 def _is_sound(began: float, lasted_s: float) -> bool:
-    return is_instant(began) and is_instant(began + lasted_s) and lasted_s >= 0.0
+    return (
+        is_representable_time(began) and is_representable_time(began + lasted_s) and lasted_s >= 0.0
+    )
 
 
 def _arrows(

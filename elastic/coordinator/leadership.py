@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from elastic.coordinator.records import Records, load_records
-from elastic.core.legible import is_text
+from elastic.core.legible import is_utf8_encodable
 from elastic.core.membership import Generation, WorkerId
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.codec import generation_from_pb, generation_to_pb
@@ -230,7 +230,7 @@ async def load_stop(store: Store, job: str) -> StopOrder | None:
     try:
         document = json.loads(entry.value)
         reason, exit_code = document["reason"], document["exit_code"]
-        if type(exit_code) is int and 0 < exit_code <= MOST_EXIT_CODE and is_text(reason):
+        if type(exit_code) is int and 0 < exit_code <= MOST_EXIT_CODE and is_utf8_encodable(reason):
             return StopOrder(reason=reason, exit_code=exit_code)
     except (ValueError, LookupError, TypeError, RecursionError):
         pass

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of, node_id
 from elastic.coordinator.metrics import NodeFigures
 from elastic.core.coordinator import events as ev
-from elastic.core.legible import is_instant, is_text
+from elastic.core.legible import is_representable_time, is_utf8_encodable
 from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
@@ -615,7 +615,7 @@ def _exclusion(state: str, entry: Entry) -> Exclusion:
     try:
         document = json.loads(entry.value)
         reason, since_unix_s = str(document["reason"]), float(document["since_unix_s"])
-        legible = is_text(reason) and is_instant(since_unix_s)
+        legible = is_utf8_encodable(reason) and is_representable_time(since_unix_s)
         if _is_name(document.get("machine")) and _is_name(document.get("node")):
             machine, node = document["machine"], document["node"]
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
@@ -631,4 +631,4 @@ def _exclusion(state: str, entry: Entry) -> Exclusion:
 
 
 def _is_name(found: Any) -> bool:
-    return isinstance(found, str) and is_text(found)
+    return isinstance(found, str) and is_utf8_encodable(found)

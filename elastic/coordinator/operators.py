@@ -221,5 +221,5 @@ class Operators:
         afterwards, so that agents learn of the end."""
         ended = self.leader.ended
         if ended.done() and not ended.exception():
-            told = ended.result().told(self.leader.options.job)
+            told = ended.result().ended_message(self.leader.options.job)
             raise ConfigurationError(f"the run has ended, so nothing was changed: {told}")

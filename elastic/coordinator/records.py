@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from elastic.core.legible import is_instant
+from elastic.core.legible import is_representable_time
 from elastic.settings.limits import require_node_name
 from elastic.store.interface import Guard, Store
 from elastic.store.job_keys import JobKeys
@@ -91,6 +91,6 @@ def _table(found: Any) -> Mapping[str, Any]:
 
 def _instants(found: Sequence[Any]) -> tuple[float, ...]:
     instants = tuple(float(at) for at in found[-_MOST:])
-    if not all(map(is_instant, instants)):
+    if not all(map(is_representable_time, instants)):
         raise ValueError(f"not all are valid times: {instants}")
     return instants

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.core.legible import is_text
+from elastic.core.legible import is_utf8_encodable
 from elastic.doctor.findings import Peer
 from elastic.errors import ConfigurationError
 from elastic.rpc.identity import job_identity
@@ -428,7 +428,10 @@ def _is_valid(report: NodeReport) -> bool:
     )
     ports, whole = (report.worker_port, report.store_port), (report.stage,)
     return (
-        all(isinstance(one, str) and is_text(one) and len(one) <= _MOST_NAME for one in texts)
+        all(
+            isinstance(one, str) and is_utf8_encodable(one) and len(one) <= _MOST_NAME
+            for one in texts
+        )
         and all(type(one) is int and 0 <= one <= 65535 for one in (*ports, *whole))
         and isinstance(report.unix_s, (int, float))
         and "/" not in report.marker

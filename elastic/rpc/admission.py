@@ -44,7 +44,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         method = handler_call_details.method
         serializers = {
             "request_deserializer": _bounded(handler.request_deserializer),
-            "response_serializer": _ready_made(handler.response_serializer),
+            "response_serializer": _accepting_bytes(handler.response_serializer),
         }
         if handler.request_streaming:
             assert handler.response_streaming, f"{method}: a kind of method that nobody guards"
@@ -110,7 +110,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         )
 
 
-def _ready_made(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
+def _accepting_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:
     """Pass bytes through: a message to all agents is serialized once."""
     return lambda message: message if isinstance(message, bytes) else serialize(message)
 

@@ -63,16 +63,16 @@ def load_certificate(
     assert files.ca is not None, "mutual TLS needs an authority"
     assert files.certificate is not None, "and a certificate"
     contents = usable_tls_files(files, WHOSE)
-    said = _said(files, role)
+    decoded = _decoded(files, role)
     if read_tls_files(files, WHOSE) != contents:
         raise ConfigurationError(
             f"the certificate {files.certificate} is being replaced; try again"
         )
     certificate = OwnCertificate(
         contents=contents,
-        dns_names=tuple(name for kind, name in said.get("subjectAltName", ()) if kind == "DNS"),
-        not_before_s=ssl.cert_time_to_seconds(said["notBefore"]),
-        not_after_s=ssl.cert_time_to_seconds(said["notAfter"]),
+        dns_names=tuple(name for kind, name in decoded.get("subjectAltName", ()) if kind == "DNS"),
+        not_before_s=ssl.cert_time_to_seconds(decoded["notBefore"]),
+        not_after_s=ssl.cert_time_to_seconds(decoded["notAfter"]),
     )
     _check_time(files.certificate, certificate)
     _check_job(files.certificate, certificate, job)
@@ -101,7 +101,7 @@ def verification_problem(files: TlsFiles, role: Role) -> str:
     """Why the authority of `files` does not verify the certificate; empty: no problem found."""
     assert files.ca is not None
     try:
-        _shown_to_itself(files, role, trusted=files.ca, flags=0)
+        _handshake_with_itself(files, role, trusted=files.ca, flags=0)
     except ssl.SSLCertVerificationError as error:
         return error.verify_message
     except (OSError, ValueError):
@@ -143,11 +143,11 @@ def _check_coordinator(path: Path, certificate: OwnCertificate, job: str) -> Non
         )
 
 
-def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
+def _decoded(files: TlsFiles, role: Role) -> dict[str, Any]:
     assert files.certificate is not None
     try:
         flags = ssl.VERIFY_X509_PARTIAL_CHAIN | _NO_CHECK_TIME
-        return _shown_to_itself(files, role, trusted=files.certificate, flags=flags)
+        return _handshake_with_itself(files, role, trusted=files.certificate, flags=flags)
     except OSError as error:  # includes ssl.SSLError
         why = getattr(error, "verify_message", "") or str(error)
         raise ConfigurationError(
@@ -156,7 +156,9 @@ def _said(files: TlsFiles, role: Role) -> dict[str, Any]:
         ) from error
 
 
-def _shown_to_itself(files: TlsFiles, role: Role, *, trusted: Path, flags: int) -> dict[str, Any]:
+def _handshake_with_itself(
+    files: TlsFiles, role: Role, *, trusted: Path, flags: int
+) -> dict[str, Any]:
     """Decode the certificate by a handshake whose peer trusts `trusted`; raises ssl.SSLError."""
     assert files.certificate is not None
     contexts = {}

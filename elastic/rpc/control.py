@@ -250,14 +250,14 @@ class _Servicer(pb_grpc.ControlServicer):
         self, request: pb.DrainRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.DrainReply:
         leader = await self._operators(context)
-        said = leader.drain(request.node, request.reason, future=request.future)
-        return pb.DrainReply(message=await self._answered(context, "Drain", said))
+        reply = leader.drain(request.node, request.reason, future=request.future)
+        return pb.DrainReply(message=await self._answered(context, "Drain", reply))
 
     async def Clear(  # noqa: N802
         self, request: pb.ClearRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> pb.ClearReply:
-        said = (await self._operators(context)).clear(request.node)
-        return pb.ClearReply(message=await self._answered(context, "Clear", said))
+        reply = (await self._operators(context)).clear(request.node)
+        return pb.ClearReply(message=await self._answered(context, "Clear", reply))
 
     async def FollowEvents(  # noqa: N802
         self, request: pb.FollowEventsRequest, context: grpc.aio.ServicerContext[Any, Any]

@@ -191,20 +191,20 @@ class ControlClient:
     async def _why(self, error: grpc.aio.AioRpcError, within_s: float | None = None) -> str:
         """The reason in words, found in `within_s` at most; raises CoordinatorRefused if only a
         change of configuration helps."""
-        said = str(error.details())
+        details = str(error.details())
         if error.code() is grpc.StatusCode.PERMISSION_DENIED:
-            lasting = said
-        elif error.code() is grpc.StatusCode.UNAVAILABLE and not _nobody_there(said):
+            lasting = details
+        elif error.code() is grpc.StatusCode.UNAVAILABLE and not _nobody_listens(details):
             try:
                 async with timeout(within_s):
                     lasting = await explain(self._address, self._security)
             except asyncio.TimeoutError:  # the coordinator is silent
                 lasting = ""
         else:
-            return said
+            return details
         if lasting and not self._let_in:
             raise CoordinatorRefused(f"{self._address}: {lasting}") from error
-        return lasting or said
+        return lasting or details
 
 
 class _Sendable(AsyncIterator[pb.AgentMessage]):
@@ -231,7 +231,7 @@ def _stub(channel: grpc.aio.Channel) -> Any:
     return pb_grpc.ControlStub(channel)  # type: ignore[no-untyped-call]
 
 
-def _nobody_there(details: str) -> bool:
+def _nobody_listens(details: str) -> bool:
     """Nobody listens there: the most common failure, which a probe could not explain better."""
     return "Connection refused" in details or "No such file" in details
 

@@ -28,7 +28,7 @@ class NewestCertificate:
         self._report = report
         self._lock = threading.Lock()
         self._current: OwnCertificate | None = None
-        self._told: object = None  # the state of the files that was reported as bad
+        self._reported: object = None  # the state of the files that was reported as bad
 
     def get(self) -> OwnCertificate:
         """The newest usable certificate: the same object until the files hold another usable one.
@@ -63,7 +63,7 @@ class NewestCertificate:
         if self._current is not None:
             path, expires = str(self._tls.files.certificate), at(found.not_after_s)
             self._report("certificates_reloaded", certificate=path, expires=expires)
-        self._current, self._told = found, None
+        self._current, self._reported = found, None
         self._tls.kept[key] = found
         return found
 
@@ -77,8 +77,8 @@ class NewestCertificate:
 
     def _complain(self, state: object, reason: str) -> None:
         """Report once for each state of the files: connections are tried often."""
-        if state != self._told:
-            self._told = state
+        if state != self._reported:
+            self._reported = state
             self._report("certificates_refused", reason=reason)
 
 

@@ -42,8 +42,8 @@ class Question(Generic[T]):
         """The newest answer; None before the first."""
 
     async def ask(self, *, fresh: bool = False) -> T:
-        """Return an answer; with `fresh` never the last one. Raises
-        asyncio.TimeoutError if the loop does not answer within `ASK_WITHIN_S`."""
+        """Return an answer; with `fresh` never the last one. Raises asyncio.TimeoutError if
+        the loop does not answer within `ASK_WITHIN_S`."""
         if (
             not fresh
             and self.answer is not None

@@ -360,14 +360,14 @@ def _new_loop() -> asyncio.AbstractEventLoop:
     If the system refuses the loop its socket pair, the destructor of the half-made loop fails, and
     Python prints that to the console. So the destructor runs in here, while the hook is silenced.
     """
-    said = sys.unraisablehook
+    before = sys.unraisablehook
     sys.unraisablehook = lambda _: None
     try:
         return asyncio.new_event_loop()
     except OSError as error:
         refused = error.errno, error.strerror
     finally:
-        sys.unraisablehook = said
+        sys.unraisablehook = before
     raise OSError(*refused)
 
 

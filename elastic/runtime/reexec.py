@@ -54,7 +54,7 @@ def try_start() -> None:
     """
     environment = {**os.environ, _TRIAL: "1"}
     try:
-        tried = subprocess.run(
+        trial = subprocess.run(
             _command(),
             stdin=subprocess.DEVNULL,
             capture_output=True,
@@ -66,9 +66,9 @@ def try_start() -> None:
         raise TransientError(f"the new command did not start within {_TRIAL_S:g} s") from None
     except OSError as error:
         raise TransientError(f"{sys.executable}: {error.strerror}") from error
-    if tried.returncode != 0:
-        said = tried.stderr.decode(errors="backslashreplace").strip()[-_MOST_SHOWN:]
-        raise TransientError(said or f"the new command ended with exit code {tried.returncode}")
+    if trial.returncode != 0:
+        errors = trial.stderr.decode(errors="backslashreplace").strip()[-_MOST_SHOWN:]
+        raise TransientError(errors or f"the new command ended with exit code {trial.returncode}")
 
 
 class Reexecution:

@@ -16,10 +16,10 @@ from elastic.settings.limits import (
     LEASE,
     LISTENING_ADDRESS,
     REACHABLE_ADDRESS,
+    integer,
     is_wildcard,
     one_of,
     port_of,
-    whole,
 )
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import CoordinatorStoreSettings
@@ -68,12 +68,12 @@ class CoordinatorSettings:
     metrics_address: str | None = field(default=None, metadata=shared.METRICS_ADDRESS)
     page_actions: bool = field(default=False, metadata=shared.PAGE_ACTIONS)
     page_token_file: Path | None = field(default=None, metadata=shared.PAGE_TOKEN_FILE)
-    min_workers: int = setting(1, "Train only with at least this many workers.", whole(1))
+    min_workers: int = setting(1, "Train only with at least this many workers.", integer(1))
     max_workers: int | None = setting(
         None,
         "Train with at most this many workers; unset: no limit. After a decrease the surplus "
         "workers wait as soon as a coordinator with the new limit leads.",
-        whole(1),
+        integer(1),
     )
     checkpoint_dir: str | None = field(default=None, metadata=shared.SHARED_CHECKPOINT_DIR)
     keep_checkpoints: int = field(default=3, metadata=shared.KEEP_CHECKPOINTS)
@@ -115,7 +115,7 @@ class CoordinatorSettings:
     quarantine_after: int = setting(
         3,
         "Failures within the quarantine window after which a node is kept out; 0: never.",
-        whole(0),
+        integer(0),
     )
     quarantine_window_s: float = setting(
         600.0, "Seconds for which a failure counts against its node.", DURATION

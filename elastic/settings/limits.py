@@ -18,15 +18,15 @@ NODE_NAME_MAX_LENGTH = 253
 RUN_NAME_MAX_LENGTH = 253
 EVERY_INTERFACE = "[::]"
 """The host to listen at for every interface, IPv4 included."""
-MOST = 2**31 - 1
+MAX_COUNT = 2**31 - 1
 """The largest count: the fields of messages hold no more."""
-MOST_S = 1_000_000_000
+MAX_SECONDS = 1_000_000_000
 """Thirty years: threads and sockets cannot wait for much longer."""
 SHORTEST_LEASE_S = 2
 """etcd grants no shorter lease with its default election timeout."""
 
-_AT_MOST, _AT_MOST_S = f", at most {MOST}", f", at most {MOST_S}"
-_FINITE_S = {"le": MOST_S, "allow_inf_nan": False}
+_AT_MOST, _AT_MOST_S = f", at most {MAX_COUNT}", f", at most {MAX_SECONDS}"
+_FINITE_S = {"le": MAX_SECONDS, "allow_inf_nan": False}
 _HOST = r"(\[[^\s\[\]]+\]|[^\s:/\[\],@?#]+)"
 _HOST_AND_PORT = re.compile(rf"{_HOST}:([0-9]{{1,5}})")
 _ENDPOINT = re.compile(rf"(?:https?://)?{_HOST}(?::([0-9]{{1,5}}))?/?")
@@ -78,14 +78,16 @@ class KeptLogs(NamedTuple):
         return self.text
 
 
-def whole(at_least: int) -> Limits:
-    return Limits(f"a whole number, at least {at_least}{_AT_MOST}", {"ge": at_least, "le": MOST})
+def integer(at_least: int) -> Limits:
+    return Limits(
+        f"a whole number, at least {at_least}{_AT_MOST}", {"ge": at_least, "le": MAX_COUNT}
+    )
 
 
 def number(at_least: int) -> Limits:
     return Limits(
         f"a number, at least {at_least}{_AT_MOST}",
-        {"ge": at_least, "le": MOST, "allow_inf_nan": False},
+        {"ge": at_least, "le": MAX_COUNT, "allow_inf_nan": False},
     )
 
 
@@ -192,7 +194,7 @@ def _parse_kept_logs(value: object) -> KeptLogs:
             size_bytes = int(float(match[1]) * _BYTES[match[2].upper()])
         else:
             raise ValueError
-    if 0 in (runs, size_bytes) or max(runs or 0, (size_bytes or 0) >> 30) > MOST:
+    if 0 in (runs, size_bytes) or max(runs or 0, (size_bytes or 0) >> 30) > MAX_COUNT:
         raise ValueError
     return KeptLogs(runs, size_bytes, str(value))
 
@@ -237,7 +239,7 @@ KEPT_LOGS = Limits(
 )
 PROCESSES = Limits(
     f"a whole number, at least 1{_AT_MOST}, or one of auto, gpu, cpu",
-    accepts=Annotated[int, Field(ge=1, le=MOST)] | Literal["auto", "gpu", "cpu"],
+    accepts=Annotated[int, Field(ge=1, le=MAX_COUNT)] | Literal["auto", "gpu", "cpu"],
 )
 LISTENING_ADDRESS = Limits(
     "HOST:PORT, or :PORT for every interface, with a port of at most 65535, an IPv6 host in "

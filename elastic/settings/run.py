@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from elastic.settings import shared
 from elastic.settings.fields import Naming, Relation, group, setting
-from elastic.settings.limits import LISTENING_ADDRESS, NODES, KeptLogs, NodeRange, one_of, whole
+from elastic.settings.limits import LISTENING_ADDRESS, NODES, KeptLogs, NodeRange, integer, one_of
 from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console, Launch
 
@@ -63,7 +63,7 @@ class RunSettings:
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     nnodes: NodeRange = setting(NodeRange(1, 1), "Nodes as N or MIN:MAX.", NODES)
     min_workers: int | None = setting(
-        None, "Train only with at least this many workers; unset: one per minimal node.", whole(1)
+        None, "Train only with at least this many workers; unset: one per minimal node.", integer(1)
     )
     spares: int = field(default=1, metadata=shared.SPARES)
     max_restarts: int = field(default=100, metadata=shared.MAX_RESTARTS)

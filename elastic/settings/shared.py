@@ -19,9 +19,9 @@ from elastic.settings.limits import (
     PORTS,
     PROCESSES,
     RUN_NAME,
+    integer,
     number,
     one_of,
-    whole,
 )
 
 
@@ -107,8 +107,8 @@ NPROC_PER_NODE = about(
     "Workers on each node: a number, gpu, cpu, or auto (GPUs, or CPUs if there are none).",
     PROCESSES,
 )
-SPARES = about("Warm processes kept ready on each node.", whole(0))
-MAX_RESTARTS = about("Unplanned worker restarts allowed within the restart window.", whole(0))
+SPARES = about("Warm processes kept ready on each node.", integer(0))
+MAX_RESTARTS = about("Unplanned worker restarts allowed within the restart window.", integer(0))
 RESTART_WINDOW_S = about("Seconds for which a restart counts against --max-restarts.", DURATION)
 CHECKPOINT_DIR = about(
     "Where to keep checkpoints, a path or an fsspec URL; unset: nowhere.", DIRECTORY
@@ -119,9 +119,9 @@ SHARED_CHECKPOINT_DIR = about(
     DIRECTORY,
 )
 CHECKPOINT_EVERY = about(
-    "Steps between checkpoints; 0: only at the end and when leaving.", whole(0)
+    "Steps between checkpoints; 0: only at the end and when leaving.", integer(0)
 )
-KEEP_CHECKPOINTS = about("How many of the newest checkpoints to keep.", whole(1))
+KEEP_CHECKPOINTS = about("How many of the newest checkpoints to keep.", integer(1))
 LEDGER = about("Record in this file which samples each committed step used.", FILE)
 CURVE = about(
     "Write what the script reports of each committed step to this file: JSON lines, or CSV if its "
@@ -143,7 +143,7 @@ KEEP_LOGS = about(
     "10, 5GB, or 10,5GB. The oldest go first, but never one that is in use.",
     KEPT_LOGS,
 )
-SEED = about("Seed of the jitter between restarts.", whole(0))
+SEED = about("Seed of the jitter between restarts.", integer(0))
 START_TIMEOUT_S = about("Seconds in which a started worker must reach its first step.", DURATION)
 JOIN_TIMEOUT_S = about(
     "Seconds in which members must answer and connect when a group forms.", DURATION

@@ -20,7 +20,7 @@ from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter
 
-from elastic.core.legible import is_text
+from elastic.core.legible import is_utf8_encodable
 from elastic.errors import ConfigurationError
 from elastic.settings.commands import (
     SHARED_TABLE,
@@ -268,7 +268,7 @@ def validated(
         for option in options.values()
         if option.required and option.name not in given
     )
-    _relate(given, values, command, problems)
+    _check_relations(given, values, command, problems)
     return values
 
 
@@ -289,22 +289,22 @@ def _adapter(option: Option) -> TypeAdapter[Any]:
 
 def _validate(option: Option, one: Given, values: dict[str, Any], problems: list[str]) -> None:
     hidden = option.secret or option.limits.may_hold_secrets
-    told = "the value (not shown)" if hidden else shown(one.value)
-    if not _can_be_told(one.value):
-        problems.append(f"{one.label}: {told} is not allowed; expected UTF-8 without null bytes")
+    as_text = "the value (not shown)" if hidden else shown(one.value)
+    if not _is_valid_text(one.value):
+        problems.append(f"{one.label}: {as_text} is not allowed; expected UTF-8 without null bytes")
         return
     try:
         values[option.name] = parse(option, one.value)
     except ValueError:
-        problems.append(f"{one.label}: {told} is not allowed; expected {option.limits.text}")
+        problems.append(f"{one.label}: {as_text} is not allowed; expected {option.limits.text}")
 
 
-def _can_be_told(value: object) -> bool:
+def _is_valid_text(value: object) -> bool:
     """Workers, stores and messages get values as UTF-8, and paths cannot contain a null byte."""
     if isinstance(value, list):
-        return all(map(_can_be_told, value))
+        return all(map(_is_valid_text, value))
     text = str(value) if isinstance(value, (str, Path)) else ""
-    return is_text(text) and "\0" not in text
+    return is_utf8_encodable(text) and "\0" not in text
 
 
 def _resolve_processes(
@@ -330,7 +330,9 @@ def missing(option: Option, command: Command) -> str:
     )
 
 
-def _relate(given: Givens, values: dict[str, Any], command: Command, problems: list[str]) -> None:
+def _check_relations(
+    given: Givens, values: dict[str, Any], command: Command, problems: list[str]
+) -> None:
     """Check relations; skip one if any of its settings is missing or invalid by itself."""
     defaults = defaults_of(command.settings)
     known = {name: value for name, value in defaults.items() if name not in given} | values
@@ -365,8 +367,8 @@ def _parse(file: Given, problems: list[str]) -> dict[str, Any]:
 
 def _line(error: tomllib.TOMLDecodeError, text: str) -> int:
     """Return the line of a syntax error: the last if the parser names none, at the end."""
-    told = re.search(r"at line ([0-9]+)", str(error))
-    return int(told[1]) if told else max(1, len(text.splitlines()))
+    match = re.search(r"at line ([0-9]+)", str(error))
+    return int(match[1]) if match else max(1, len(text.splitlines()))
 
 
 class _Reader:

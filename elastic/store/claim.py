@@ -75,7 +75,7 @@ class Claim:
                 self._entry = entry if releases == self._releases else None
         finally:
             if self._entry is None:
-                await self._let_go()
+                await self._revoke_lease()
         return self._entry
 
     async def hold(self) -> None:
@@ -91,7 +91,7 @@ class Claim:
             await asyncio.gather(watching, return_exceptions=True)
         if self._entry is entry:
             self._lost()
-            await self._let_go()
+            await self._revoke_lease()
         for task in (keeping, watching):
             if not task.cancelled() and task.done() and (error := task.exception()) is not None:
                 raise error
@@ -107,7 +107,7 @@ class Claim:
             guard = Guard.of(entry)
             put = self._store.put(entry.key, last_words, guard=guard, lease=entry.lease)
             await self._politely(put)
-        await self._let_go()
+        await self._revoke_lease()
 
     async def _write(self, value: bytes, lease: int, over: Entry | None) -> Entry | None:
         while True:
@@ -144,7 +144,7 @@ class Claim:
         self._entry = None
         self._on_change(LeaseState.GONE)
 
-    async def _let_go(self) -> None:
+    async def _revoke_lease(self) -> None:
         """Revoke the lease. A write that may still happen then fails, since it needs the lease."""
         keeping, self._keeping = self._keeping, None
         if keeping is not None:

@@ -7,7 +7,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.core.legible import is_instant, is_text
+from elastic.core.legible import is_representable_time, is_utf8_encodable
 
 _MOST_SLOTS = 2**32 - 1  # the most that a message's uint32 holds
 
@@ -98,7 +98,7 @@ def _field(fields: dict[str, Any], name: str, kind: type | tuple[type, ...]) -> 
 def _text(fields: dict[str, Any], name: str, otherwise: str | None = None) -> str:
     """otherwise: the value if an older version has not written the field."""
     text: str = _field({name: otherwise, **fields}, name, str)
-    if not is_text(text):
+    if not is_utf8_encodable(text):
         raise Unreadable(f"its {name} is {text!r}")
     return text
 
@@ -112,6 +112,6 @@ def _slots(fields: dict[str, Any]) -> int:
 
 def _instant(fields: dict[str, Any], name: str) -> float:
     unix_s: float = _field(fields, name, (int, float))
-    if not is_instant(unix_s):
+    if not is_representable_time(unix_s):
         raise Unreadable(f"its {name} is {unix_s}")
     return float(unix_s)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from elastic.core.legible import is_instant, is_text
+from elastic.core.legible import is_representable_time, is_utf8_encodable
 from elastic.store.interface import Guard, Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.retries import retry
@@ -54,9 +54,9 @@ def read_incident(value: bytes) -> dict[str, Any] | None:
     try:
         document = json.loads(value)
         number, at = document["number"], float(document["unix_s"])
-        legible = type(number) is int and 0 < number < 2**53 and is_instant(at)
+        legible = type(number) is int and 0 < number < 2**53 and is_representable_time(at)
         json.dumps(document, allow_nan=False)
-        legible = legible and is_text(json.dumps(document, ensure_ascii=False))
+        legible = legible and is_utf8_encodable(json.dumps(document, ensure_ascii=False))
     except (ValueError, TypeError, LookupError, RecursionError, OverflowError, AttributeError):
         return None
     return document if legible else None

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from elastic.core.legible import is_instant, is_text
+from elastic.core.legible import is_representable_time, is_utf8_encodable
 from elastic.errors import ConfigurationError, ElasticError, ExitCode, TransientError
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Guard, Store
@@ -43,7 +43,7 @@ class RunEnd:
     left: bool = False
     """Every node has left the run: nodes that join it again go on from its newest checkpoint."""
 
-    def told(self, job: str) -> str:
+    def ended_message(self, job: str) -> str:
         """The message for a process that joins the run again."""
         instant = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.ended_unix_s))
         why = f": {self.message}" if self.message else ""
@@ -64,7 +64,7 @@ class AlreadyEnded(ElasticError):
     """A process has come to a run that has ended, and must not train it."""
 
     def __init__(self, job: str, end: RunEnd) -> None:
-        super().__init__(end.told(job))
+        super().__init__(end.ended_message(job))
         self.job, self.end = job, end
 
 
@@ -280,7 +280,7 @@ def _end(entry: Entry) -> RunEnd:
         legible = (
             (type(code), type(committed), type(left)) == (int, int, bool)
             and (0 <= code <= MOST_EXIT_CODE and committed >= 0)
-            and (is_text(message) and is_instant(ended_unix_s))
+            and (is_utf8_encodable(message) and is_representable_time(ended_unix_s))
         )
     except (ValueError, KeyError, TypeError, RecursionError):
         legible = False

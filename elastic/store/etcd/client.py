@@ -34,7 +34,7 @@ from elastic.store.etcd.connection import (
 )
 from elastic.store.etcd.endpoints import Endpoint, EtcdOptions
 from elastic.store.etcd.keys import Keys
-from elastic.store.etcd.refusals import NO_ANSWER, Refusal, Refused, Said
+from elastic.store.etcd.refusals import NO_ANSWER, Refusal, RefusalReason, Refused
 
 AnswerT = TypeVar("AnswerT")
 Attempt = Callable[[Connection, float, Metadata], Awaitable[AnswerT]]
@@ -101,10 +101,12 @@ class EtcdClient:
         connection = self._failover.current
         return connection, token, connection.stream(WATCH, metadata=self._metadata(token))
 
-    def watch_failed(self, connection: Connection, token: str | None, said: Said) -> None:
+    def watch_failed(
+        self, connection: Connection, token: str | None, reason: RefusalReason
+    ) -> None:
         """Make the next stream use a fresh token, or another member, according to the refusal."""
         # etcd 3.5 ends a watch whose token has expired with "permission denied".
-        if said.kind in (Refusal.TOKEN, Refusal.PERMISSION):
+        if reason.kind in (Refusal.TOKEN, Refusal.PERMISSION):
             self._tokens.forget(token)
         else:
             self._failover.move_on(connection)
@@ -131,7 +133,11 @@ class EtcdClient:
                 answer = await self._ask_with(token, name, attempt, ends_at)
             except Refused as refused:
                 tokens += 1
-                if refused.said.kind is not Refusal.TOKEN or token is None or tokens == _LAST_TOKEN:
+                if (
+                    refused.reason.kind is not Refusal.TOKEN
+                    or token is None
+                    or tokens == _LAST_TOKEN
+                ):
                     raise self._error(name, refused) from refused
                 self._tokens.forget(token)
             else:
@@ -155,9 +161,9 @@ class EtcdClient:
     def _error(self, name: str, refused: Refused) -> ElasticError:
         error = refusals.refusal(name, refused)
         answered = self._failover.answered
-        if refused.said.kind is Refusal.CERTIFICATE and name not in READS:
+        if refused.reason.kind is Refusal.CERTIFICATE and name not in READS:
             answered = self._let_write  # a user with only read access is answered, too
-        return refusals.later(error) if answered else error
+        return refusals.as_transient(error) if answered else error
 
 
 def _in_order(options: EtcdOptions) -> Sequence[Endpoint]:
@@ -169,7 +175,7 @@ def _check_kept_alive(answer: pb.LeaseKeepAliveResponse | None) -> None:
     if answer is None:
         raise Refused(NO_ANSWER)
     if answer.ttl <= 0:
-        raise Refused(Said(Refusal.LEASE_UNKNOWN, "requested lease not found"))
+        raise Refused(RefusalReason(Refusal.LEASE_UNKNOWN, "requested lease not found"))
 
 
 _COMMITS = 5

@@ -17,7 +17,13 @@ from elastic.settings.tls_files import TlsFiles, usable_tls_files
 from elastic.store.etcd import refusals
 from elastic.store.etcd import v3_pb2 as pb
 from elastic.store.etcd.endpoints import Endpoint
-from elastic.store.etcd.refusals import ANOTHER_MAY_ANSWER, Refusal, Refused, Said, status_said
+from elastic.store.etcd.refusals import (
+    ANOTHER_MAY_ANSWER,
+    Refusal,
+    RefusalReason,
+    Refused,
+    reason_of_status,
+)
 
 RequestT = TypeVar("RequestT", bound=Message)
 ResponseT = TypeVar("ResponseT", bound=Message)
@@ -122,12 +128,12 @@ class Connection:
         try:
             answer: ResponseT = await call(request, metadata=metadata, timeout=timeout_s)
         except grpc.aio.AioRpcError as error:
-            said = status_said(error.code(), error.details())
+            reason = reason_of_status(error.code(), error.details())
         else:
             return answer
         finally:
             await channel.exit()
-        raise Refused(said)
+        raise Refused(reason)
 
     def stream(
         self,
@@ -202,7 +208,7 @@ class Stream(Generic[RequestT, ResponseT]):
         finally:
             writing.cancel()
         if not done:
-            raise Refused(Said(Refusal.UNREACHABLE, "it accepts no requests"))
+            raise Refused(RefusalReason(Refusal.UNREACHABLE, "it accepts no requests"))
         error = writing.exception()
         if isinstance(error, (grpc.aio.AioRpcError, asyncio.InvalidStateError)):
             raise Refused(await self._ended())
@@ -230,11 +236,11 @@ class Stream(Generic[RequestT, ResponseT]):
             self._reading.cancel()
         await self._channel.exit()
 
-    async def _ended(self) -> Said:
+    async def _ended(self) -> RefusalReason:
         code = await self._call.code()
         if code is grpc.StatusCode.OK:
-            return Said(Refusal.UNREACHABLE, "it ended the stream")
-        return status_said(code, await self._call.details())
+            return RefusalReason(Refusal.UNREACHABLE, "it ended the stream")
+        return reason_of_status(code, await self._call.details())
 
 
 def _look_at(reading: asyncio.Future[Any]) -> None:
@@ -340,7 +346,7 @@ class Failover:
         self._current = 0
         self._attempt_timeout_s = attempt_timeout_s
         self._total_timeout_s = total_timeout_s
-        self._said_last: dict[Endpoint, Said] = {}
+        self._last_reasons: dict[Endpoint, RefusalReason] = {}
         """The errors of members since the last answer, also those that other calls got."""
         self.answered = False
         """Whether the cluster has ever fulfilled a call; the client sets it."""
@@ -372,13 +378,13 @@ class Failover:
         Raises Refused for a refusal that every other member would repeat, and an error for
         operators if no member answers.
         """
-        heard: dict[Endpoint, Said] = {}
+        heard: dict[Endpoint, RefusalReason] = {}
         attempts = 0
         while (left_s := ends_at - asyncio.get_running_loop().time()) > 0:
             connection = self.current
             answer = await self._attempt(attempt, connection, left_s)
-            if not isinstance(answer, Said):
-                self._said_last.clear()
+            if not isinstance(answer, RefusalReason):
+                self._last_reasons.clear()
                 return Answer(answer, repeated=attempts > 0)
             attempts += 1
             if left_s >= self._attempt_timeout_s or connection.endpoint not in heard:
@@ -386,27 +392,27 @@ class Failover:
             self.move_on(connection)
             self._check_handshakes(heard)
             await self._pause(attempts, ends_at)
-        self._said_last |= heard
-        raise refusals.unreachable(method, self._total_timeout_s, self._said_last)
+        self._last_reasons |= heard
+        raise refusals.unreachable(method, self._total_timeout_s, self._last_reasons)
 
     async def _attempt(
         self,
         attempt: Callable[[Connection, float], Awaitable[AnswerT]],
         connection: Connection,
         left_s: float,
-    ) -> AnswerT | Said:
+    ) -> AnswerT | RefusalReason:
         """The answer, or the reason to ask another member."""
         await connection.refresh()
         try:
             return await attempt(connection, min(self._attempt_timeout_s, left_s))
         except Refused as refused:
             refused.by = connection.endpoint
-            if refused.said.kind not in ANOTHER_MAY_ANSWER:
+            if refused.reason.kind not in ANOTHER_MAY_ANSWER:
                 raise
-            return refused.said
+            return refused.reason
 
-    def _check_handshakes(self, heard: dict[Endpoint, Said]) -> None:
-        failed = [said for said in heard.values() if said.kind is Refusal.HANDSHAKE]
+    def _check_handshakes(self, heard: dict[Endpoint, RefusalReason]) -> None:
+        failed = [reason for reason in heard.values() if reason.kind is Refusal.HANDSHAKE]
         if len(failed) == len(self._connections) and not self.answered:
             raise refusals.handshake_failed(heard)
 

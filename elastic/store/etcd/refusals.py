@@ -75,14 +75,14 @@ _BY_CODE = {
 
 
 @dataclass(frozen=True, slots=True)
-class Said:
+class RefusalReason:
     """A refusal: its kind, and the member's own words."""
 
     kind: Refusal
     text: str
 
 
-NO_ANSWER = Said(Refusal.UNREACHABLE, "no answer in time")
+NO_ANSWER = RefusalReason(Refusal.UNREACHABLE, "no answer in time")
 
 
 class Refused(Exception):
@@ -92,17 +92,17 @@ class Refused(Exception):
     the call, and a channel then keeps connecting long after it was closed.
     """
 
-    def __init__(self, said: Said) -> None:
-        super().__init__(said.text)
-        self.said = said
+    def __init__(self, reason: RefusalReason) -> None:
+        super().__init__(reason.text)
+        self.reason = reason
         self.by: Endpoint | None = None
 
 
-def status_said(code: grpc.StatusCode, details: str | None) -> Said:
+def reason_of_status(code: grpc.StatusCode, details: str | None) -> RefusalReason:
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return NO_ANSWER
     text = details or code.name
-    return Said(_kind(code, text), _shortened(text))
+    return RefusalReason(_kind(code, text), _shortened(text))
 
 
 def _kind(code: grpc.StatusCode, text: str) -> Refusal:
@@ -145,25 +145,30 @@ _NO_SPACE = (
 )
 
 
-def unreachable(method: str, total_s: float, said: Mapping[Endpoint, Said]) -> TransientError:
+def unreachable(
+    method: str, total_s: float, reasons: Mapping[Endpoint, RefusalReason]
+) -> TransientError:
     """The error if no member has answered in time; names each and what it said."""
     within = f"{round(total_s, 1):g} s"  # the rest of a timeout has many digits
     return TransientError(
-        f"etcd did not answer {method} within {within} ({_each(said) or 'no member was asked'}); "
+        f"etcd did not answer {method} within {within} "
+        f"({_each(reasons) or 'no member was asked'}); "
         "check that most of its members run and can be reached from here, and that http or https "
         "is right"
     )
 
 
-def handshake_failed(said: Mapping[Endpoint, Said]) -> ConfigurationError:
+def handshake_failed(reasons: Mapping[Endpoint, RefusalReason]) -> ConfigurationError:
     """The error if no member's TLS handshake succeeds."""
-    return ConfigurationError(f"TLS to etcd fails ({_each(said)}); {_TO_MEND[Refusal.HANDSHAKE]}")
+    return ConfigurationError(
+        f"TLS to etcd fails ({_each(reasons)}); {_TO_MEND[Refusal.HANDSHAKE]}"
+    )
 
 
 def refusal(method: str, refused: Refused) -> ElasticError:
     """The error for a member's refusal; its class says what the caller can do."""
-    kind = refused.said.kind
-    text = f"etcd at {refused.by} refused {method}: {refused.said.text}"
+    kind = refused.reason.kind
+    text = f"etcd at {refused.by} refused {method}: {refused.reason.text}"
     if kind is Refusal.LEASE_UNKNOWN:
         return LeaseLost(f"{text}; it has expired or was revoked")
     if kind is Refusal.LEASE_EXISTS:
@@ -175,11 +180,11 @@ def refusal(method: str, refused: Refused) -> ElasticError:
     return TransientError(text)
 
 
-def _each(said: Mapping[Endpoint, Said]) -> str:
-    return "; ".join(f"{endpoint}: {each.text}" for endpoint, each in said.items())
+def _each(reasons: Mapping[Endpoint, RefusalReason]) -> str:
+    return "; ".join(f"{endpoint}: {reason.text}" for endpoint, reason in reasons.items())
 
 
-def later(error: ElasticError) -> ElasticError:
+def as_transient(error: ElasticError) -> ElasticError:
     """The error if the cluster has answered before: its operators changed something, and may change
     it back. A running job must outlive that, so a ConfigurationError becomes a TransientError.
     """

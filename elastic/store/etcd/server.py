@@ -170,9 +170,9 @@ class EtcdService:
             while True:
                 await asyncio.wait({change, request}, return_when=asyncio.FIRST_COMPLETED)
                 if request.done():
-                    if (said := request.result()) is None:
+                    if (message := request.result()) is None:
                         return
-                    if said.HasField("create_request"):
+                    if message.HasField("create_request"):
                         raise _Refused(
                             grpc.StatusCode.UNIMPLEMENTED, "a stream can have only one watch"
                         )
@@ -243,7 +243,7 @@ def _unary(
             _require_no_others(context)
             return await answer(request)
         except (_Refused, LeaseLost, LeaseExists) as error:
-            await context.abort(*_said(error))
+            await context.abort(*_status_of(error))
         raise AssertionError("abort raises")
 
     handler = grpc.unary_unary_rpc_method_handler(
@@ -266,7 +266,7 @@ def _stream(
             async for response in answer(requests):
                 yield response
         except _Refused as error:
-            await context.abort(*_said(error))
+            await context.abort(*_status_of(error))
 
     handler = grpc.stream_stream_rpc_method_handler(
         served,
@@ -276,7 +276,7 @@ def _stream(
     return {method.path: handler}
 
 
-def _said(error: Exception) -> tuple[grpc.StatusCode, str]:
+def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """The status for an error, in etcd's words if it has some, since clients know those."""
     if isinstance(error, _Refused):
         return error.code, str(error)

@@ -17,7 +17,7 @@ from elastic.store.etcd.client import EtcdClient, WatchStream
 from elastic.store.etcd.connection import LEASE_GRANT, LEASE_REVOKE, RANGE, TXN, Answer, Connection
 from elastic.store.etcd.endpoints import EtcdOptions
 from elastic.store.etcd.keys import Keys, Outcome
-from elastic.store.etcd.refusals import NO_ANSWER, Refused, status_said
+from elastic.store.etcd.refusals import NO_ANSWER, Refused, reason_of_status
 from elastic.store.interface import (
     Change,
     Entry,
@@ -174,7 +174,7 @@ async def watch(
                     yield keys.change(event)
         except Refused as broken:
             _LOG.info("watch of %r at %s: %s", prefix, connection.endpoint, broken)
-            client.watch_failed(connection, token, broken.said)
+            client.watch_failed(connection, token, broken.reason)
         finally:
             await stream.close()
         await asyncio.sleep(pause_s)
@@ -238,4 +238,4 @@ def _check(response: pb.WatchResponse) -> None:
     if response.compact_revision:
         raise WatchCompacted(response.compact_revision)
     if response.canceled:
-        raise Refused(status_said(grpc.StatusCode.UNKNOWN, response.cancel_reason))
+        raise Refused(reason_of_status(grpc.StatusCode.UNKNOWN, response.cancel_reason))

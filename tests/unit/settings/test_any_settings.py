@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from elastic.errors import ConfigurationError
 from elastic.settings.commands import COMMANDS, TABLES, Command, every_option, options_by_name
 from elastic.settings.fields import Option
-from elastic.settings.limits import MOST, MOST_S
+from elastic.settings.limits import MAX_COUNT, MAX_SECONDS
 from tests.unit.settings.loading import load
 
 every_command = pytest.mark.parametrize("command", COMMANDS, ids=lambda c: c.table)
@@ -74,9 +74,9 @@ def loaded(command: Command, given: Mapping[str, str], *sources: Any) -> None:
         value = getattr(found, name, None)
         if isinstance(value, float):
             assert math.isfinite(value), option
-            assert value <= MOST_S, option
+            assert value <= MAX_SECONDS, option
         elif type(value) is int:
-            assert value <= MOST, option
+            assert value <= MAX_COUNT, option
 
 
 def _plausible(option: Option) -> bool:

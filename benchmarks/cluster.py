@@ -31,7 +31,7 @@ from benchmarks.scripts.mlp import SIZES
 from examples.ledger_check import audit
 from tests.cluster import NODES, Cluster, network_with_etcd
 from tests.cluster_audit import check_nothing_lost, merged_ledger
-from tests.hosts.ability import what_is_missing
+from tests.hosts.ability import missing_requirement
 
 _KINDS = ("kill", "cut", "leader", "store", "agent", "join", "flap")
 _TITLES = {
@@ -57,7 +57,7 @@ _TORCHRUN = {
 
 def main() -> None:
     options = _parse()
-    if lacking := what_is_missing():
+    if lacking := missing_requirement():
         raise SystemExit(lacking)
     results: dict[str, list[Figures]] = {}
     for name, rendezvous in _TORCHRUN.items():
@@ -69,7 +69,7 @@ def main() -> None:
             for number in range(times):
                 load = os.getloadavg()[0]
                 results.setdefault(name, []).append(fault())
-                _say(name, number + 1, times, results[name][-1], load)
+                _print_progress(name, number + 1, times, results[name][-1], load)
         problems = _audit(cluster, options.size)
         pauses = _pauses(cluster)
     _show(results)
@@ -158,7 +158,7 @@ def _torchrun(name: str, rendezvous: str, options: argparse.Namespace) -> list[F
             load = os.getloadavg()[0]
             with torchrun_job(net, files, options.size, rendezvous) as log:
                 done.append({"next_step_s": kill_a_node(net, log)})
-            _say(name, number + 1, options.torchrun_kills, done[-1], load)
+            _print_progress(name, number + 1, options.torchrun_kills, done[-1], load)
     return done
 
 
@@ -175,7 +175,7 @@ def _audit(cluster: Cluster, size: str) -> list[str]:
     return problems
 
 
-def _say(name: str, number: int, times: int, figures: Figures, load: float) -> None:
+def _print_progress(name: str, number: int, times: int, figures: Figures, load: float) -> None:
     said = ", ".join(
         f"{key} {_cell(value)}" for key, value in figures.items() if not key.startswith("phase_")
     )

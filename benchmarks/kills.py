@@ -65,7 +65,7 @@ def kill_in_turns(
             ):
                 for _ in range(kills):
                     done.append(_kill_one(job, chance, options.workers, warm_s))
-                    _say(side, len(done), options.kills, done[-1])
+                    _print_progress(side, len(done), options.kills, done[-1])
                 finished(job)
     return figures
 
@@ -109,7 +109,7 @@ def settled(workers: int, since_s: float) -> Callable[[Sequence[Mark]], bool]:
     return condition
 
 
-def _say(side: str, number: int, kills: int, figures: KillFigures) -> None:
+def _print_progress(side: str, number: int, kills: int, figures: KillFigures) -> None:
     print(
         f"{side:9} kill {number:2} of {kills}: next step after {figures.any_step_s:.3f} s, "
         f"{figures.steps_again} steps again",

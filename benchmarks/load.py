@@ -62,7 +62,7 @@ class FakeAgent:
     async def attend(self, channel: grpc.aio.Channel) -> None:
         hello = pb.AgentHello(node=self.node, host="127.0.0.1", slots=1)
         hello.isolation_timeout_s = _ISOLATION_S
-        self._say(hello=hello)
+        self._send(hello=hello)
         self._report("PREPARING", 0)
         call: Any = pb_grpc.ControlStub(channel).Attend(self._messages())
         try:
@@ -100,7 +100,7 @@ class FakeAgent:
     async def _make_progress(self, generation: int) -> None:
         while True:
             self._committed += 2
-            self._say(
+            self._send(
                 progress=job_pb2.Progress(
                     worker=self.worker,
                     generation=generation,
@@ -121,9 +121,9 @@ class FakeAgent:
             endpoint="127.0.0.1:1",
             has_state=generation > 0,
         )
-        self._say(view=pb.NodeView(workers=[status]))
+        self._send(view=pb.NodeView(workers=[status]))
 
-    def _say(self, **kind: Any) -> None:
+    def _send(self, **kind: Any) -> None:
         self._outgoing.put_nowait(pb.AgentMessage(**kind))
 
     async def _messages(self) -> AsyncIterator[pb.AgentMessage]:

@@ -43,7 +43,7 @@ class Cluster:
         self.coordinator_options: tuple[str, ...] = ()
         self.coordinators: dict[str, list[CommandProcess]] = {name: [] for name in COORDINATORS}
         """Those started on each host, oldest first."""
-        self._forgiven = 0
+        self._cleared = 0
         self.agents: dict[str, list[CommandProcess]] = {}
 
     @property
@@ -86,11 +86,11 @@ class Cluster:
 
     def start_agent(self, name: str, *options: str | Path) -> CommandProcess:
         """Start an agent of the node on the host of the same name."""
-        agent = self.start_stranger(name, name, *options)
+        agent = self.start_agent_on(name, name, *options)
         self.agents.setdefault(name, []).append(agent)
         return agent
 
-    def start_stranger(
+    def start_agent_on(
         self, on: str, node: str, *options: str | Path, arguments: tuple[str, ...] = ()
     ) -> CommandProcess:
         """Start an agent of any node on any host. arguments: more arguments for the script."""
@@ -114,23 +114,23 @@ class Cluster:
         """Start an operator's command on a host that has neither a node nor a coordinator."""
         return self.net.host(STORES[-1]).elastic(*arguments, environment=self.environment)
 
-    def ask(self, *arguments: str) -> str:
+    def run_operator(self, *arguments: str) -> str:
         """Run an operator's command, which must succeed; returns its output."""
         command = self.operator(*arguments)
         assert command.wait() == 0, command.story()
         command.close()
         return "\n".join(command.output)
 
-    def forgive(self) -> None:
+    def clear_lost_nodes(self) -> None:
         """Clear the nodes that were lost since the last call, so that none has failed too often."""
         lost = self.events("node_lost")
-        for name in sorted({event["node"] for event in lost[self._forgiven :]}):
-            self.ask("nodes", "--clear", name)
-        self._forgiven = len(lost)
+        for name in sorted({event["node"] for event in lost[self._cleared :]}):
+            self.run_operator("nodes", "--clear", name)
+        self._cleared = len(lost)
 
     def node_states(self) -> dict[str, str]:
         """The state of each node, from `elastic nodes`."""
-        nodes = json.loads(self.ask("nodes", "--output", "json"))
+        nodes = json.loads(self.run_operator("nodes", "--output", "json"))
         return {node["node"]: node["state"] for node in nodes}
 
     def worker_pids(self, name: str) -> dict[str, int]:

@@ -60,13 +60,13 @@ def kill_agent(cluster: Cluster) -> None:
 
 
 def drain(cluster: Cluster) -> None:
-    cluster.ask("drain", "c")
+    cluster.run_operator("drain", "c")
 
 
 def clear(cluster: Cluster) -> None:
     cluster.agent("c").wait()
     cluster.wait_trained(5, "a", "b")
-    cluster.ask("nodes", "--clear", "c")
+    cluster.run_operator("nodes", "--clear", "c")
     cluster.start_agent("c")
 
 
@@ -89,10 +89,10 @@ def fail_once_too_often(cluster: Cluster) -> None:
     kill_worker(cluster)
 
 
-def forgive(cluster: Cluster) -> None:
+def clear_quarantined(cluster: Cluster) -> None:
     cluster.wait_trained(5, "a", "b")
     cluster.wait(lambda: cluster.node_states()["c"] == "quarantined", "a quarantine")
-    cluster.ask("nodes", "--clear", "c")
+    cluster.run_operator("nodes", "--clear", "c")
 
 
 def freeze_store(cluster: Cluster) -> None:
@@ -120,7 +120,7 @@ FAULTS = {
     "agent killed": Fault(kill_agent, lambda cluster: cluster.start_agent("b"), B),
     "node drained": Fault(drain, clear, C, is_planned=True),
     "node joins and leaves": Fault(join, leave, frozenset({JOINER}), is_planned=True),
-    "node quarantined": Fault(fail_once_too_often, forgive, C),
+    "node quarantined": Fault(fail_once_too_often, clear_quarantined, C),
     "store frozen": Fault(freeze_store, thaw_store, C),
     "saved": Fault(wait_for_save),
 }

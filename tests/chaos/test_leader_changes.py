@@ -33,12 +33,12 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 def status(cluster: Cluster) -> dict[str, Any]:
-    return json.loads(cluster.ask("status", "--output", "json"))  # type: ignore[no-any-return]
+    return json.loads(cluster.run_operator("status", "--output", "json"))  # type: ignore[no-any-return]
 
 
 def incidents(cluster: Cluster) -> dict[int, tuple[str, str]]:
     """The cause and outcome of each incident, by its number."""
-    found = json.loads(cluster.ask("incidents", "--output", "json"))
+    found = json.loads(cluster.run_operator("incidents", "--output", "json"))
     return {i["number"]: (i["cause"], i["outcome"]) for i in found}
 
 
@@ -47,7 +47,7 @@ def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[st
     die_after_s: when the leader is killed after the begin of the fault; None: never."""
     cluster.settle(*NODES)
     for name in NODES:
-        cluster.ask("nodes", "--clear", name)
+        cluster.run_operator("nodes", "--clear", name)
     before, known_incidents, at = status(cluster), incidents(cluster), time.time()
     known = {r["generation"] for r in before["recoveries"]}
     fault.begin(cluster)

@@ -42,7 +42,7 @@ class Ground:
             net, etcd = self._stack.enter_context(network_with_etcd())
             self.cluster = Cluster(net, etcd, self._new_files())
         self.cluster.settle(*NODES)
-        self.cluster.forgive()
+        self.cluster.clear_lost_nodes()
         return self.cluster
 
     def next_job(self) -> Cluster:
@@ -247,8 +247,8 @@ def test_a_restarted_agent_adopts_its_workers_without_a_new_group(cluster: Clust
 
 
 def test_a_fourth_node_joins_and_leaves_while_strangers_are_refused(cluster: Cluster) -> None:
-    twin = cluster.start_stranger(JOINER, "a")
-    other = cluster.start_stranger(JOINER, "other", arguments=("--batch-size", "5"))
+    twin = cluster.start_agent_on(JOINER, "a")
+    other = cluster.start_agent_on(JOINER, "other", arguments=("--batch-size", "5"))
     began_at_s = time.monotonic()
     cluster.settle(*NODES, JOINER)
     assert other.wait() == REFUSED
@@ -283,7 +283,7 @@ def test_a_flapping_node_does_not_keep_the_others_from_training(cluster: Cluster
 
 def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None:
     drained_at_s = time.monotonic()
-    cluster.ask("drain", "c")
+    cluster.run_operator("drain", "c")
     assert cluster.agent("c").wait() == DRAINED
     cluster.wait_trained(10, "a", "b")
     assert not cluster.steps.repeated(drained_at_s)
@@ -291,13 +291,13 @@ def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None
     (released,) = cluster.agent("c").named("released")
     assert released["reason"].endswith("`elastic nodes --clear c` lets it come back")
     assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "drained"}
-    cluster.ask("nodes", "--clear", "c")
+    cluster.run_operator("nodes", "--clear", "c")
     cluster.start_agent("c")
     cluster.wait_trained(10, *NODES)
 
 
 def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster: Cluster) -> None:
-    cluster.ask("nodes", "--clear", "c")  # forget failures in other tests
+    cluster.run_operator("nodes", "--clear", "c")  # forget failures in other tests
     quarantined = len(cluster.events("node_quarantined"))
     for _ in range(3):
         cluster.wait_trained(5, *NODES)
@@ -307,7 +307,7 @@ def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster
     cluster.wait_for_event("node_quarantined", after=quarantined, node="c")
     cluster.wait_trained(10, "a", "b")
     assert cluster.node_states() == {"a": "ready", "b": "ready", "c": "quarantined"}
-    cluster.ask("nodes", "--clear", "c")
+    cluster.run_operator("nodes", "--clear", "c")
     cluster.wait_trained(10, *NODES)
 
 
@@ -326,7 +326,7 @@ def check_saved_and_left(cluster: Cluster, code: int) -> None:
 
 
 def test_a_stopped_job_is_saved_and_leaves_no_process(cluster: Cluster) -> None:
-    cluster.ask("stop")
+    cluster.run_operator("stop")
     check_saved_and_left(cluster, STOPPED)
 
 

@@ -21,8 +21,8 @@ import pytest
 from tests.chaos.cluster_faults import (
     FAULTS,
     Fault,
+    clear_quarantined,
     fail_once_too_often,
-    forgive,
     freeze_store,
     join,
     leave,
@@ -60,12 +60,12 @@ class WatchedCluster(Cluster):
         finally:
             self.coordinator_options = common
 
-    def start_stranger(
+    def start_agent_on(
         self, on: str, node: str, *options: str | Path, arguments: tuple[str, ...] = ()
     ) -> CommandProcess:
         address = f"{self.net.host(on).address}:{AGENT_PORT}"
         watched = ("--http-address", address)
-        return super().start_stranger(on, node, *options, *watched, arguments=arguments)
+        return super().start_agent_on(on, node, *options, *watched, arguments=arguments)
 
     def targets(self) -> list[str]:
         coordinators = [
@@ -75,11 +75,11 @@ class WatchedCluster(Cluster):
         return coordinators + agents
 
     def report(self) -> dict[str, Any]:
-        return json.loads(self.ask("report", "--output", "json"))  # type: ignore[no-any-return]
+        return json.loads(self.run_operator("report", "--output", "json"))  # type: ignore[no-any-return]
 
     def clear_all(self) -> None:
         for name in NODES:
-            self.ask("nodes", "--clear", name)
+            self.run_operator("nodes", "--clear", name)
 
 
 def fired(watcher: Prometheus, since_s: float, *, quick: bool) -> set[str]:
@@ -245,7 +245,7 @@ class Troubles:
     def quarantine(self) -> None:
         fail_once_too_often(self.cluster)
         self.wait_firing("ElasticNodeQuarantined")
-        forgive(self.cluster)
+        clear_quarantined(self.cluster)
 
     def not_finite(self) -> None:
         mark = self.cluster.out / "not-finite"
@@ -259,7 +259,7 @@ class Troubles:
             os.kill(self.cluster.member_pid("c"), signal.SIGKILL)
             self.cluster.wait_for_event("worker_failed", after=failed)
             self.cluster.wait_trained(3)
-            self.cluster.ask("nodes", "--clear", "c")
+            self.cluster.run_operator("nodes", "--clear", "c")
             self.cluster.wait_trained(3, *NODES)
 
     def straggler(self) -> None:

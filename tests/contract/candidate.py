@@ -28,7 +28,7 @@ class Candidate:
     async def run(self) -> None:
         campaigning = asyncio.create_task(self._campaign())
         commands = await _stdin()
-        _say("READY")
+        _print("READY")
         while line := (await commands.readline()).decode().strip():
             command, _, argument = line.partition(" ")
             if command == "save":
@@ -36,12 +36,12 @@ class Candidate:
             elif command == "resign":
                 campaigning.cancel()
                 await self.election.resign()
-                _say("RESIGNED")
+                _print("RESIGNED")
 
     async def _campaign(self) -> None:
         while True:
             self.leadership = await self.election.campaign()
-            _say(f"LEADS {self.leadership.incarnation} {self.leadership.last_number}")
+            _print(f"LEADS {self.leadership.incarnation} {self.leadership.last_number}")
             await self.election.hold()
 
     async def _save(self, number: int) -> None:
@@ -56,12 +56,12 @@ class Candidate:
         try:
             await save_generation(self.store, self.leadership, generation)
         except GuardFailed:
-            _say(f"REFUSED {number}")
+            _print(f"REFUSED {number}")
         else:
-            _say(f"SAVED {number}")
+            _print(f"SAVED {number}")
 
     def _changed(self, state: LeaseState) -> None:
-        _say(state.name)
+        _print(state.name)
 
 
 async def _stdin() -> asyncio.StreamReader:
@@ -72,7 +72,7 @@ async def _stdin() -> asyncio.StreamReader:
     return reader
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     print(line, flush=True)
 
 

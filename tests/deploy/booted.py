@@ -41,7 +41,7 @@ WantedBy=multi-user.target
 """
 
 
-def what_is_missing() -> str:
+def missing_requirement() -> str:
     """Return what is missing to boot machines here, for people; "" if nothing is."""
     if os.geteuid() != 0:
         return "systemd-nspawn needs root"

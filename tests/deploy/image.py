@@ -38,7 +38,7 @@ _NO_CAPABILITIES: dict[str, list[str]] = {
 }
 
 
-def what_is_missing() -> str:
+def missing_requirement() -> str:
     """Return what is missing to build and run images here, for people; "" if nothing is."""
     if os.geteuid() != 0:
         return "buildah's chroot isolation needs root"
@@ -261,7 +261,7 @@ def _memory(pid: int) -> dict[str, tuple[int, int]]:
 
 
 def main() -> None:
-    if missing := what_is_missing():
+    if missing := missing_requirement():
         sys.exit(missing)
     scripts = ROOT / "tests" / "integration" / "scripts"
     with builder() as one:

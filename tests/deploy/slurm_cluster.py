@@ -56,7 +56,7 @@ PartitionName=all Nodes=ALL Default=YES MaxTime=INFINITE State=UP OverTimeLimit=
 """
 
 
-def what_is_missing() -> str:
+def missing_requirement() -> str:
     """Return what is missing to run a cluster here, for people; "" if nothing is."""
     if os.geteuid() != 0:
         return "slurmd needs root"

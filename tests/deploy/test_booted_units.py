@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 
 from elastic.errors import ExitCode
-from tests.deploy.booted import SOURCES, Machine, booted, what_is_missing
+from tests.deploy.booted import SOURCES, Machine, booted, missing_requirement
 
 pytestmark = [
     pytest.mark.long,
     pytest.mark.timeout(900),
-    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing() or "-"),
+    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement() or "-"),
 ]
 
 AGENT, COORDINATOR = "elastic-agent@digits", "elastic-coordinator@digits"

@@ -17,7 +17,7 @@ from types import ModuleType
 import pytest
 
 from elastic.errors import ExitCode
-from tests.deploy.image import CONTAINERFILE, ROOT, Builder, Container, Image, what_is_missing
+from tests.deploy.image import CONTAINERFILE, ROOT, Builder, Container, Image, missing_requirement
 from tests.deploy.image import builder as image_builder
 
 SCRIPTS = ROOT / "tests" / "integration" / "scripts"
@@ -26,7 +26,7 @@ _DEADLINE_S = 120.0
 builds = [
     pytest.mark.long,
     pytest.mark.timeout(1500),
-    pytest.mark.skipif(bool(what_is_missing()), reason=what_is_missing()),
+    pytest.mark.skipif(bool(missing_requirement()), reason=missing_requirement()),
 ]
 
 

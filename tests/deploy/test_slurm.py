@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.deploy.slurm_cluster import SlurmCluster, slurm_cluster, what_is_missing
+from tests.deploy.slurm_cluster import SlurmCluster, missing_requirement, slurm_cluster
 from tests.etcd_cluster import BINARIES
 from tests.job_process import ROOT, Event
 
@@ -82,7 +82,7 @@ def files() -> Iterator[Path]:
 
 @pytest.fixture
 def cluster(files: Path) -> Iterator[SlurmCluster]:
-    if missing := what_is_missing():
+    if missing := missing_requirement():
         if os.environ.get("CI") == "true":
             pytest.fail(missing)
         pytest.skip(missing)

@@ -16,7 +16,7 @@ _TOOLS = {"ip": "iproute2", "setpriv": "util-linux", "unshare": "util-linux"}
 
 def require_hosts() -> None:
     """Skip the test on a machine that lacks something; with CI=true fail it."""
-    lacking = what_is_missing()
+    lacking = missing_requirement()
     if not lacking:
         return
     if os.environ.get("CI", "").lower() in ("1", "true"):
@@ -25,7 +25,7 @@ def require_hosts() -> None:
 
 
 @functools.cache
-def what_is_missing() -> str:
+def missing_requirement() -> str:
     """What the machine lacks, in words; empty if it lacks nothing."""
     if os.geteuid() != 0:
         return "network namespaces need root, and this is not root: run the tests as root"

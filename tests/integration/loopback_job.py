@@ -94,11 +94,11 @@ class LoopbackJob:
         for node in NODES:
             self.start_agent(node, *options)
 
-    def tells(self, *command: str) -> str:
+    def output_of(self, *command: str) -> str:
         """Return what an operator's command prints; it must succeed."""
-        told = self.start(*command)
-        assert told.wait() == 0, told.story()
-        return "\n".join(told.output)
+        process = self.start(*command)
+        assert process.wait() == 0, process.story()
+        return "\n".join(process.output)
 
     def __enter__(self: Job) -> Job:
         return self
@@ -169,12 +169,12 @@ class TrainingJob(LoopbackJob):
         super().__init__(place, script, **named, **ENVIRONMENT)
         self.steps = StepRecords(out)
 
-    def all_train(self) -> None:
+    def wait_for_full_group(self) -> None:
         """Wait until all nodes train in one group."""
         self.wait(lambda: self.world() == len(NODES), "a group of all")
-        self.trains_on()
+        self.wait_for_more_steps()
 
-    def trains_on(self, steps: int = 10) -> None:
+    def wait_for_more_steps(self, steps: int = 10) -> None:
         """Wait until this many more steps are committed."""
         reached = self.steps.newest()
         self.wait(lambda: self.steps.newest() >= reached + steps, f"{steps} more steps")
@@ -189,7 +189,7 @@ def training_job(
         job.start_coordinator()
         for node in NODES:
             job.start_agent(node, *options.get(node, ()))
-        job.all_train()
+        job.wait_for_full_group()
         yield job
 
 

@@ -140,7 +140,7 @@ def wait_for_step(job: JobProcess, step: int) -> None:
     job.wait_for(lambda: max(steps_of(job), default=0) >= step, f"step {step}")
 
 
-def said(job: JobProcess) -> str:
+def all_messages(job: JobProcess) -> str:
     """Return the job's messages and those of its events, as one text."""
     endings = [str(e.get("message", "")) for e in job.events]
     return "\n".join([*job.messages, *endings])

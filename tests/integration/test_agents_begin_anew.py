@@ -73,7 +73,7 @@ def test_an_agent_with_pid_1_restarts_in_its_process(
         job.start_coordinator()
         job.start_agent("b")
         agent = job.start_agent("a", under=_AS_FIRST_PROCESS)
-        job.all_train()
+        job.wait_for_full_group()
         (pid,) = _children(agent.process.pid)
         _begins_anew(job, agent, pid, times=times)
 
@@ -87,7 +87,7 @@ def test_an_agent_runs_on_when_its_new_settings_are_invalid(
     agent.process.send_signal(signal.SIGHUP)
     refused = agent.wait_for_event("not_begun_anew")
     assert str(settings) in refused["reason"]
-    job.trains_on()
+    job.wait_for_more_steps()
     settings.write_text("[agent]\nspares = 0\n")
     agent.process.send_signal(signal.SIGHUP)
     agent.wait_for_event("worker_adopted")
@@ -110,16 +110,16 @@ def test_an_agent_runs_on_when_its_start_count_cannot_be_written(
     agent.process.send_signal(signal.SIGHUP)
     job.wait(lambda: len(agent.named("not_begun_anew")) > refusals, "the refusal")
     assert str(counted) in agent.named("not_begun_anew")[-1]["reason"]
-    job.trains_on()
+    job.wait_for_more_steps()
     in_the_way.rmdir()
     agent.process.send_signal(signal.SIGHUP)
     job.wait(lambda: len(_begun(agent)) > starts, "a start anew")
-    job.trains_on()
+    job.wait_for_more_steps()
     assert job.generation() == generation
 
 
 def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: int) -> None:
-    job.trains_on()
+    job.wait_for_more_steps()
     generation, began_at_s, before = job.generation(), time.monotonic(), len(_begun(agent))
     workers, descriptors = _processes_below(pid), []
     for turn in range(1, times + 1):
@@ -131,7 +131,7 @@ def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: in
             lambda c=connected: len(job.events("node_connected", node="a")) > c,
             "the agent in contact",
         )
-        job.trains_on(5)
+        job.wait_for_more_steps(5)
         descriptors.append(_descriptors(pid))
     assert _processes_below(pid) == workers
     assert command_line(pid) == "elastic agent a"

@@ -15,7 +15,7 @@ from tests.integration.running import (
     FAILED,
     SCRIPTS,
     Place,
-    said,
+    all_messages,
     steps_of,
     tracebacks,
     wait_for_step,
@@ -105,7 +105,7 @@ def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
     assert job.wait() == FAILED, job.story()
     attempts = {line.partition("attempt ")[2] for line in job.output if "attempt" in line}
     assert attempts == {"0", "1", "2"}
-    assert "ValueError: no such corpus" in said(job)
+    assert "ValueError: no such corpus" in all_messages(job)
     assert 'classic.py", line ' in tracebacks(job)
 
 
@@ -113,7 +113,7 @@ def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
 def test_an_exit_code_other_than_0_is_a_failure(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "exits", tmp_path, options=["--max-restarts", "0"])
     assert job.wait() == FAILED, job.story()
-    assert "exit code 3" in said(job)
+    assert "exit code 3" in all_messages(job)
 
 
 @pytest.mark.parametrize(
@@ -169,4 +169,4 @@ def ready(place: Place, end: str, tmp_path: Path, *options: str) -> JobProcess:
 def test_elastic_init_is_refused_in_a_script_for_torchrun(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "hidden", tmp_path)
     assert job.wait() == CONFIGURATION, job.story()
-    assert "--launch elastic" in said(job)
+    assert "--launch elastic" in all_messages(job)

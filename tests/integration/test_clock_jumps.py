@@ -43,7 +43,7 @@ class Clocked:
         ahead_s = report["time"] - time.time()
         assert abs(ahead_s - self.clock.offset_s) < DAY_S / 2
         self.job.wait(lambda: self.job.world() == len(NODES), "both workers")
-        self.job.trains_on()
+        self.job.wait_for_more_steps()
 
 
 @pytest.fixture
@@ -64,7 +64,7 @@ def test_clock_jumps_do_not_disturb_training(clocked: Clocked) -> None:
         generation = clocked.job.generation()
         before = clocked.troubles()  # a busy machine may have caused some
         clocked.clock.set(offset_s)
-        clocked.job.trains_on()
+        clocked.job.wait_for_more_steps()
         assert clocked.job.generation() == generation
         assert clocked.troubles() == before
         clocked.recovers()
@@ -83,12 +83,12 @@ def test_expired_certificates_are_replaced_while_the_job_trains(clocked: Clocked
     refused = clocked.job.start_coordinator()
     assert refused.wait() == CONFIGURATION
     assert "expired" in refused.messages[-1]
-    clocked.job.trains_on()
+    clocked.job.wait_for_more_steps()
 
     sign_for_job(clocked.made, JOB, days=10)
     formed = clocked.job.generation()
     clocked.job.start_coordinator()
     clocked.job.wait(lambda: len(clocked.job.events("node_connected")) >= 4, "both agents")
-    clocked.job.trains_on()
+    clocked.job.wait_for_more_steps()
     assert clocked.job.generation() == formed > generation
     clocked.recovers()

@@ -45,7 +45,7 @@ def test_a_drain_ends_after_its_timeout_and_keeps_the_machine_out(
         job.wait(lambda: len(job.events("node_connected", node="b")) == 2, "b elsewhere")
         late = job.start_agent("b", "--machine", "late", "--state-dir", tmp_path / "late")
         late.wait_for_event("registration_waiting", at_most_s=3.0)
-        nodes = json.loads(job.tells("nodes", "--output", "json"))
+        nodes = json.loads(job.output_of("nodes", "--output", "json"))
         states = {(n["node"], n["machine"]): n["state"] for n in nodes}
         assert states["b", "another"] == "ready"
         assert states["b", "machine-of-b"] == "drained"

@@ -58,7 +58,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         job.wait(lambda: job.events("elected"), "a leader")
         job.start_agents()
         job.start_candidate()
-        job.all_train()
+        job.wait_for_full_group()
         yield job
 
 
@@ -100,7 +100,7 @@ def test_the_job_recovers_when_leader_and_worker_are_killed_together(job: Job, t
         assert {e["worker"] for e in job.events("worker_failed")} == set(workers)
         job.start_candidate()
         job.wait(lambda: job.world() == len(NODES), "a whole group again")
-        job.trains_on()
+        job.wait_for_more_steps()
     print(f"median of {times}: {statistics.median(took_s):.2f} s")
 
 
@@ -112,7 +112,7 @@ def test_the_group_shrinks_when_a_new_leader_allows_fewer_workers(job: Job) -> N
     job.coordinators[-1].wait_for_event("standing_by", run_id="default")
     leader.close()
     job.wait(lambda: job.world() == 1, "a group of one", 20.0)
-    job.trains_on()
+    job.wait_for_more_steps()
     assert not job.events("worker_failed")
 
 
@@ -142,7 +142,7 @@ def test_operators_are_answered_while_the_leader_dies(job: Job) -> None:
             job.wait(lambda b=before: totals(job) != b, "a recovery")
         job.start_candidate()
         job.wait(lambda: job.world() == len(NODES), "a whole group again")
-        job.trains_on()
+        job.wait_for_more_steps()
 
 
 def totals(job: Job) -> dict[str, object]:

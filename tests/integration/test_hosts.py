@@ -394,10 +394,10 @@ def test_require_hosts_skips_on_an_unable_machine_but_fails_in_ci(
 ) -> None:
     monkeypatch.setenv("CI", ci)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    ability.what_is_missing.cache_clear()
+    ability.missing_requirement.cache_clear()
     outcome = pytest.fail.Exception if ci else pytest.skip.Exception
     try:
         with pytest.raises(outcome, match="run the tests as root"):
             require_hosts()
     finally:
-        ability.what_is_missing.cache_clear()
+        ability.missing_requirement.cache_clear()

@@ -50,21 +50,21 @@ class Job(LoopbackJob):
             and saved[-1]["time"] > max(e["time"] for e in formed)
         )
 
-    def asks(self, *command: str) -> Any:
-        return json.loads(self.tells(*command, "--output", "json"))
+    def json_of(self, *command: str) -> Any:
+        return json.loads(self.output_of(*command, "--output", "json"))
 
     def incident(self, number: int) -> dict[str, Any]:
         """Return an incident's record. It must have been told as an event exactly once."""
         self.wait(lambda: self.events("incident", number=number), f"incident {number}")
         assert len(self.events("incident", number=number)) == 1
-        found: dict[str, Any] = self.asks("explain", str(number))
+        found: dict[str, Any] = self.json_of("explain", str(number))
         return found
 
 
 def traced(job: Job) -> Path:
     """Return the file that `elastic trace` has written."""
     file = job.files / "trace.json"
-    job.tells("trace", str(file))
+    job.output_of("trace", str(file))
     return file
 
 
@@ -100,7 +100,7 @@ def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) 
     assert (refused["cause"], refused["outcome"]) == ("save_failed", "trains_on")
     assert str(job.checkpoints) in refused["saves"]["message"]
     job.checkpoints.unlink()
-    job.wait(lambda: job.asks("explain", "2")["outcome"] == "saved_since", "a later save")
+    job.wait(lambda: job.json_of("explain", "2")["outcome"] == "saved_since", "a later save")
 
     leader, follower = job.coordinators
     follower.wait_for_event("standing_by")
@@ -108,9 +108,9 @@ def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) 
     follower.wait_for_event("elected")
     job.start_candidate()
     job.wait(job.is_whole, "a group under the next leader")
-    before = [i["number"] for i in job.asks("incidents")]
+    before = [i["number"] for i in job.json_of("incidents")]
     assert before[:2] == [1, 2]
-    kept = job.asks("explain", "1")
+    kept = job.json_of("explain", "1")
     assert kept | {"lost_s": 0, "seconds": 0} == killed | {"lost_s": 0, "seconds": 0}
     assert kept["lost_s"] >= killed["lost_s"]
 
@@ -145,8 +145,8 @@ def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) 
     assert job.start("stop").wait() == 0
     for agent in (job.agents[node][-1] for node in NODES):
         assert agent.wait() == 82
-    assert [i["number"] for i in job.asks("incidents")] == [*before, number]
-    assert job.asks("explain", "1")["summary"] == killed["summary"]
+    assert [i["number"] for i in job.json_of("incidents")] == [*before, number]
+    assert job.json_of("explain", "1")["summary"] == killed["summary"]
 
 
 def test_a_script_that_fails_at_once_is_explained_after_its_end(
@@ -157,6 +157,6 @@ def test_a_script_that_fails_at_once_is_explained_after_its_end(
         job.start_coordinator()
         job.start_agents()
         assert job.coordinators[0].wait() == 1, job.story()
-        text = job.tells("explain")
+        text = job.output_of("explain")
         assert "the job ended with it" in text
         assert "Traceback (most recent call last)" in text

@@ -33,7 +33,7 @@ def test_a_job_with_long_names_trains_to_its_end(place: Place, etcd: EtcdCluster
         (ended,) = job.events("job_finished")
         assert ended["committed"] > 0
         assert any("weights" in line for line in agent.output)
-        shown = job.tells("jobs")
+        shown = job.output_of("jobs")
         assert JOB in shown
         assert RUN in shown
         assert {path.name[:200] for path in (Path(place.files) / "logs").iterdir()} == {JOB}

@@ -54,8 +54,8 @@ def test_a_node_replaces_workers_after_its_sockets_were_removed(
             before = job.generation()
             os.kill(job.worker_pid("a"), signal.SIGKILL)
             job.wait(lambda b=before: job.generation() >= b + 2 and job.world() == 2, "both")
-            job.trains_on()
+            job.wait_for_more_steps()
         agent.process.send_signal(signal.SIGHUP)
         refused = agent.wait_for_event("not_begun_anew")
         assert "was removed" in refused["reason"]
-        job.trains_on()
+        job.wait_for_more_steps()

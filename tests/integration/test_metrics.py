@@ -59,7 +59,7 @@ def accounted(job: Job) -> dict[str, Any]:
     connected = job.events("node_connected")
     since = [min(e["time"] for e in connected if e["node"] == node) for node in NODES]
     least_s = sum(time.time() - at for at in since)
-    report: dict[str, Any] = json.loads(job.tells("report", "--output", "json"))
+    report: dict[str, Any] = json.loads(job.output_of("report", "--output", "json"))
     most_s = sum(time.time() - at for at in since)
     total_s = sum(report["kinds"].values())
     assert report["wanted_slots"] == len(NODES)
@@ -102,7 +102,7 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         job.start_candidate()
         job.wait(lambda: job.events("elected"), "a leader")
         job.start_agents("--http-address", "127.0.0.1:0")
-        job.all_train()
+        job.wait_for_full_group()
         yield job
 
 
@@ -129,7 +129,7 @@ def test_metrics_and_page_show_a_loss_and_keep_it_across_leaders(job: Job, tab: 
     shows(tab, "(node b, worker")
     assert tab.errors == []
     job.wait(lambda: job.world() == len(NODES), "a whole group again")
-    job.trains_on()
+    job.wait_for_more_steps()
     reason = job.events("recovered")[0]["reason"]
     assert settled(leader, "elastic_recovery_duration_seconds_count", reason) == 1
     after = scrape(leader)
@@ -160,7 +160,7 @@ def test_metrics_and_page_show_a_loss_and_keep_it_across_leaders(job: Job, tab: 
     job.wait(lambda: standby.named("elected"), "the next leader")
     assert settled(standby, "elastic_leader") == 1
     assert settled(standby, "elastic_step_duration_seconds_count") > 0
-    job.trains_on()
+    job.wait_for_more_steps()
     shows(tab, "Lost contact")
     look = json.loads(ask(standby, "/page/state")[1])["sections"]
     assert look["head"]["state"] == "training"
@@ -182,4 +182,4 @@ def test_metrics_and_page_show_a_loss_and_keep_it_across_leaders(job: Job, tab: 
     assert ask(agent, "/healthz") == (200, "ok\n")
     connected = ("elastic_agent_connected", "a")
     eventually(lambda: scrape(agent)[connected] == 0, "it is 1", 10.0, every_s=0.2)
-    job.trains_on()
+    job.wait_for_more_steps()

@@ -15,8 +15,8 @@ from tests.integration.running import (
     SCRIPTS,
     USAGE,
     Place,
+    all_messages,
     command_line,
-    said,
     steps_of,
     wait_for_step,
 )
@@ -100,7 +100,7 @@ def test_the_traceback_of_a_failing_module_names_its_file(place: Place) -> None:
     (place.files / "pkg/fails.py").write_text("import elastic\nfrom . import nothing\n")
     job = place.start_module("pkg.fails", nproc=1, options=["--max-restarts", "0"])
     assert job.wait() == 1, job.story()
-    assert "cannot import name 'nothing' from 'pkg'" in said(job)
+    assert "cannot import name 'nothing' from 'pkg'" in all_messages(job)
     assert str(place.files / "pkg/fails.py") in job.named("worker_failed")[0]["traceback"]
 
 

@@ -60,14 +60,14 @@ class Runs(LoopbackJob):
         listed = self.etcd.ctl("get", "--prefix", "--keys-only", "elastic/")
         return listed.split()
 
-    def ask(self, *command: str) -> CommandProcess:
+    def run_operator(self, *command: str) -> CommandProcess:
         process = self.start(*command)
         process.wait()
         return process
 
     def runs(self) -> list[tuple[str, str, int]]:
         """Return the id, state and exit code (-1: none) of each run, from `elastic jobs`."""
-        listed = json.loads("\n".join(self.ask("jobs", "--output", "json").output))
+        listed = json.loads("\n".join(self.run_operator("jobs", "--output", "json").output))
         return [(r["run_id"], r["state"], (r["end"] or {}).get("exit_code", -1)) for r in listed]
 
 
@@ -77,7 +77,7 @@ def finished(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) ->
     with Runs(place, etcd, request.param, "--epochs", "2") as job:
         assert job.ended(job.start_all()) == 0
         yield job
-        job.ask("forget")
+        job.run_operator("forget")
         assert job.keys() == []
 
 
@@ -101,15 +101,15 @@ def test_a_finished_job_is_not_trained_again(finished: Runs, times: int) -> None
             assert "elastic forget default" in said["message"]
             assert not process.named("worker_started")
     assert finished.steps.newest() == trained
-    told = json.loads("\n".join(finished.ask("status", "--output", "json").output))
+    told = json.loads("\n".join(finished.run_operator("status", "--output", "json").output))
     assert (told["phase"], told["meaning"], told["committed"]) == ("ended", "finished", trained + 1)
-    assert finished.ask("stop").process.returncode == CONFIGURATION
+    assert finished.run_operator("stop").process.returncode == CONFIGURATION
     assert finished.runs() == [("default", "ended", 0)]
     assert finished.keys() == [f"elastic/{JOB}/ended/default"]
     assert finished.ended(finished.start_all("--run-id", "again")) == 0
     assert finished.runs() == [("default", "ended", 0), ("again", "ended", 0)]
-    assert finished.ask("forget", "again").process.returncode == 0
-    unknown = finished.ask("forget", "again")
+    assert finished.run_operator("forget", "again").process.returncode == 0
+    unknown = finished.run_operator("forget", "again")
     assert unknown.process.returncode == CONFIGURATION
     assert unknown.output == []
     assert "has no run 'again'" in unknown.messages[-1]
@@ -123,18 +123,18 @@ def running(place: Place, etcd: EtcdCluster, request: pytest.FixtureRequest) -> 
         job.start_all()
         job.wait(lambda: job.steps.newest() >= 10, "ten steps")
         yield job
-        job.ask("forget")
+        job.run_operator("forget")
         assert job.keys() == []
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("running", [["a"]], indirect=True)
 def test_a_stopped_job_stays_stopped_until_its_end_is_forgotten(running: Runs) -> None:
-    assert running.ask("forget", "another").process.returncode == CONFIGURATION
-    refused = running.ask("forget")
+    assert running.run_operator("forget", "another").process.returncode == CONFIGURATION
+    refused = running.run_operator("forget")
     assert refused.process.returncode == CONFIGURATION
     assert "under way (coordinator 127.0.0.1" in refused.story()
-    assert running.ask("stop", "--reason", "maintenance").process.returncode == 0
+    assert running.run_operator("stop", "--reason", "maintenance").process.returncode == 0
     assert running.ended([running.coordinators[-1], *job_agents(running)]) == STOPPED
     (last_word,) = job_agents(running)[0].named("agent_ended")
     assert (last_word["exit_code"], last_word["message"]) == (STOPPED, "maintenance")
@@ -144,11 +144,11 @@ def test_a_stopped_job_stays_stopped_until_its_end_is_forgotten(running: Runs) -
     assert running.ended(again) == STOPPED
     assert "exit code 82: maintenance; train again" in again[0].named("already_ended")[0]["message"]
     assert running.steps.newest() == trained
-    assert running.ask("forget").process.returncode == 0
+    assert running.run_operator("forget").process.returncode == 0
     running.start_all()
     running.wait(lambda: running.steps.newest() > trained + 10, "steps beyond those before")
     assert running.events("state_restored")[-1]["source"].startswith("checkpoint of step")
-    running.ask("stop")
+    running.run_operator("stop")
     running.ended([running.coordinators[-1], *job_agents(running)])
 
 
@@ -165,7 +165,7 @@ def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs
     running.wait(lambda: running.steps.newest() > trained + 10, "steps beyond those before")
     assert running.events("state_restored")[-1]["source"].startswith("checkpoint of step")
     assert running.runs() == [("default", "running", -1)]
-    running.ask("stop")
+    running.run_operator("stop")
     running.ended([running.coordinators[-1], *job_agents(running)])
 
 
@@ -185,5 +185,5 @@ def test_agents_that_leave_without_a_coordinator_tell_what_is_not_saved(running:
         assert late["reason"] == "no coordinator released its workers"
     running.start_all()
     running.wait(lambda: bool(running.events("generation_formed", reason="started")), "a group")
-    running.ask("stop")
+    running.run_operator("stop")
     running.ended([running.coordinators[-1], *job_agents(running)])

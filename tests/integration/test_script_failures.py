@@ -11,7 +11,7 @@ from tests.integration.running import (
     FAILED,
     SCRIPTS,
     Place,
-    said,
+    all_messages,
     steps_of,
     tracebacks,
 )
@@ -94,7 +94,7 @@ def test_a_script_that_hangs_before_its_first_step_is_ended_with_its_stacks(plac
     first, second = job.named("worker_failed")
     assert {first["kind"], second["kind"]} == {"start_timeout"}
     assert "hangs_before_steps.py" in Path(first["log"]).read_text()  # where it hung
-    assert "session.steps()" in said(job)
+    assert "session.steps()" in all_messages(job)
 
 
 def test_leaving_the_loop_early_finishes_the_job_and_saves_it(place: Place, tmp_path: Path) -> None:

@@ -43,7 +43,7 @@ class Job(TrainingJob):
         self.start_agent(NODES[0])
         self.start_coordinator("--store", "memory", "--agent-grace-s", "20", **of_the_coordinator)
         self.start_agent(NODES[1])
-        self.all_train()
+        self.wait_for_full_group()
 
     def stop_all(self) -> None:
         assert self.start("stop").wait() == 0, self.story()
@@ -89,7 +89,7 @@ def test_a_job_with_certificates_trains_without_etcd(protected: Job, made: Certi
     assert (started["store"], started["address"]) == ("memory", job.address)
     os.kill(job.worker_pid("a"), signal.SIGKILL)
     job.wait(lambda: job.generation() >= 3 and job.world() == len(NODES), "a whole group again")
-    job.trains_on()
+    job.wait_for_more_steps()
     # Commands with a wrong configuration are told so, while the job trains.
     second = job.start("coordinator", "--store", "memory", "--listen", job.address)
     several = job.start("status", ELASTIC_ETCD=f"https://{job.address},https://127.0.0.1:1")
@@ -116,16 +116,16 @@ def test_a_restarted_coordinator_adopts_the_group(job: Job) -> None:
     for count in (1, 2, 3):
         job.coordinators[-1].process.send_signal(signal.SIGKILL)
         job.coordinators[-1].process.wait()
-        job.trains_on()  # without a leader
+        job.wait_for_more_steps()  # without a leader
         job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
         job.wait(lambda: len(job.events("store_rolled_back")) == count, "the group's adoption")  # noqa: B023
         assert job.events("store_rolled_back")[-1]["generation"] == generation
-        job.trains_on()
+        job.wait_for_more_steps()
         assert job.generation() == generation, "the group that there was trains on"
         assert {node: job.worker_pid(node) for node in NODES} == workers
     os.kill(workers["b"], signal.SIGKILL)
     job.wait(lambda: job.generation() > generation + 1 and job.world() == 2, "a new group")
-    job.trains_on()
+    job.wait_for_more_steps()
     job.stop_all()
     assert not job.events("stray_group_ended")
 
@@ -144,7 +144,7 @@ def test_a_coordinator_that_was_frozen_leads_the_same_group_again(job: Job) -> N
     job.wait(lambda: len(job.events("elected")) > elections, "another term")
     for node in NODES:
         job.agents[node][-1].wait_for_event("registration_gone")
-    job.trains_on(20)
+    job.wait_for_more_steps(20)
     assert job.generation() == generation
     assert {node: job.worker_pid(node) for node in NODES} == workers
     job.stop_all()
@@ -159,7 +159,7 @@ def test_agents_that_restart_together_with_the_coordinator_adopt_their_workers(j
     job.start_coordinator("--store", "memory", "--agent-grace-s", "20")
     job.start_agents()
     job.wait(lambda: job.events("store_rolled_back"), "the group's adoption")
-    job.trains_on()
+    job.wait_for_more_steps()
     assert {node: job.worker_pid(node) for node in NODES} == workers
     job.stop_all()
 

@@ -90,14 +90,14 @@ class Job(TrainingJob):
         """Kill the node's worker; wait until both nodes hold the state and train on."""
         self._replace_worker(node)
         self.wait(lambda: len(self.steps.together()) == len(NODES), "two that hold the state")
-        self.trains_on()
+        self.wait_for_more_steps()
 
     def lose_worker_at_once(self, node: str) -> None:
         """Kill the node's worker; wait for only two steps of the whole group. Where newcomers die
         before the first step, the next newcomers have to wait longer and longer."""
         self._replace_worker(node)
         self.wait(lambda: self.steps.generation() == self.generation(), "a step of all")
-        self.trains_on(1)
+        self.wait_for_more_steps(1)
 
     def _replace_worker(self, node: str) -> None:
         generation = self.generation()
@@ -126,7 +126,7 @@ def job(place: Place, backed: Backed) -> Iterator[Job]:
     try:
         job.start_coordinator_with_ledger()
         job.start_agents()
-        job.all_train()
+        job.wait_for_full_group()
         yield job
         if not job.events("stray_group_ended"):
             numbers = job.numbers()
@@ -172,7 +172,7 @@ def lose(job: Job, backed: Backed, how: str, leader: str) -> None:
         print(f"{how}, leader {leader}: {generation} for {rolled_back['stored']}", end=", ")
         print(f"{adopted_s:.2f} s after the election")
         assert leader == "stays" or adopted_s < _ADOPTED_S
-    job.trains_on(20)
+    job.wait_for_more_steps(20)
     assert job.generation() == generation
     commits_go_on(job, lost_s)
     job.lose_worker("b")
@@ -216,10 +216,10 @@ def test_no_second_group_trains_when_etcd_is_emptied_and_all_daemons_restart(
         assert not anew.named("worker_failed")
         os.kill(job.agents["c"][-1].process.pid, signal.SIGTERM)
         assert job.agents["c"][-1].wait() == 143
-        job.trains_on()
+        job.wait_for_more_steps()
     else:
         assert anew.wait_for_event("store_rolled_back")["generation"] == generation
-        job.trains_on(20)
+        job.wait_for_more_steps(20)
         assert not anew.named("generation_formed"), "the group that there was trains on"
         job.lose_worker("b")
 
@@ -251,7 +251,7 @@ def test_a_stopping_job_stops_although_etcd_has_lost_the_order(
 def test_a_stop_waits_for_the_group_that_an_emptied_etcd_does_not_know(
     job: Job, backed: Backed
 ) -> None:
-    job.trains_on(20)
+    job.wait_for_more_steps(20)
     newest = job.steps.newest()
     job.kill_leader()
     backed.delete_all()
@@ -283,7 +283,7 @@ def test_the_job_goes_on_each_time_that_an_old_etcd_is_restored(
     before = job.generation()
     while job.generation() < before + generations:
         job.lose_worker_at_once("a")
-    job.trains_on()
+    job.wait_for_more_steps()
     for _ in range(AGAIN):
         for leader in ("stays", "changes"):
             lose(job, backed, "restore", leader)

@@ -20,7 +20,7 @@ def test_training_goes_on_without_space_and_a_recovery_waits_for_it(place: Place
     ):
         generation = job.generation()
         cluster.fill()
-        job.trains_on(50)
+        job.wait_for_more_steps(50)
         assert job.generation() == generation
 
         os.kill(job.worker_pid("b"), signal.SIGKILL)

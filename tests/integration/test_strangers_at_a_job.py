@@ -46,7 +46,7 @@ class Guarded:
         """Check that the same group trains on after the block, and no node was lost meanwhile."""
         before = self.job.generation(), len(self.job.events("node_lost"))
         yield
-        self.job.trains_on()
+        self.job.wait_for_more_steps()
         after = self.job.generation(), len(self.job.events("node_lost"))
         assert after == before, self.job.story()
         for node in NODES:

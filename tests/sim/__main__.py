@@ -10,8 +10,8 @@ import time
 from tests.sim.checkers import violations
 from tests.sim.draw import plan
 from tests.sim.mutants.catalogue import CATALOGUE
-from tests.sim.mutants.trial import ENOUGH, tried
-from tests.sim.pool import judged
+from tests.sim.mutants.trial import ENOUGH, try_mutants
+from tests.sim.pool import judge_seeds
 from tests.sim.stress import KINDS
 from tests.sim.world import World
 
@@ -62,7 +62,7 @@ def main() -> int:
 def _try_mutants(arguments: argparse.Namespace) -> int:
     mutants = [m for m in CATALOGUE if arguments.only in f"{m.file}: {m.breaks}"]
     survived = []
-    for verdict in tried(
+    for verdict in try_mutants(
         mutants,
         histories=arguments.histories,
         tries=arguments.tries,
@@ -86,7 +86,7 @@ def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
     failed: list[int] = []
     again = f" --stress {stress}" if stress else ""
     told_at = time.monotonic()
-    for done, (seed, found) in enumerate(judged(seeds, stress, jobs)):
+    for done, (seed, found) in enumerate(judge_seeds(seeds, stress, jobs)):
         if time.monotonic() - told_at > _PROGRESS_S:
             told_at = time.monotonic()
             print(f"{done} of {len(seeds)}, {len(failed)} failed", file=sys.stderr, flush=True)

@@ -140,7 +140,7 @@ class Leader:
             case fx.NodeDrained(node=name):
                 if name in self._nodes:
                     self.world.journal.drained(self.clock.now, name)
-                    self.world.lets_go(self._nodes[name])
+                    self.world.node_released(self._nodes[name])
                     self._nodes[name].hear(agent_events.Drained())
             case fx.EndJob():
                 self._end(effect)

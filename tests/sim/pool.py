@@ -13,7 +13,7 @@ from tests.sim.thaw import thaw
 _HISTORIES_A_COLLECTION = 50
 
 
-def judged(seeds: Sequence[int], stress: str, jobs: int) -> Iterator[tuple[int, list[str]]]:
+def judge_seeds(seeds: Sequence[int], stress: str, jobs: int) -> Iterator[tuple[int, list[str]]]:
     """Yield each seed with the violations in its history, in the order of `seeds`."""
     with get_context("fork").Pool(jobs, hurry) as pool:  # forking is safe: no threads here
         found = pool.imap(functools.partial(judge, stress=stress), seeds, chunksize=10)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.sim.mutants.catalogue import CATALOGUE, Mutant
-from tests.sim.mutants.trial import ROOT, tried
+from tests.sim.mutants.trial import ROOT, try_mutants
 
 FATAL = Mutant(
     "coordinator/machine.py",
@@ -28,14 +28,14 @@ def test_a_planted_fault_fits_the_source(mutant: Mutant) -> None:
 def test_trial_raises_an_error_if_the_source_lacks_the_place_of_a_fault() -> None:
     with pytest.raises(ValueError, match="0 times"):
         list(
-            tried(
+            try_mutants(
                 [FATAL._replace(find="never there")], histories=1, tries=1, jobs=1, unit_tests=False
             )
         )
 
 
 def test_trial_finds_a_fault_that_breaks_a_promise_and_a_harmless_one_survives() -> None:
-    found, survived = tried([FATAL, HARMLESS], histories=5, tries=5, jobs=1, unit_tests=False)
+    found, survived = try_mutants([FATAL, HARMLESS], histories=5, tries=5, jobs=1, unit_tests=False)
     assert found.found
     assert found.history
     assert not survived.found

@@ -268,7 +268,7 @@ class World:
         ]
         journal.done_then[generation.number] = max(done, default=0)
         patience_s = self._settings.formation.agent_grace_s - LATEST_NOTICE_S - known_s
-        sought = self._who_may_come(known_s)
+        sought = self._nodes_that_may_come(known_s)
         journal.away[generation.number] = _best(
             *(
                 p.replica
@@ -367,7 +367,7 @@ class World:
             )
         )
 
-    def _who_may_come(self, known_s: float) -> list[Node]:
+    def _nodes_that_may_come(self, known_s: float) -> list[Node]:
         """Nodes that a new leader should wait for before it forms its first group."""
         formation, journal = self._settings.formation, self.journal
         elected_at = max(journal.elected_at, default=-math.inf)
@@ -402,7 +402,7 @@ class World:
             if p.name in groups[-1].worker_ids and p.replica is not None
         ]
 
-    def lets_go(self, node: Node) -> None:
+    def node_released(self, node: Node) -> None:
         """The leader lets the node go: a violation if it takes the newest state away."""
         silent = any(action == "LOSE_NODE_SILENTLY" for _, action, _ in self.journal.struck)
         unknown_since = self.clock.now - 2 * self.news_s - (LATEST_LOSS_S if silent else _LOSS_S)

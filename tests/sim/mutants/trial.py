@@ -49,7 +49,7 @@ class Verdict(NamedTuple):
         return f"{where} {how:<40} {self.mutant.breaks}"
 
 
-def tried(
+def try_mutants(
     mutants: Sequence[Mutant], *, histories: int, tries: int, jobs: int, unit_tests: bool
 ) -> Iterator[Verdict]:
     """Yield the verdict on each mutant, in their order. Of `histories`, each is tried on at most

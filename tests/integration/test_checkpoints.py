@@ -205,7 +205,7 @@ def test_two_jobs_in_one_directory_do_not_take_each_others_checkpoints(
     second = place.start(*script, options=[*options, "--job", "second"], nproc=1)
     second.wait_for_event("checkpoint_committed")
     abandoned = first.wait_for_event("checkpoint_abandoned")
-    assert "job second saves in" in abandoned["message"]
+    assert "a run of job second has saved in" in abandoned["message"]
     first.process.send_signal(signal.SIGTERM)
     assert first.wait() == NOT_SAVED, first.story()
     assert "job second" in first.named("job_ended")[0]["message"]

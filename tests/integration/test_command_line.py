@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -18,6 +19,7 @@ from elastic.rpc.framing import MAX_FRAME_BYTES, encode
 from elastic.v1 import job_pb2, local_pb2
 from tests.integration.running import SCRIPTS, Place, steps_of, wait_for_step
 from tests.job_process import JobProcess
+from tests.waiting import eventually
 
 LATE_THREAD = """
 import threading, time, elastic
@@ -47,12 +49,16 @@ def running(running_place: Place) -> JobProcess:
 
 
 def test_status_as_json_shows_group_and_pids(running: JobProcess, running_place: Place) -> None:
-    result = running_place.elastic("status", "--job", "watched", "--output", "json")
-    assert result.returncode == 0, result.stderr
-    status = json.loads(result.stdout)
+    def status_of_job() -> Any:
+        result = running_place.elastic("status", "--job", "watched", "--output", "json")
+        assert result.returncode == 0, result.stderr
+        status = json.loads(result.stdout)
+        return status if status["progress"]["committed"] >= 2 else None
+
+    # Workers report steps every 0.2 s; a checkpoint's commit comes at once.
+    status = eventually(status_of_job, "two committed steps")
     assert (status["job"], status["phase"], status["restarts"]) == ("watched", "running", 0)
     assert [m["worker"] for m in status["generation"]["members"]] == running.members()
-    assert status["progress"]["committed"] >= 2
     assert status["checkpoint_step"] >= 2
     pids = {w["worker"]: w["pid"] for node in status["nodes"] for w in node["workers"]}
     assert {worker: running.pid_of(worker) for worker in pids} == pids

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 import time
 from pathlib import Path
 
@@ -23,7 +24,10 @@ def test_a_drain_ends_after_its_timeout_and_keeps_the_machine_out(
     begun = tmp_path / "begun"
     begun.mkdir()
     script = (SCRIPTS / "evaluates_for_ever.py", begun)
-    with LoopbackJob(place, script, etcd=etcd.endpoints()) as job:
+    with (
+        tempfile.TemporaryDirectory(dir="/tmp") as state,  # a short path, for sockets
+        LoopbackJob(place, script, etcd=etcd.endpoints()) as job,
+    ):
         job.start_coordinator("--min-workers", "2")
         job.start_agents("--drain-timeout-s", str(DRAIN_TIMEOUT_S))
         job.wait(lambda: len(list(begun.iterdir())) == len(NODES), "both evaluations")
@@ -43,7 +47,7 @@ def test_a_drain_ends_after_its_timeout_and_keeps_the_machine_out(
         assert job.start_agent("c", "--machine", "machine-of-b").wait() == DRAINED, job.story()
         job.start_agent("b", "--machine", "another")
         job.wait(lambda: len(job.events("node_connected", node="b")) == 2, "b elsewhere")
-        late = job.start_agent("b", "--machine", "late", "--state-dir", tmp_path / "late")
+        late = job.start_agent("b", "--machine", "late", "--state-dir", state)
         late.wait_for_event("registration_waiting", at_most_s=3.0)
         nodes = json.loads(job.output_of("nodes", "--output", "json"))
         states = {(n["node"], n["machine"]): n["state"] for n in nodes}

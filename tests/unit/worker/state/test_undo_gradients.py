@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 
+import pytest
 import torch
 from torch import nn
 
@@ -120,6 +121,44 @@ def test_knowledge_about_gradients_from_a_lost_block_is_forgotten() -> None:
     assert far.undo.put_back()
     assert near.undo.put_back()
     assert same(far.state.gradients.state_dict(), near.state.gradients.state_dict())
+
+
+@pytest.mark.parametrize("to_none", [True, False])
+@pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("zeroed", [(0, 1), (1, 2), (0, 2)])
+def test_gradients_of_which_one_optimizer_zeroes_some_are_put_back_and_sent(
+    zeroed: tuple[int, int], at_end: bool, to_none: bool
+) -> None:
+    """Two optimizers train one model: one steps in every block, the other one less often."""
+    net = nn.Sequential(*(nn.Linear(2, 2, bias=False) for _ in range(3)))
+    script = Script(model=net)
+    often = [net[i].weight for i in zeroed]
+    (kept,) = (p for p in net.parameters() if all(p is not o for o in often))
+
+    def zero() -> None:
+        torch.optim.SGD(often).zero_grad(set_to_none=to_none)  # type: ignore[arg-type]
+
+    def block() -> None:
+        script.undo.begin()
+        if not at_end:
+            zero()
+        script.undo.before_backward()
+        accumulate(net)()
+        script.reduce()
+        if at_end:
+            zero()
+
+    for index in range(1, 5):
+        block()
+        script.end()
+        if index > 1:
+            given = script.state.gradients.state_dict()["gradients"]["model"]
+            name = next(n for n, p in net.named_parameters() if p is kept)
+            assert given[name].flatten()[0] == 0.25 * index
+    before = grads(net)
+    block()
+    assert script.undo.put_back()
+    assert grads(net) == before
 
 
 def test_gradients_zeroed_below_a_void_block_are_put_back() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import gc
 import weakref
 from collections import deque
@@ -214,9 +215,153 @@ def test_a_first_change_beside_a_shared_tracked_module_is_reported_as_not_undone
     assert not script.lost(add(head))
 
 
-@pytest.mark.parametrize("kind", [Nested, SecondOfTwo, Target, OneOfMany, OneOfManyPairs])
+class Called(Nested):
+    """Can be called, as a metric or an averaged model often can."""
+
+    __call__ = Nested.change
+
+
+class Adapter(Nested):
+    """Has no state but that of the object which two functions name."""
+
+    def __init__(self, get: Callable[[], Any], put: Callable[[Any], Any], change: Any) -> None:
+        self.get, self.put = get, put
+        self.__dict__["change"] = functools.partial(change)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = self.get()
+        return state
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.put(state_dict)
+
+
+class ByMethods(Adapter):
+    def __init__(self) -> None:
+        inner = Nested()
+        super().__init__(inner.state_dict, inner.load_state_dict, inner.change)
+
+
+class ByLambdas(Adapter):
+    def __init__(self) -> None:
+        inner = Nested()
+        super().__init__(lambda: inner.state_dict(), lambda s: inner.load_state_dict(s), int)
+        self.__dict__["change"] = lambda: inner.change()
+
+
+GLOBAL = Nested()
+
+
+class ByGlobals(Adapter):
+    """As a script writes it at its top level."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            lambda: GLOBAL.state_dict(), lambda s: GLOBAL.load_state_dict(s), GLOBAL.change
+        )
+
+
+class Prototypes(OneOfMany):
+    """Changes one tensor in the middle of a dictionary of hundreds that has a count beside each."""
+
+    number = 300
+
+    def __init__(self) -> None:
+        self.classes = {i: {"tensor": torch.zeros(64), "count": 0} for i in range(self.number)}
+
+    def change(self) -> None:
+        self.classes[7]["tensor"].add_(1)  # type: ignore[attr-defined]
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"classes": self.classes}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.classes = state_dict["classes"]
+
+
+class Deep(Prototypes):
+    """Changes a tensor several containers below."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.classes = {0: {"layers": [{"attention": {"keys": self.classes}}]}}  # type: ignore[dict-item]
+
+    def change(self) -> None:
+        self.classes[0]["layers"][0]["attention"]["keys"][7]["tensor"].add_(1)  # type: ignore[index]
+
+
+class Counted(Nested):
+    """Changes a number of numpy's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = np.int64(0)
+
+    def change(self) -> None:
+        self.count += 1
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"count": int(self.count), "tensor": self.inner.tensor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.count = np.int64(state_dict["count"])
+
+
+class Drawing(Nested):
+    """Draws from a generator whose state lies in C."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.generator = np.random.default_rng(0)
+
+    def change(self) -> None:
+        self.generator.random()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"random": self.generator.bit_generator.state, "tensor": self.inner.tensor}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.generator.bit_generator.state = state_dict["random"]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(Nested, SecondOfTwo, Target, OneOfMany, OneOfManyPairs),
+        *(Called, ByMethods, ByLambdas, ByGlobals, Prototypes, Deep, Counted, Drawing),
+    ],
+)
 def test_a_first_change_deep_inside_an_object_is_reported_as_not_undone(kind: type[Nested]) -> None:
     item = kind()
     script = Script(item=item)
     script.learn()
     assert not script.lost(item.change)
+
+
+class TooMany(Prototypes):
+    """More objects than are looked at in every block."""
+
+    number = 3000
+
+
+class Cloning(Drawing):
+    """Clones what it gives away, so that two states never look the same."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return {**super().state_dict(), "tensor": self.inner.tensor.clone()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+        self.inner.tensor.copy_(state_dict["tensor"])
+
+
+@pytest.mark.parametrize("kind", [TooMany, Cloning])
+def test_an_object_whose_changes_cannot_be_seen_is_copied_in_every_block(
+    kind: type[Nested],
+) -> None:
+    item = kind()
+    script = Script(item=item)
+    script.learn()
+    for _ in range(3):
+        assert script.lost(item.change)
+        script.block(item.change)

@@ -14,6 +14,7 @@ from tests.unit.worker.state.undoing import (
     WIDE,
     Script,
     both,
+    gradients,
     layer,
     nothing,
     step_of,
@@ -84,6 +85,54 @@ def test_a_parameter_group_added_in_a_lost_block_is_removed() -> None:
     assert script.lost(grow)
     script.block(after=grow)
     assert len(optimizer.param_groups) == 2
+
+
+@pytest.mark.parametrize("change", ["append", "move", "replace"])
+def test_parameters_moved_between_groups_in_a_lost_block_are_moved_back(change: str) -> None:
+    first, second, late = layer(4), layer(4), layer(4)
+    optimizer = torch.optim.SGD(
+        [{"params": list(m.parameters()), "lr": 0.1} for m in (first, second)]
+    )
+    script = Script(a=first, b=second, c=late, optimizer=optimizer)
+    script.learn()
+
+    def members() -> list[list[int]]:
+        return [[id(p) for p in group["params"]] for group in optimizer.param_groups]
+
+    def regroup() -> None:
+        groups = optimizer.param_groups
+        match change:
+            case "append":
+                groups[1]["params"].extend(late.parameters())
+            case "move":
+                groups[1]["params"].append(groups[0]["params"].pop())
+            case "replace":
+                groups[0]["params"] = list(late.parameters())
+
+    before = members()
+    script.undo.begin()
+    regroup()
+    assert members() != before
+    assert script.undo.put_back()
+    assert members() == before
+
+
+def test_a_scripts_change_to_the_state_of_a_later_parameter_is_noticed() -> None:
+    net = nn.Sequential(layer(), layer())
+    optimizer = torch.optim.Adam(net.parameters())
+    script = Script(model=net, optimizer=optimizer)
+    gradients(net)
+    script.learn(after=optimizer.step)
+    last = list(net.parameters())[-1]
+
+    def damp() -> None:
+        optimizer.state[last]["exp_avg"].mul_(0.5)
+
+    assert not script.lost(damp)
+    script.block(damp, optimizer.step)
+    for _ in range(3):
+        assert script.lost(damp)
+        script.block(damp, optimizer.step)
 
 
 def test_a_learning_rate_tensor_keeps_its_identity_when_put_back() -> None:

@@ -12,7 +12,14 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
-from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from types import (
+    BuiltinFunctionType,
+    CellType,
+    FunctionType,
+    MethodType,
+    ModuleType,
+    NoneType,
+)
 from typing import Any, Protocol
 
 import numpy as np
@@ -42,6 +49,9 @@ _VERSION = operator.attrgetter("_version")
 _PLACE = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
 _MODE = operator.attrgetter("training")
+_GRADIENT = operator.attrgetter("grad")
+_MEMBERS = operator.itemgetter("params")
+_VALUES = operator.methodcaller("values")
 _DEEPEST_SIGN = 12
 _MOST_SIGNED = 2048  # objects: more than a millisecond
 _MOST_TENSORS_SIGNED = 4096  # in a list of only tensors: half a millisecond
@@ -305,8 +315,11 @@ class Rates(_Small):
 
     def copy(self) -> Copy:
         groups = list(self._optimizer.param_groups)
-        parameters = [list(group["params"]) for group in groups]
-        return groups, [_settings(group) for group in groups], parameters
+        return (
+            groups,
+            [_settings(group) for group in groups],
+            list(map(list, map(_MEMBERS, groups))),
+        )
 
     def put_back(self, copy: Copy) -> None:
         groups, settings, members = copy
@@ -383,14 +396,18 @@ class OptimizerState:
     def mark(self) -> object:
         """Return the step count and, for a script that changes the state itself, signs of all its
         tensors; of the first parameter's state, also of what is no tensor."""
-        states = list(self._optimizer.state.values())
-        each = chain.from_iterable([s.values() for s in states if isinstance(s, dict)])
-        self._marked = [v for v in each if isinstance(v, torch.Tensor)]
-        first = states[0] if states else None
-        if isinstance(first, dict):
-            first = [v for v in first.values() if not isinstance(v, torch.Tensor)]
-        rest = _Walk().sign(first)
-        return steps_of(self._optimizer), _signs(self._marked), len(states), rest
+        states, rest = list(self._optimizer.state.values()), None
+        try:
+            held = list(chain.from_iterable(map(_VALUES, states)))
+        except AttributeError:  # an optimizer of the script's keeps something else
+            held = states
+        if not {torch.Tensor}.issuperset(map(type, held)):
+            first = next(iter(states))
+            inside = first.values() if isinstance(first, dict) else [first]
+            rest = _Walk().sign([v for v in inside if not isinstance(v, torch.Tensor)])
+            held = [v for v in held if isinstance(v, torch.Tensor)]
+        self._marked = held
+        return steps_of(self._optimizer), _signs(held), len(states), rest
 
     def moved(self, mark: Any) -> bool:
         """Look at the tensors that were there at the last `mark`."""
@@ -681,9 +698,10 @@ class Gradients:
         self._at_begin = dict(self._accumulates)
         self._left = {}
         for name, parameters in self._modules.items():
-            gradients = _present(p.grad for p in parameters.values())
-            if gradients:
-                self._left[name] = frozenset((id(g), g._version) for g in gradients)
+            gradients = list(map(_GRADIENT, parameters.values()))
+            if not {NoneType}.issuperset(map(type, gradients)):
+                left = _present(gradients)
+                self._left[name] = frozenset(zip(map(id, left), map(_VERSION, left), strict=True))
         return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
@@ -743,7 +761,7 @@ class Gradients:
     def _unchanged(self, name: str, left: frozenset[tuple[int, int]]) -> bool:
         """True if a gradient of the block's begin is still there, unchanged, and is not zero. A
         script may zero those of one optimizer only."""
-        now = _present(p.grad for p in self._modules[name].values())
+        now = _present(map(_GRADIENT, self._modules[name].values()))
         there = [_dense(g) for g in now if (id(g), g._version) in left]
         ends = there[:1] + there[-1:]  # they nearly always tell
         return any(bool(g.any()) for g in chain(ends, there[1:-1]))

@@ -582,7 +582,7 @@ class AgentDaemon:
         elif kind == "stop":
             self._stop_ordered = message.stop
         elif kind == "stray":
-            self._driver.post(ev.Strayed())
+            self._driver.post(ev.IncarnationSuperseded())
         elif kind == "drain":
             self._driver.post(ev.DrainRequested(called_off=message.drain.called_off))
         elif kind == "drained":

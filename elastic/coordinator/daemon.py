@@ -457,7 +457,7 @@ class CoordinatorDaemon:
         self.departing.worker_failed(node, failure)
 
     def _is_member(self, worker: WorkerId) -> bool:
-        """True for members of the newest group, or of one that trains until a planned change."""
+        """True for members of the newest group, and of every earlier one that may still train."""
         current = self.machine.current
         members = (
             *(current.members if current is not None else ()),

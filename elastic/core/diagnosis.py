@@ -47,7 +47,7 @@ _VERBS = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Odd:
+class SlowOrHungRank:
     """A rank that others wait for, or that hangs by itself."""
 
     rank: int
@@ -65,7 +65,7 @@ class Odd:
 class Diagnosis:
     """The verdict on a group that stands still."""
 
-    odd: tuple[Odd, ...] = ()
+    odd: tuple[SlowOrHungRank, ...] = ()
     waiting: tuple[int, ...] = ()
     """The ranks that wait for the odd ones."""
     text: str = ""
@@ -81,7 +81,7 @@ def diagnose(ranks: Sequence[Whereabouts]) -> Diagnosis:
     late, waiting = _without_behind(late, waiting)
     apart = not late
     if apart:
-        late, waiting = _apart(waiting)
+        late, waiting = _split_by_place(waiting)
     if not late:
         return Diagnosis(waiting=_numbers(waiting), text=_all_wait(waiting))
     odd = tuple(_odd(r, apart=apart) for r in late)
@@ -165,7 +165,7 @@ def _without_behind(
     return behind, [r for r in waiting if r not in behind]
 
 
-def _apart(waiting: list[Whereabouts]) -> tuple[list[Whereabouts], list[Whereabouts]]:
+def _split_by_place(waiting: list[Whereabouts]) -> tuple[list[Whereabouts], list[Whereabouts]]:
     """If all ranks wait, but not in the same place: all but the largest set of ranks are odd. Of
     equally large sets, those in a collective that the script itself calls are odd, because not
     every rank calls it."""
@@ -199,7 +199,7 @@ def doing(r: Whereabouts) -> str:
     return f"{silent}{f'{part}, ' if part else ''}in {frame}{whose}{_for(r)}"
 
 
-def _odd(r: Whereabouts, *, apart: bool) -> Odd:
+def _odd(r: Whereabouts, *, apart: bool) -> SlowOrHungRank:
     """apart: the rank waits as the others do, but in another place."""
     words, frame = doing(r), None
     if apart:
@@ -208,7 +208,7 @@ def _odd(r: Whereabouts, *, apart: bool) -> Odd:
             words = f"waits in a collective that the others have not entered, in {frame}"
     elif r.answer not in _UNDECIDED:
         frame = _location(r)[0]
-    return Odd(
+    return SlowOrHungRank(
         rank=r.rank, worker=r.worker, node=r.node, doing=words, frame=frame, place_s=r.place_s
     )
 
@@ -231,10 +231,10 @@ def _script_frame(frames: Iterable[Frame]) -> Frame | None:
     return next((f for f in frames if f.is_scripts), None)
 
 
-def _verdict(odd: Sequence[Odd], waiting: Sequence[Whereabouts]) -> str:
+def _verdict(odd: Sequence[SlowOrHungRank], waiting: Sequence[Whereabouts]) -> str:
     """The verdict in words, with one clause for all ranks that do the same."""
     missed = _missed(waiting)
-    same: dict[str, list[Odd]] = defaultdict(list)
+    same: dict[str, list[SlowOrHungRank]] = defaultdict(list)
     for o in odd:
         same[o.doing.partition(", for ")[0]].append(o)
     clauses = []
@@ -257,14 +257,14 @@ def _verdict(odd: Sequence[Odd], waiting: Sequence[Whereabouts]) -> str:
 
 
 def _plural(words: str) -> str:
-    """The predicate of `Odd.doing` for several ranks."""
+    """The predicate of `SlowOrHungRank.doing` for several ranks."""
     for one, many in _VERBS.items():
         if words.startswith(one):
             return many + words.removeprefix(one)
     return words
 
 
-def _who(these: Sequence[Odd]) -> str:
+def _who(these: Sequence[SlowOrHungRank]) -> str:
     nodes = sorted({o.node for o in these})
     named = ", ".join(nodes[:_MOST_SHOWN]) + (", ..." if len(nodes) > _MOST_SHOWN else "")
     return f"{_ranks([o.rank for o in these])} (node{'s' * (len(nodes) > 1)} {named})"

@@ -100,10 +100,10 @@ class Generation:
     """For a planned change: leave the previous group when this many steps are committed. None:
     leave it at once."""
     provisional: bool = False
-    """The change is planned, and not all members that leave have acknowledged it: wait at the
-    boundary `leave_after`. The settled form follows under the same number, and its `leave_after`
-    may be later. It is None there, or in a form after that, if no member can reach such a boundary
-    any more."""
+    """The change is planned, and not all members of the previous group have acknowledged it: they
+    wait at the boundary `leave_after`. A settled form with the same number follows, in which
+    `leave_after` may be later. In that form or one after it, `leave_after` is None if the previous
+    group can no longer reach the boundary."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""

@@ -116,7 +116,7 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     newest = max(declarations[rank].age for rank in intact)
     held = [rank for rank in intact if declarations[rank].age == newest]
     differed = _outvoted(declarations, held)
-    late = _too_late(declarations, held)
+    late = _behind_unrepeatable_call(declarations, held)
     sources = [rank for rank in held if rank not in (*differed, *late)]
     holders = [declarations[rank] for rank in sources]
     targets = [rank for rank in range(len(declarations)) if rank not in sources]
@@ -147,7 +147,9 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
     )
 
 
-def _too_late(declarations: Sequence[Declaration], held: Sequence[int]) -> tuple[int, ...]:
+def _behind_unrepeatable_call(
+    declarations: Sequence[Declaration], held: Sequence[int]
+) -> tuple[int, ...]:
     """The ranks among `held` that are at a call which the others cannot repeat any more, because
     these ranks were out of the group for longer."""
     done = max(declarations[rank].runs_done for rank in held)
@@ -219,7 +221,7 @@ def _holders(declarations: Sequence[Declaration]) -> list[Declaration]:
     return [d for d in intact if d.age == newest]
 
 
-def odd_ones_out(declarations: Sequence[Declaration]) -> tuple[int, tuple[int, ...]]:
+def mismatching_ranks(declarations: Sequence[Declaration]) -> tuple[int, tuple[int, ...]]:
     """(a rank whose signature is right, the ranks that differ from it).
 
     The signature of an intact member is right, or that of rank 0 if no member is intact. A script

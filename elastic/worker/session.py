@@ -326,7 +326,7 @@ class Session:
         if key and training.part.holds_back:
             held: T = copy_tree(training.held_result(key, self._key_of_place(where)))
             return held
-        if training.part.void and where in self._last_results:
+        if training.part.last_block_discarded and where in self._last_results:
             last: T = _copied(self._last_results[where])
             return last
         result: T = training.call(
@@ -357,7 +357,7 @@ class Session:
                     "a step was not used: write `for step in session.steps(...):` and directly "
                     "below it `with step:`"
                 )
-            if not step.committed and not training.part.void:
+            if not step.committed and not training.part.last_block_discarded:
                 raise StepMisused(
                     f"step {step.index} was left by an exception that the script then caught: its "
                     "samples would be lost; catch it inside of `with step:`, or not at all"

@@ -465,7 +465,7 @@ class Training:
         return from a group that was aborted. Runs on a thread of its own."""
         if self.in_block and not self._driving and self._bequeathed is None:
             self._bequeathed = [model.leave_behind() for model in self.models]
-            self._drive(self.part.bequeath())
+            self._drive(self.part.hand_over_state())
 
     def _stand_aside(self) -> None:
         """Block the script's thread for ever if it returns after `_bequeath` has begun: the state

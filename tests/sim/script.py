@@ -470,7 +470,7 @@ class Script:
         worker, until = self.process.worker, self.clock.now + wait.timeout_s
         self.process.note("holds", wait.committed)
         self.clock.at(until, self.process.thread.nudge)
-        while worker.holds(wait.committed):
+        while worker.must_wait(wait.committed):
             if self.clock.now >= until:
                 self.process.held_in_vain()
                 return False

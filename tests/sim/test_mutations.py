@@ -25,7 +25,7 @@ from tests.sim.world import Parts
 
 
 def lose_silent(nodes: Nodes) -> None:
-    for name in {w.node for w in nodes.workers().values() if w.silent_since is not None}:
+    for name in {w.node for w in nodes.workers().values() if w.out_of_contact_since is not None}:
         nodes.lost(name)
 
 

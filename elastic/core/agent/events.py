@@ -128,7 +128,7 @@ class Drained:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Strayed:
+class IncarnationSuperseded:
     """The group of this node belongs to an incarnation that the store has lost: the job has begun
     again without it."""
 
@@ -178,7 +178,7 @@ Event = (
     | DrainRequested
     | Drained
     | CutOff
-    | Strayed
+    | IncarnationSuperseded
     | LeaveRequested
     | StopRequested
     | TimerFired

@@ -158,8 +158,8 @@ class Agent:
                 return self._drain_requested(event, now)
             case ev.Drained():
                 return self._drained(event, now)
-            case ev.Strayed():
-                return self._strayed()
+            case ev.IncarnationSuperseded():
+                return self._incarnation_superseded()
             case ev.CutOff():
                 return self._cut_off(event)
             case ev.StopRequested():
@@ -320,7 +320,7 @@ class Agent:
             self._exit_code = event.exit_code
         return self._end_all(now)
 
-    def _strayed(self) -> list[fx.Effect]:
+    def _incarnation_superseded(self) -> list[fx.Effect]:
         self._generation = self._before = None
         message = "was in a group that the store had lost; the job began again without it"
         ended = self._replace_all(message)

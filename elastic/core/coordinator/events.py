@@ -41,7 +41,8 @@ class NodeLost:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGone:
-    """No process of the node runs any more; this is certain."""
+    """All workers of the node that may have been members have certainly ended: the node itself has,
+    or its agent has another command and has found none of them."""
 
     node: NodeId
 

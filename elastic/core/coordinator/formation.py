@@ -17,9 +17,9 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     ObservedWorker,
+    agent_has_heard_from,
     enough,
-    has_heir,
-    is_in_sight,
+    has_successor,
     may_hold_state,
     return_patience_s,
     worth_waiting_for,
@@ -59,13 +59,13 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         if now < until:  # holders of the state may not have come back yet
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
     silent = worth_waiting_for(view.workers)
-    until = max((w.silent_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
+    until = max((w.out_of_contact_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
     if silent and now < until:  # the same for workers that have lost their agent
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    in_contact = {name: w for name, w in view.workers.items() if w.silent_since is None}
+    in_contact = {name: w for name, w in view.workers.items() if w.out_of_contact_since is None}
     if len(in_contact) < len(view.workers):
         view = replace(view, workers=in_contact)
-    staying = [w for w in view.workers.values() if not w.leaving]
+    staying = [w for w in view.workers.values() if not w.on_leaving_node]
     ready = [w for w in view.workers.values() if _takes_part(w, staying)]
     finished = [w for w in view.workers.values() if w.status.phase is WorkerPhase.FINISHED]
     coming = [w for w in staying if w.status.phase in _COMING]
@@ -77,12 +77,12 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     if returning:
         return _await_return(view, policy, now, returning)
     if any(map(_repeats, ready)):
-        chosen = sorted(_at_one_place(ready), key=_seniority)[: policy.max_workers]
+        chosen = sorted(_without_stateless_if_in_run(ready), key=_seniority)[: policy.max_workers]
         return Form(members=_members(chosen), reason=ChangeReason.STARTED)
     if not enough(view.workers, policy):
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)
-    if sum(not w.leaving for w in ready) < expected:
+    if sum(not w.on_leaving_node for w in ready) < expected:
         since = now if view.enough_since is None else view.enough_since
         deadline = since + policy.gather_timeout_s
         if now < deadline:
@@ -94,11 +94,11 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
 def _takes_part(w: ObservedWorker, staying: list[ObservedWorker]) -> bool:
     """True if the worker is ready, and stays or hands over state that no other one has."""
     s = w.status
-    hands_over = s.has_state and not has_heir(s, [other.status for other in staying])
-    return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)
+    hands_over = s.has_state and not has_successor(s, [other.status for other in staying])
+    return s.phase is WorkerPhase.READY and (hands_over or not w.on_leaving_node)
 
 
-def _at_one_place(workers: list[ObservedWorker]) -> list[ObservedWorker]:
+def _without_stateless_if_in_run(workers: list[ObservedWorker]) -> list[ObservedWorker]:
     """Drop the workers without the state if a holder is in the middle of `session.run`: a script
     that has not come to that call cannot take part in it."""
     return [w for w in workers if w.status.has_state] if any(map(_repeats, workers)) else workers
@@ -141,8 +141,8 @@ def _await_return(
     """
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
-    leaving = view.leaving
-    if leaving is not None and not leaving.worker_ids <= view.workers.keys():
+    previous = view.previous_group
+    if previous is not None and not previous.worker_ids <= view.workers.keys():
         # The others may wait for the missing one at a call, where no connection shows its death.
         return Form(members=(), reason=ChangeReason.MEMBER_LOST)
     since = max(view.formed_at, *(w.in_contact_since for w in returning))
@@ -158,9 +158,9 @@ def _await_return(
 def _busy_until(view: GroupView, policy: FormationPolicy, since: float) -> float:
     """Until when members may take to reach a step boundary. A slow step gives more time to the
     members that are in it, and to those that wait for them in it."""
-    if view.slow:
+    if view.is_slow:
         return since + max(policy.busy_timeout_s, policy.first_step_s)
-    return max(since, view.slow_at) + policy.busy_timeout_s
+    return max(since, view.slow_until) + policy.busy_timeout_s
 
 
 def _seniority(worker: ObservedWorker) -> tuple[bool, int, NodeId, int]:
@@ -202,9 +202,9 @@ def most_steps(workers: Iterable[ObservedWorker]) -> int:
 
 def _outgoing(view: GroupView, current: Generation) -> list[ObservedWorker]:
     """Workers that a planned change under way drops, and that may hold steps that no other has."""
-    if view.leaving is None:
+    if view.previous_group is None:
         return []
-    dropped = sorted(view.leaving.worker_ids - current.worker_ids)
+    dropped = sorted(view.previous_group.worker_ids - current.worker_ids)
     known = [view.workers[worker] for worker in dropped if worker in view.workers]
     ahead = _agreed_on(view, current)
     return [
@@ -222,7 +222,7 @@ def _agreed_on(view: GroupView, current: Generation) -> int:
         (
             w.status.committed
             for w in members
-            if w.silent_since is None
+            if w.out_of_contact_since is None
             and w.status.phase is WorkerPhase.TRAINING
             and w.status.generation == current.number
             and w.status.has_state
@@ -245,19 +245,21 @@ class _Formed:
         self._lost = len(present) < self._current.world_size
         self._finished: list[ObservedWorker] = []
         self._active: list[ObservedWorker] = []
-        self._silent: list[ObservedWorker] = []
+        self._out_of_contact: list[ObservedWorker] = []
         self._broken: list[ObservedWorker] = []
         for w in present:
             if w.status.phase is WorkerPhase.FINISHED:
                 self._finished.append(w)
                 continue
             self._active.append(w)
-            if w.silent_since is not None:
-                self._silent.append(w)
+            if w.out_of_contact_since is not None:
+                self._out_of_contact.append(w)
             if w.status.broken and w.status.generation == self._current.number:
                 self._broken.append(w)
         self._broke_before = (
-            broke_before(self._current, view.leaving, view.workers) if view.leaving else []
+            broke_before(self._current, view.previous_group, view.workers)
+            if view.previous_group
+            else []
         )
         self._broken += self._broke_before
         self._outgoing = _outgoing(view, self._current)
@@ -268,27 +270,31 @@ class _Formed:
         self._newcomers = [
             w
             for w in outside
-            if w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving
+            if w.status.phase is WorkerPhase.READY
+            and w.out_of_contact_since is None
+            and not w.on_leaving_node
         ]
-        self._bequeathing = [
+        self._leaving_holders = [
             w
             for w in outside
-            if w.leaving
-            and w.node not in view.let_go
-            and w.silent_since is None
+            if w.on_leaving_node
+            and w.node not in view.released_nodes
+            and w.out_of_contact_since is None
             and _takes_part(w, self._newcomers)
         ]
         """Ready workers on leaving nodes that hold the state, which no newcomer has."""
         self._returned = [
             w
             for w in outside
-            if w.status.phase in _IN_GROUP and w.status.has_state and w.silent_since is None
+            if w.status.phase in _IN_GROUP and w.status.has_state and w.out_of_contact_since is None
         ]
         """Holders that were left out while out of contact, and do not know that yet."""
         self._coming_out = [
             w
             for w in outside
-            if w.status.phase in _IN_GROUP and not w.status.has_state and w.silent_since is None
+            if w.status.phase in _IN_GROUP
+            and not w.status.has_state
+            and w.out_of_contact_since is None
         ]
         """Workers that were joining an earlier group, and may have received the state there."""
         self._admissible = [w for w in self._newcomers if now >= self._held_back_until(w)]
@@ -308,11 +314,11 @@ class _Formed:
             return self._keep_asking(until)
         if self._state_has_come():
             return self._form(self._active, ChangeReason.STARTED)
-        lost = self._lost or self._has_lost_who_leaves()
+        lost = self._lost or self._has_lost_dropped_member()
         if lost or (self._broken and self._finished) or self._is_stranded():
             return self._form(self._active, ChangeReason.MEMBER_LOST)
-        if self._silent:
-            return self._await_silent()
+        if self._out_of_contact:
+            return self._await_contact()
         if self._broken:
             return self._mend()
         if self._view.stalled:
@@ -324,11 +330,11 @@ class _Formed:
     def _state_has_come(self) -> bool:
         """True if the new group has no state and a holder came back while it was being written.
         Once members know of the group they may have begun, and do not go back."""
-        if not self._view.untold or self._current.leave_after is not None:
+        if not self._view.unannounced or self._current.leave_after is not None:
             return False
         if self._finished or any(w.status.has_state for w in self._active):
             return False
-        here = self._newcomers + self._bequeathing + self._returned
+        here = self._newcomers + self._leaving_holders + self._returned
         return any(w.status.has_state and w.status.committed > 0 for w in here)
 
     def _has_arrived(self, w: ObservedWorker) -> bool:
@@ -336,19 +342,19 @@ class _Formed:
             w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
         )
 
-    def _has_lost_who_leaves(self) -> bool:
+    def _has_lost_dropped_member(self) -> bool:
         """True if a member that a planned change drops was lost before the change. The others may
         wait for it at a call of the script, where no connection shows its death."""
-        leaving = self._view.leaving
+        previous = self._view.previous_group
         return (
-            leaving is not None
-            and not leaving.worker_ids <= self._view.workers.keys() | self._current.worker_ids
+            previous is not None
+            and not previous.worker_ids <= self._view.workers.keys() | self._current.worker_ids
             and (
                 bool(self._broke_before)
                 or not any(
                     self._has_started_to_join(w)  # newcomers start at once
                     for w in self._active
-                    if w.status.worker in leaving.worker_ids
+                    if w.status.worker in previous.worker_ids
                 )
             )
         )
@@ -361,8 +367,8 @@ class _Formed:
 
     def _roll_call_until(self) -> float:
         """Until when a new leader leaves no worker out, because all need time to find it."""
-        gone = [w for w in self._outgoing if w.silent_since is not None]
-        since = [w.silent_since or 0.0 for w in self._silent + gone if w.expected]
+        gone = [w for w in self._outgoing if w.out_of_contact_since is not None]
+        since = [w.out_of_contact_since or 0.0 for w in self._out_of_contact + gone if w.expected]
         return min(since) + self._policy.roll_call_s if since else self._now
 
     def _state_is_away_until(self) -> float:
@@ -373,37 +379,37 @@ class _Formed:
         those left behind. If no worker is left here, the group is dissolved, and `_gather` waits.
         """
         here = self._active + self._newcomers + self._outgoing
-        if any(w.status.has_state and w.silent_since is None for w in here):
+        if any(w.status.has_state and w.out_of_contact_since is None for w in here):
             return self._now
         left_behind = [w for w in self._view.workers.values() if here and w.left_behind]
         there_is_one = self._view.trained_in > 0
-        outgoing = [w for w in self._outgoing if w.silent_since is not None]
+        outgoing = [w for w in self._outgoing if w.out_of_contact_since is not None]
         away = [
             w
-            for w in self._silent + left_behind + outgoing
+            for w in self._out_of_contact + left_behind + outgoing
             if may_hold_state(w.status, self._current) and (w.status.has_state or there_is_one)
         ]
         until = [self._place_kept_until(w) for w in away]
         if here and there_is_one:
-            until += [self._deaf_from(w) for w in self._coming_out]
+            until += [self._acknowledge_by(w) for w in self._coming_out]
         return max(until, default=self._now)
 
     def _place_kept_until(self, w: ObservedWorker) -> float:
         patience_s = return_patience_s(self._policy) if w.expected else self._policy.agent_grace_s
-        return (w.silent_since or 0.0) + patience_s
+        return (w.out_of_contact_since or 0.0) + patience_s
 
-    def _await_silent(self) -> Decision:
+    def _await_contact(self) -> Decision:
         """Members out of contact train on as long as the group does: their agent may come back.
 
         If all members are out of contact, the coordinator is cut off or newly elected, unless
         finished members are in contact.
         """
-        answered = any(w.silent_since is None for w in self._finished)
-        if len(self._silent) == len(self._active) and not answered:
+        answered = any(w.out_of_contact_since is None for w in self._finished)
+        if len(self._out_of_contact) == len(self._active) and not answered:
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
         arrived = all(self._has_arrived(w) for w in self._active if not w.expected)
         given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
-        until = min(map(self._place_kept_until, self._silent))
+        until = min(map(self._place_kept_until, self._out_of_contact))
         if given_up or self._now >= until:
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         return self._keep_asking(until)
@@ -425,11 +431,11 @@ class _Formed:
         is in the middle of anything, and a newcomer that was cut off and has come back may have the
         state. And a newcomer may have the last step, which no remaining member has completed.
         """
-        workers = [w for w in workers + self._outgoing if w.silent_since is None]
-        workers = self._with_last_step([w for w in workers if is_in_sight(w)])
-        workers = _at_one_place(workers)
+        workers = [w for w in workers + self._outgoing if w.out_of_contact_since is None]
+        workers = self._with_last_step([w for w in workers if agent_has_heard_from(w)])
+        workers = _without_stateless_if_in_run(workers)
         if not any(w.status.has_state for w in workers):
-            holders = self._bequeathing + [w for w in self._returned if is_in_sight(w)]
+            holders = self._leaving_holders + [w for w in self._returned if agent_has_heard_from(w)]
             everyone = workers + self._newcomers + holders
             workers = sorted(everyone, key=lambda w: (*self._claim(w, reason), *_seniority(w)))
         if _nothing_left_to_do(self._done, workers):
@@ -450,7 +456,7 @@ class _Formed:
     def _with_last_step(self, workers: list[ObservedWorker]) -> list[ObservedWorker]:
         """Add a worker outside of the group that is ahead of all of these, if there is one: ready
         to join, or back in contact and not yet out of the group that went on without it."""
-        returned = [w for w in self._returned if is_in_sight(w)]
+        returned = [w for w in self._returned if agent_has_heard_from(w)]
         first = furthest_ahead(self._newcomers + returned, workers, self._view)
         return [*workers[: self._policy.max_workers - 1], first] if first is not None else workers
 
@@ -475,23 +481,23 @@ class _Formed:
         unaware = [w for w in self._active if w.status.acknowledged < self._current.number]
         if any(map(self._has_arrived, self._active)):
             unaware = []  # none trains before all have joined: only the reports of these are late
-        deaf = [w for w in unaware if self._now >= self._deaf_from(w)]
-        if deaf:
-            return self._leave_out(deaf)
-        deaf_until = min(map(self._deaf_from, unaware), default=None)
+        overdue = [w for w in unaware if self._now >= self._acknowledge_by(w)]
+        if overdue:
+            return self._leave_out(overdue)
+        acknowledge_by = min(map(self._acknowledge_by, unaware), default=None)
         since = self._view.assembling_since
         if since is None:
-            return Wait(reason=WaitReason.ASSEMBLING, until=deaf_until)
+            return Wait(reason=WaitReason.ASSEMBLING, until=acknowledge_by)
         late = [w for w in self._active if not self._has_started_to_join(w)]
         busy_until = self._busy_until(since)
         if self._now >= busy_until and self._current.leave_after is not None:
             return self._form(self._active, ChangeReason.STALLED)  # one of them holds up the others
         if self._now >= busy_until:
             return self._leave_out(late)
-        until = busy_until if deaf_until is None else min(deaf_until, busy_until)
+        until = busy_until if acknowledge_by is None else min(acknowledge_by, busy_until)
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
 
-    def _deaf_from(self, w: ObservedWorker) -> float:
+    def _acknowledge_by(self, w: ObservedWorker) -> float:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
     def _busy_until(self, since: float) -> float:
@@ -527,7 +533,7 @@ class _Formed:
 
     def _admit(self) -> Decision:
         """The group trains: plan a change for nodes that leave, or for newcomers together."""
-        if any(w.leaving for w in self._active):
+        if any(w.on_leaving_node for w in self._active):
             return self._see_off()
         room = self._policy.max_workers - len(self._active)
         if room < 0 and self._current.purpose is Purpose.TRAIN:
@@ -558,12 +564,12 @@ class _Formed:
         While only members that leave hold the state, one of them stays to hand it to newcomers,
         even if there is one member too many then, and no newcomer is held back.
         """
-        staying = [w for w in self._active if not w.leaving]
+        staying = [w for w in self._active if not w.on_leaving_node]
         hands_over = not any(w.status.has_state for w in staying)
         if hands_over:
             if not self._newcomers:
                 return Wait(reason=WaitReason.STEADY)
-            staying = [*staying, *(w for w in self._active if w.leaving)][-1:]
+            staying = [*staying, *(w for w in self._active if w.on_leaving_node)][-1:]
         room = max(int(hands_over), self._policy.max_workers - len(staying))
         coming = self._newcomers if hands_over else self._admissible
         workers = staying + sorted(coming, key=_seniority)[:room]
@@ -611,9 +617,9 @@ def _put_holder_first(ranks: list[Member], holders: frozenset[WorkerId]) -> None
 
 
 def settle(
-    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]
+    planned: Generation, previous: Generation, workers: Mapping[WorkerId, ObservedWorker]
 ) -> Generation | None:
-    """The settled form of `planned`; None while a member of `leaving` has not acknowledged it, or
+    """The settled form of `planned`; None while a member of `previous` has not acknowledged it, or
     if there is nothing new to say.
 
     A member's script counts a step as committed and then looks for news; its link notes the news
@@ -627,13 +633,13 @@ def settle(
     members that may be the only ones with the last step, an unplanned change follows.
     """
     first = planned.leave_after
-    if first is None or any(m.worker not in workers for m in leaving.members):
+    if first is None or any(m.worker not in workers for m in previous.members):
         return None  # they leave at once, or an unplanned change follows
-    statuses = [workers[m.worker].status for m in leaving.members]
+    statuses = [workers[m.worker].status for m in previous.members]
     active = [s for s in statuses if s.phase is not WorkerPhase.FINISHED]
-    if broke_before(planned, leaving, workers):
+    if broke_before(planned, previous, workers):
         return None
-    left = [s for s in active if not _trains_in(s, leaving)]
+    left = [s for s in active if not _trains_in(s, previous)]
     if any(planned.provisional or s.committed < first for s in left):
         return replace(planned, provisional=False, leave_after=None)
     if not planned.provisional:
@@ -645,18 +651,18 @@ def settle(
 
 
 def broke_before(
-    planned: Generation, leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]
+    planned: Generation, previous: Generation, workers: Mapping[WorkerId, ObservedWorker]
 ) -> list[ObservedWorker]:
     """Members that lost the group before the boundary at which a planned change leaves it. Empty
     unless the change drops members, which may have completed a step that no other has."""
-    if not planned.members or leaving.worker_ids <= planned.worker_ids:
+    if not planned.members or previous.worker_ids <= planned.worker_ids:
         return []
-    members = [workers[m.worker] for m in leaving.members if m.worker in workers]
+    members = [workers[m.worker] for m in previous.members if m.worker in workers]
     return [
         w
         for w in members
         if w.status.broken
-        and w.status.generation == leaving.number
+        and w.status.generation == previous.number
         and not planned.is_due(w.status.committed)
     ]
 
@@ -671,17 +677,17 @@ def in_place(planned: Generation, workers: Mapping[WorkerId, ObservedWorker]) ->
     )
 
 
-def is_left(leaving: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
+def is_left(previous: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
     """True if no member trains any more in the group that a planned change ends."""
-    return not any(_trains_in(w.status, leaving) for w in workers.values())
+    return not any(_trains_in(w.status, previous) for w in workers.values())
 
 
-def counts_steps(reported: int, current: Generation | None, *, leaving: bool) -> bool:
-    """True if steps of the generation `reported` count. leaving: no member has left the group
-    before a planned change yet, so the steps of that group count too."""
+def counts_steps(reported: int, current: Generation | None, *, none_left_yet: bool) -> bool:
+    """True if steps that are reported of the generation `reported` count: those of `current`, and
+    during a planned change those of the group before it, while no member has left that one yet."""
     if current is None:
         return False
-    return reported == current.number or (current.leave_after is not None and leaving)
+    return reported == current.number or (current.leave_after is not None and none_left_yet)
 
 
 def _trains_in(s: WorkerStatus, generation: Generation) -> bool:
@@ -696,7 +702,7 @@ class Clocks:
     broken: float | None = None
     newcomers: float | None = None
     assembling: float | None = None
-    slow: float = -math.inf
+    slow_until: float = -math.inf
     """Until when `is_slow` was true the last time."""
     is_slow: bool = False
     """A member compiles, or the group is in its first step."""
@@ -708,18 +714,18 @@ class Clocks:
         policy: FormationPolicy,
         now: float,
         *,
-        leaving: Generation | None = None,
+        previous: Generation | None = None,
         first_step: bool = False,
     ) -> None:
         """Start or stop each clock by what is known now.
 
-        leaving: the group that trains until `current`, a planned change, is in place. A member that
-        has left it starts the clock `assembling`: the others can complete no further step.
+        previous: the group that trains until `current`, a planned change, is in place. A member
+        that has left it starts the clock `assembling`: the others can complete no further step.
         first_step: the group is in its first step.
         """
         number = current.number if current else 0
         members = current.worker_ids if current else frozenset()
-        before = leaving.number if leaving else 0
+        before = previous.number if previous else 0
         broken = newcomers = arrived = compiles = False
         for name, w in workers.items():
             status = w.status
@@ -734,14 +740,14 @@ class Clocks:
                     broken = True
                 if status.phase in _IN_GROUP:
                     arrived = True
-        if current is not None and leaving is not None:
-            broken = broken or bool(broke_before(current, leaving, workers))
+        if current is not None and previous is not None:
+            broken = broken or bool(broke_before(current, previous, workers))
         can_form = not members and enough(workers, policy)
         self.enough = _start_or_stop(self.enough, can_form, now)
         self.broken = _start_or_stop(self.broken, broken, now)
         self.newcomers = _start_or_stop(self.newcomers, newcomers, now)
         if compiles or first_step or self.is_slow:
-            self.slow = now
+            self.slow_until = now
         self.is_slow = compiles or first_step
         if self.assembling is None and arrived:
             self.assembling = now

@@ -48,7 +48,7 @@ class PastGenerations:
     def last_members(self) -> tuple[Member, ...]:
         return next((g.members for g in reversed(self._generations.values()) if g.members), ())
 
-    def spent(self) -> frozenset[WorkerId]:
+    def past_members(self) -> frozenset[WorkerId]:
         return frozenset(m.worker for g in self._generations.values() for m in g.members)
 
     def restart_count(self, decision: Form) -> int:
@@ -58,7 +58,7 @@ class PastGenerations:
             return 0
         return self._generations[newest].restart_count + bool(decision.members)
 
-    def breaks_another(self, failure: Failure) -> bool:
+    def is_unexplained_failure(self, failure: Failure) -> bool:
         """Record a failure where all workers restart together; False if an earlier one explains it.
 
         The first failure in a group breaks it for the others, which may fail because of that. Once
@@ -134,7 +134,7 @@ class Lineage:
                 found.append(ready)
         return found
 
-    def in_the_way(
+    def blocking_joiners(
         self, members: Collection[WorkerId], workers: Mapping[WorkerId, ObservedWorker]
     ) -> frozenset[WorkerId]:
         """Workers without state that are joining a group which forbids a group of `members`. If
@@ -166,19 +166,27 @@ def _group(generation: Generation) -> _Group:
 def _has_stopped(group: _Group, workers: Mapping[WorkerId, ObservedWorker]) -> bool:
     for name in group.workers:
         w = workers.get(name)
-        if w is not None and w.silent_since is None and _is_past(w.status, group.generation):
+        if (
+            w is not None
+            and w.out_of_contact_since is None
+            and _is_past(w.status, group.generation)
+        ):
             return True
     return False
 
 
 def _can_be_taken(w: ObservedWorker) -> bool:
-    return w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving
+    return (
+        w.status.phase is WorkerPhase.READY
+        and w.out_of_contact_since is None
+        and not w.on_leaving_node
+    )
 
 
 def _joins_without_state(w: ObservedWorker, generation: Generation) -> bool:
     s = w.status
     joins = s.phase is WorkerPhase.JOINING and s.generation == generation.number
-    return joins and w.silent_since is None and not s.has_state
+    return joins and w.out_of_contact_since is None and not s.has_state
 
 
 def _is_past(status: WorkerStatus, generation: Generation) -> bool:
@@ -214,16 +222,16 @@ class CheckpointTracker:
     _saves: dict[tuple[int, int], _Save] = field(default_factory=dict)
     _whole: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     _given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
-    _told: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
+    _known_given_up: deque[tuple[int, int]] = field(default_factory=lambda: deque(maxlen=16))
     abandoned: bool = False
     """A save lost a writer since the last complete one: another save should follow soon."""
     newest: tuple[Generation, int] | None = None
     """The newest checkpoint that can be loaded, as far as known: the group that saved it, and its
     step."""
-    told: bool = True
-    """Give up saves that wait for a lost member, and tell the members. False while the job stops:
-    the members would leave without a checkpoint, whereas the next group saves the same step, or the
-    lost member comes back and completes this save."""
+    gives_up_on_loss: bool = True
+    """Whether a save that waits for a lost member is given up, and the others are told to go on.
+    False while the job stops, since they would leave without a checkpoint: the lost member may come
+    back and complete the save, and otherwise the next group saves the same step."""
 
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
         """Record a written part; True if it completes the checkpoint."""
@@ -259,16 +267,16 @@ class CheckpointTracker:
     def is_given_up(self, step: int, generation: int) -> bool:
         return (step, generation) in self._given_up
 
-    def is_told(self, step: int, generation: int) -> bool:
+    def is_known_given_up(self, step: int, generation: int) -> bool:
         """True if members know that the save was given up: they no longer wait for it."""
-        return (step, generation) in self._told
+        return (step, generation) in self._known_given_up
 
     def lost(self, worker: WorkerId) -> list[tuple[int, int]]:
         """Give up the saves that wait for a part of a lost worker; return their (step, generation).
-        While `told` is False they are kept, and the result is empty."""
+        While `gives_up_on_loss` is False they are kept, and the result is empty."""
         waiting = [key for key, save in self._saves.items() if save.waits_for(worker)]
         self.abandoned = self.abandoned or bool(waiting)
-        given_up = waiting if self.told else []
+        given_up = waiting if self.gives_up_on_loss else []
         for key in given_up:
             self._forget(key)
         return given_up
@@ -278,7 +286,7 @@ class CheckpointTracker:
         if not self._saves:
             return []
         lost = [(worker, key) for worker in sorted(workers) for key in self.lost(worker)]
-        self._told.extend(key for _, key in lost)
+        self._known_given_up.extend(key for _, key in lost)
         return [
             fx.AbandonCheckpoint(
                 generation=generation,
@@ -295,7 +303,7 @@ class CheckpointTracker:
         if (step, generation) in self._given_up:
             return False
         self._forget((step, generation))
-        self._told.append((step, generation))
+        self._known_given_up.append((step, generation))
         return True
 
     def _forget(self, key: tuple[int, int]) -> None:

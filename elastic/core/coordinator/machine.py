@@ -106,12 +106,12 @@ class Coordinator:
         self._probed_at = -math.inf
         self._past = PastGenerations()
         self._current: Generation | None = None
-        self._leaving: Generation | None = None
+        self._previous_group: Generation | None = None
         """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
         self._trained_in = 0
         self._formed_at = 0.0
-        self._untold = False
+        self._unannounced = False
         self._adopted_at: float | None = None
         self._since = Clocks()
         self._restarts = RestartPolicy(
@@ -144,9 +144,9 @@ class Coordinator:
             self._newcomers.presume_trained(generation)
         newest = WorkerPhase.TRAINING
         if last.leave_after is not None and may_train:  # it may not have taken effect yet
-            self._leaving, newest = may_train[-1], WorkerPhase.READY
+            self._previous_group, newest = may_train[-1], WorkerPhase.READY
             self._nodes.presumed(may_train[-1], WorkerPhase.TRAINING, now)
-        self._since = Clocks(assembling=now if self._leaving is None else None)
+        self._since = Clocks(assembling=now if self._previous_group is None else None)
         self._nodes.presumed(last, newest, now)
         for generation in reversed(may_train):
             self._nodes.presumed_left_behind(generation, now)
@@ -185,7 +185,11 @@ class Coordinator:
     def can_replace_slow(self, worker: WorkerId) -> bool:
         """True if the group trains, without a change under way, and can do with one less."""
         current = self._current
-        if current is None or self.phase is not JobPhase.RUNNING or self._leaving is not None:
+        if (
+            current is None
+            or self.phase is not JobPhase.RUNNING
+            or self._previous_group is not None
+        ):
             return False
         enough = len(current.members) > max(1, self._policy.min_workers)
         return enough and worker in current.worker_ids
@@ -195,7 +199,7 @@ class Coordinator:
         return self._lineage.members()
 
     def nodes_out_of_contact(self) -> list[NodeId]:
-        return self._nodes.silent()
+        return self._nodes.out_of_contact()
 
     def generation(self, number: int) -> Generation | None:
         return self._past.get(number)
@@ -277,13 +281,13 @@ class Coordinator:
         return self._checkpoints.abandon(lost.union(self._told_before()))
 
     def _node_lost(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
-        groups = (self._current, self._leaving)
+        groups = (self._current, self._previous_group)
         trained = self._past.last_members() if self._trained_in > 0 else ()
         if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups, trained):
-            self._nodes.fell_silent(event.node, now)
+            self._nodes.lost_contact(event.node, now)
             return []
-        if self._policy.agent_grace_s > 0.0 and event.node not in self._departures.told:
-            return self._checkpoints.abandon(self._nodes.lost_outside(event.node, now))
+        if self._policy.agent_grace_s > 0.0 and event.node not in self._departures.released:
+            return self._checkpoints.abandon(self._nodes.unneeded_lost_contact(event.node, now))
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
     def _node_gone(self, event: ev.NodeGone) -> list[fx.Effect]:
@@ -312,7 +316,7 @@ class Coordinator:
             and self._group_can_do_without(worker)
         ):
             refused = self._newcomer_failed(worker, event, now)
-        elif not self._policy.restart_all or self._past.breaks_another(event.failure):
+        elif not self._policy.restart_all or self._past.is_unexplained_failure(event.failure):
             failure = event.failure
             if failure.state_lost and self._is_held_elsewhere(worker):
                 failure = replace(failure, retryable=True)  # the next group includes that holder
@@ -334,7 +338,7 @@ class Coordinator:
 
     def _progress_reported(self, event: ev.ProgressReported, now: float) -> list[fx.Effect]:
         if not counts_steps(
-            event.generation, self._current, leaving=self._since.assembling is None
+            event.generation, self._current, none_left_yet=self._since.assembling is None
         ):
             return []
         if event.probed:
@@ -403,14 +407,14 @@ class Coordinator:
         check_succession(self._current, generation)
         self._lineage.exists(generation)
         planned = generation.leave_after is not None
-        self._leaving = self._current if planned else None
+        self._previous_group = self._current if planned else None
         self._make_current(generation)
         self._formed_at, self._adopted_at = now, None
         is_slow = self._progress.in_first_step  # members in it are free only when it is over
         self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)
         self._progress.regroup()
-        self._untold = self._is_overtaken(generation, now)
-        return [] if self._untold else [fx.AnnounceGeneration(generation=generation)]
+        self._unannounced = self._is_overtaken(generation, now)
+        return [] if self._unannounced else [fx.AnnounceGeneration(generation=generation)]
 
     def _stop_requested(self, event: ev.StopRequested, now: float) -> list[fx.Effect]:
         if self._stop is None or self._stop.inherited:
@@ -429,22 +433,22 @@ class Coordinator:
             workers,
             self._policy,
             now,
-            leaving=self._leaving,
+            previous=self._previous_group,
             first_step=first_step,
         )
         self._lineage.seen(workers)
         effects = self._settle_planned()
         self._note_arrival(workers)
         if self._stop is None:  # else all nodes save and leave soon
-            gone = self._departures.completed(self._nodes, self._current, self._leaving)
+            gone = self._departures.completed(self._nodes, self._current, self._previous_group)
             effects += [fx.NodeDrained(node=node) for node in gone]
         decision = self._decide(now)
         if isinstance(decision, Form):
             decision = self._with_room_for_others(decision, now)
             chosen = [m.worker for m in decision.members]
             if not self._lineage.allows(chosen):
-                in_the_way = self._lineage.in_the_way(chosen, self._nodes.workers())
-                effects += self._replace(decision.left_out | in_the_way, now)
+                blocking = self._lineage.blocking_joiners(chosen, self._nodes.workers())
+                effects += self._replace(decision.left_out | blocking, now)
                 decision = Wait(reason=WaitReason.ANOTHER_GROUP_MAY_TRAIN)
             elif behind := self._behind_checkpoint(decision, now):
                 effects += self._replace(behind, now, _BEHIND)
@@ -477,22 +481,26 @@ class Coordinator:
 
     def _note_arrival(self, workers: Mapping[WorkerId, ObservedWorker]) -> None:
         current = self._current
-        if current is None or not (self._leaving or self._newcomers.awaits(current)):
+        if current is None or not (self._previous_group or self._newcomers.awaits(current)):
             return
-        if not current.members and self._leaving and not is_left(self._leaving, workers):
+        if (
+            not current.members
+            and self._previous_group
+            and not is_left(self._previous_group, workers)
+        ):
             return  # the group dissolves, and members still train in it
         if in_place(current, workers):
-            if self._leaving is not None:
+            if self._previous_group is not None:
                 self._nodes.arrived(current)
-            self._leaving = None
+            self._previous_group = None
             self._newcomers.arrived(current, workers)
 
     def _is_overtaken(self, newest: Generation, now: float) -> bool:
         """True if a holder of the state came back while this generation without the state was
-        written: then another one follows at once, and nobody is told about this one."""
+        written: then another one follows at once, and this one is not announced."""
         if self._stop is not None or self._policy.restart_all or not newest.members:
             return False
-        decision = decide(replace(self._view(now), untold=True), self._policy, now)
+        decision = decide(replace(self._view(now), unannounced=True), self._policy, now)
         return (
             isinstance(decision, Form)
             and decision.reason is ChangeReason.STARTED
@@ -506,7 +514,7 @@ class Coordinator:
         others = [
             w
             for name, w in self._nodes.workers().items()
-            if w.silent_since is None and not self._newcomers.is_new(name)
+            if w.out_of_contact_since is None and not self._newcomers.is_new(name)
         ]
         return len(others) >= max(1, self._policy.min_workers)
 
@@ -519,7 +527,7 @@ class Coordinator:
             w.status.phase is WorkerPhase.READY
             and w.status.has_state
             and w.status.committed > 0
-            and w.silent_since is None
+            and w.out_of_contact_since is None
             for name, w in self._nodes.workers().items()
             if group is None or name not in group.worker_ids
         )
@@ -536,10 +544,10 @@ class Coordinator:
         return [fx.RefuseNewcomers(node=event.node, failure=event.failure, retry_s=retry_s)]
 
     def _settle_planned(self) -> list[fx.Effect]:
-        planned, leaving = self._current, self._leaving
-        if planned is None or leaving is None:
+        planned, previous = self._current, self._previous_group
+        if planned is None or previous is None:
             return []
-        settled = settle(planned, leaving, self._nodes.workers())
+        settled = settle(planned, previous, self._nodes.workers())
         if settled is None:
             return []
         self._make_current(settled)
@@ -561,7 +569,7 @@ class Coordinator:
 
     def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
         due = now >= self._probed_at + self._policy.probe_interval_s
-        wanted = decision.reason is WaitReason.OUT_OF_CONTACT or self._progress.asks(now)
+        wanted = decision.reason is WaitReason.OUT_OF_CONTACT or self._progress.should_probe(now)
         if not wanted or not due:
             return []
         self._probed_at = now
@@ -572,7 +580,7 @@ class Coordinator:
         return Stop(exit_code=exit_code, reason=reason, deadline=deadline)
 
     def _begin_stop(self, stop: Stop) -> None:
-        self._stop, self._checkpoints.told = stop, False
+        self._stop, self._checkpoints.gives_up_on_loss = stop, False
         self._enter(JobPhase.DRAINING)
 
     def _complete(self) -> list[fx.Effect]:
@@ -595,14 +603,15 @@ class Coordinator:
 
     def _form(self, decision: Form, now: float) -> list[fx.Effect]:
         previous = self._current
-        goes_on = decision.members and not decision.planned  # else silent nodes keep their place
-        left_behind = self._nodes.silent_left_behind(previous) if goes_on else ()
+        # A planned change, or a dissolved group, leaves no node behind.
+        goes_on = decision.members and not decision.planned
+        left_behind = self._nodes.leave_behind_out_of_contact(previous) if goes_on else ()
         abandoned, alive = self._checkpoints.abandon(left_behind), self._nodes.workers()
         lost = tuple(
             m.worker
             for m in (previous.members if previous else ())
             if m.worker not in alive
-            or alive[m.worker].silent_since is not None
+            or alive[m.worker].out_of_contact_since is not None
             or m.worker in decision.left_out
             or m.worker in self._replacements
         )
@@ -638,7 +647,7 @@ class Coordinator:
 
     def _explain_hang(self, decision: Form, now: float) -> list[fx.Effect]:
         """Ask where members are before they learn of the change, which frees those that wait."""
-        group = self._leaving or self._current
+        group = self._previous_group or self._current
         if group is None or not group.members:
             return []
         late = [w for name, w in self._nodes.workers().items() if name in decision.left_out]
@@ -652,7 +661,7 @@ class Coordinator:
         return [fx.ExplainHang(generation=group, step=step, standing_s=standing_s)]
 
     def _explain_slow_step(self, step: int, now: float) -> list[fx.Effect]:
-        group = self._leaving or self._current
+        group = self._previous_group or self._current
         lasts_s = self._progress.lags_s(now)
         if lasts_s == 0.0 or group is None or self._persisting is not None:
             return []
@@ -694,11 +703,11 @@ class Coordinator:
     def _view(self, now: float) -> GroupView:
         return GroupView(
             current=self._current,
-            leaving=self._leaving,
+            previous_group=self._previous_group,
             workers=self._deciding(now),
             slots=self._nodes.slots,
             formed_at=self._formed_at,
-            untold=self._untold,
+            unannounced=self._unannounced,
             adopted_at=self._adopted_at,
             agents_return_until=self._agents_return_until,
             trained_in=self._trained_in,
@@ -706,23 +715,23 @@ class Coordinator:
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,
             assembling_since=self._since.assembling,
-            slow=self._since.is_slow,
-            slow_at=self._since.slow,
+            is_slow=self._since.is_slow,
+            slow_until=self._since.slow_until,
             fruitless_breaks=self._progress.fruitless_breaks,
             stalled=self._progress.stalled,
             stuck=self._progress.stuck,
             held_back=self._newcomers.held_back(self._nodes.workers().values()),
-            let_go=self._departures.told,
-            spent=self._past.spent() if self._policy.restart_all else frozenset(),
+            released_nodes=self._departures.released,
+            past_members=self._past.past_members() if self._policy.restart_all else frozenset(),
         )
 
     def _has_missed_the_news(self, event: ev.ShardReported | ev.SaveReportedFailed) -> bool:
         """True if the reporting member waits for a save that was given up, because it was out of
         contact, or had not begun to save, when the others were told."""
-        if not self._checkpoints.is_told(event.step, event.generation):
+        if not self._checkpoints.is_known_given_up(event.step, event.generation):
             return False
         generation = self._past.get(event.generation)
-        return generation is not None and generation in (self._current, self._leaving)
+        return generation is not None and generation in (self._current, self._previous_group)
 
     def _told_before(self) -> list[WorkerId]:
         """After a change of leader: members whose scripts have ended. The previous coordinator told
@@ -736,7 +745,7 @@ class Coordinator:
     def _counts(self, worker: WorkerId) -> bool:
         """True if the worker's steps are those of the present group. A worker outside of it may
         have come back with more steps, from which the job had to go back."""
-        groups = [g for g in (self._current, self._leaving) if g is not None and g.members]
+        groups = [g for g in (self._current, self._previous_group) if g is not None and g.members]
         return not groups or any(worker in g.worker_ids for g in groups)
 
     def _make_current(self, generation: Generation) -> None:

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from elastic.core.coordinator.view import ObservedWorker, has_heir, may_hold_state
+from elastic.core.coordinator.view import ObservedWorker, has_successor, may_hold_state
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -33,24 +33,24 @@ class _Node:
     workers: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
     gone: set[WorkerId] = field(default_factory=set)
     """Failed workers that the node's view still has. A name may come back after a restart."""
-    silent_since: float | None = None
+    out_of_contact_since: float | None = None
     expected: bool = False
     in_contact_since: float = -math.inf
     left_behind: bool = False
     seen: dict[WorkerId, ObservedWorker] | None = None
     """Cache of `observed`; None after a change."""
 
-    def observed(self, name: NodeId, *, leaving: bool) -> dict[WorkerId, ObservedWorker]:
+    def observed(self, name: NodeId, *, on_leaving_node: bool) -> dict[WorkerId, ObservedWorker]:
         if self.seen is None:
             self.seen = {
                 worker: ObservedWorker(
                     node=name,
                     status=status,
-                    silent_since=self.silent_since,
+                    out_of_contact_since=self.out_of_contact_since,
                     expected=self.expected,
                     in_contact_since=self.in_contact_since,
                     left_behind=self.left_behind,
-                    leaving=leaving,
+                    on_leaving_node=on_leaving_node,
                 )
                 for worker, status in self.workers.items()
             }
@@ -82,7 +82,7 @@ class Nodes:
     @property
     def staying(self) -> list[NodeId]:
         """The nodes in contact that are not leaving."""
-        contact = [n for n, v in self._nodes.items() if v.silent_since is None]
+        contact = [n for n, v in self._nodes.items() if v.out_of_contact_since is None]
         return [n for n in contact if n not in self._leaving]
 
     def all_leave(self) -> bool:
@@ -94,7 +94,7 @@ class Nodes:
         if self._seen is None:
             seen: dict[WorkerId, ObservedWorker] = {}
             for name, node in self._nodes.items():
-                seen.update(node.observed(name, leaving=name in self._leaving))
+                seen.update(node.observed(name, on_leaving_node=name in self._leaving))
             self._seen = seen
         return self._seen
 
@@ -112,9 +112,9 @@ class Nodes:
         groups: Iterable[Generation | None],
         trained: Iterable[Member] = (),
     ) -> bool:
-        """True if workers of the node are members of these groups. If none of the groups has
-        members: whether they hold the state, or may have received it since their last report, as
-        members of the group that trained last (`trained`)."""
+        """True if a worker of the node is a member of one of these groups. If none of them has
+        members: True if a worker of the node holds the state, or was in the group that trained last
+        (`trained`) and may have received the state since its last report."""
         existing = [g for g in groups if g is not None]
         if any(m.node == name for g in existing for m in g.members):
             return True
@@ -123,13 +123,13 @@ class Nodes:
             return True
         return dissolved and any(s.has_state for s in self.workers_of(name))
 
-    def silent(self) -> list[NodeId]:
-        return [n for n, v in self._nodes.items() if v.silent_since is not None]
+    def out_of_contact(self) -> list[NodeId]:
+        return [n for n, v in self._nodes.items() if v.out_of_contact_since is not None]
 
-    def is_silent(self, name: NodeId) -> bool:
+    def is_out_of_contact(self, name: NodeId) -> bool:
         """True also for an unknown node."""
         node = self._nodes.get(name)
-        return node is None or node.silent_since is not None
+        return node is None or node.out_of_contact_since is not None
 
     # ---- events
 
@@ -141,7 +141,9 @@ class Nodes:
         for member in generation.members:
             if member.worker in known:
                 continue
-            node = self._nodes.setdefault(member.node, _Node(silent_since=now, expected=True))
+            node = self._nodes.setdefault(
+                member.node, _Node(out_of_contact_since=now, expected=True)
+            )
             node.slots += 1
             node.workers[member.worker] = WorkerStatus(
                 worker=member.worker,
@@ -160,7 +162,7 @@ class Nodes:
         strangers = [m for m in generation.members if m.node not in self._nodes]
         for member in strangers:
             node = self._nodes.setdefault(
-                member.node, _Node(silent_since=now, expected=True, left_behind=True)
+                member.node, _Node(out_of_contact_since=now, expected=True, left_behind=True)
             )
             node.workers[member.worker] = WorkerStatus(
                 worker=member.worker,
@@ -177,14 +179,15 @@ class Nodes:
         self, name: NodeId, slots: int, workers: Iterable[WorkerStatus], now: float = 0.0
     ) -> frozenset[WorkerId]:
         """Replace the previous view of the node; return the workers that it no longer has."""
-        node = self._nodes.setdefault(name, _Node(silent_since=now, left_behind=True))
+        node = self._nodes.setdefault(name, _Node(out_of_contact_since=now, left_behind=True))
         self._changed(name)
-        if node.silent_since is not None:  # also a node that was forgotten when it fell silent
+        # Also for a node that was forgotten when it lost contact.
+        if node.out_of_contact_since is not None:
             self._came_back(now)
             node.in_contact_since = now
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
-        node.slots, node.silent_since = slots, None
+        node.slots, node.out_of_contact_since = slots, None
         node.expected = node.left_behind = False
         node.gone.intersection_update(seen)
         for worker in node.gone:
@@ -196,45 +199,45 @@ class Nodes:
         """Another stream of the node has replaced one whose end was not noticed: only from now on
         does the node learn what was decided meanwhile."""
         node = self._nodes.get(name)
-        if node is not None and node.silent_since is None:
+        if node is not None and node.out_of_contact_since is None:
             node.in_contact_since = now
             self._changed(name)
 
-    def fell_silent(self, name: NodeId, now: float) -> None:
+    def lost_contact(self, name: NodeId, now: float) -> None:
         """The node's stream has ended; its workers may still train."""
         self._changed(name)
         node = self._nodes.get(name)
         if node is not None:
-            node.silent_since = now
+            node.out_of_contact_since = now
 
     def lost(self, name: NodeId) -> frozenset[WorkerId]:
         self._changed(name)
         return frozenset(self._nodes.pop(name, _Node()).workers)
 
-    def lost_outside(self, name: NodeId, now: float) -> frozenset[WorkerId]:
-        """A node that the group does not need has fallen silent. Treat it as left behind if it has
+    def unneeded_lost_contact(self, name: NodeId, now: float) -> frozenset[WorkerId]:
+        """A node that the group does not need has lost contact. Treat it as left behind if it has
         a holder of the state, because only its agent may be gone; otherwise forget it."""
         holds = any(
             s.has_state and s.phase is not WorkerPhase.FINISHED for s in self.workers_of(name)
         )
         if not holds:
             return self.lost(name)
-        self.fell_silent(name, now)
+        self.lost_contact(name, now)
         return self._leave_behind(name, None)
 
-    def silent_left_behind(self, before: Generation | None = None) -> frozenset[WorkerId]:
+    def leave_behind_out_of_contact(self, before: Generation | None = None) -> frozenset[WorkerId]:
         """A group goes on without the nodes out of contact; return their workers. Remember nodes
         that hold the state, or may have received it in the group `before`: if all members that go
         on are lost, these nodes have the only copy."""
         return frozenset(
-            worker for name in self.silent() for worker in self._leave_behind(name, before)
+            worker for name in self.out_of_contact() for worker in self._leave_behind(name, before)
         )
 
     def arrived(self, generation: Generation) -> None:
         """A planned change took effect: treat the nodes without members as left behind if they have
         not reported to this coordinator yet. They may be out of contact, or have ended before the
         election, in which case no event will say so."""
-        for name in self.silent():
+        for name in self.out_of_contact():
             if self._nodes[name].expected and not generation.worker_ids.intersection(
                 self._nodes[name].workers
             ):
@@ -271,14 +274,14 @@ class Nodes:
 
     def _came_back(self, now: float) -> None:
         """Restart the time in which the other nodes may come back, if the coordinator was cut off:
-        all nodes fell silent at about the same time, and this is the first one that is back."""
-        since = [n.silent_since for n in self._nodes.values() if not n.left_behind]
+        all nodes lost contact at about the same time, and this is the first one that is back."""
+        since = [n.out_of_contact_since for n in self._nodes.values() if not n.left_behind]
         fell = [at for at in since if at is not None]
         if len(fell) < len(since) or max(fell, default=0.0) > min(fell, default=0.0) + _OUTAGE_S:
             return
         for name, node in self._nodes.items():
             if not (node.expected or node.left_behind):
-                node.silent_since = now  # the caller resets it for the node that came back
+                node.out_of_contact_since = now  # the caller resets it for the node that came back
                 self._changed(name)
 
     def _leave_behind(self, name: NodeId, before: Generation | None) -> frozenset[WorkerId]:
@@ -310,41 +313,41 @@ class Departures:
     """Finds the leaving nodes that are no longer needed, each once; again after `forget`."""
 
     def __init__(self) -> None:
-        self._told: set[NodeId] = set()
+        self._released: set[NodeId] = set()
 
     @property
-    def told(self) -> frozenset[NodeId]:
-        return frozenset(self._told)
+    def released(self) -> frozenset[NodeId]:
+        return frozenset(self._released)
 
     def forget(self, node: NodeId) -> None:
-        self._told.discard(node)
+        self._released.discard(node)
 
     def completed(
-        self, nodes: Nodes, current: Generation | None, before: Generation | None = None
+        self, nodes: Nodes, current: Generation | None, previous: Generation | None = None
     ) -> list[NodeId]:
-        """The leaving nodes in contact that are no longer needed, as far as not told before.
+        """The leaving nodes in contact that are no longer needed, and were not released before.
 
         A node is needed while a worker of it is in the group or comes out of the last one, or holds
         state that neither the group nor a staying worker is known to have.
-        before: the group that trains until `current` is in place.
+        previous: the group that trains until `current` is in place.
         """
         if not nodes.leaving:
-            self._told.clear()
+            self._released.clear()
             return []
-        self._told &= nodes.leaving
-        heirs = [s for n in nodes.staying for s in nodes.workers_of(n)]
+        self._released &= nodes.leaving
+        successors = [s for n in nodes.staying for s in nodes.workers_of(n)]
         group_has_it = current is not None and _group_has_state(nodes, current)
         ready = [
             node
-            for node in sorted(nodes.leaving - self._told)
-            if not nodes.is_silent(node)
+            for node in sorted(nodes.leaving - self._released)
+            if not nodes.is_out_of_contact(node)
             and not any(
-                _is_needed(s, current, heirs, group_has_it=group_has_it)
-                or (before is not None and s.worker in before.worker_ids)
+                _is_needed(s, current, successors, group_has_it=group_has_it)
+                or (previous is not None and s.worker in previous.worker_ids)
                 for s in nodes.workers_of(node)
             )
         ]
-        self._told.update(ready)
+        self._released.update(ready)
         return ready
 
 
@@ -352,7 +355,7 @@ def _group_has_state(nodes: Nodes, group: Generation) -> bool:
     """True if a member in contact has come to one state with the others. A member out of contact
     may be dead, and one that has not joined yet may be a step behind, or stuck."""
     members = [w for name, w in nodes.workers().items() if name in group.worker_ids]
-    return any(_has_joined(w.status, group) and w.silent_since is None for w in members)
+    return any(_has_joined(w.status, group) and w.out_of_contact_since is None for w in members)
 
 
 def _has_joined(s: WorkerStatus, group: Generation) -> bool:
@@ -363,13 +366,17 @@ def _has_joined(s: WorkerStatus, group: Generation) -> bool:
 def _is_needed(
     s: WorkerStatus,
     current: Generation | None,
-    heirs: Iterable[WorkerStatus],
+    successors: Iterable[WorkerStatus],
     *,
     group_has_it: bool,
 ) -> bool:
     if current is None or not current.members:
-        return may_hold_state(s, current) and not has_heir(s, heirs)
-    if s.has_state and s.phase is WorkerPhase.READY and not (group_has_it or has_heir(s, heirs)):
+        return may_hold_state(s, current) and not has_successor(s, successors)
+    if (
+        s.has_state
+        and s.phase is WorkerPhase.READY
+        and not (group_has_it or has_successor(s, successors))
+    ):
         return True
     has_acknowledged = s.phase is not WorkerPhase.READY or s.acknowledged >= current.number
     return s.worker in current.worker_ids or s.phase in _IN_GROUP or not has_acknowledged

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from elastic.core.coordinator.events import ProgressReported
-from elastic.core.diagnosis import Diagnosis, Odd
+from elastic.core.diagnosis import Diagnosis, SlowOrHungRank
 from elastic.core.membership import WorkerId, WorkerStatus
 
 _STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
@@ -67,7 +67,7 @@ class ProgressWatch:
         self.committed = 0
         self.stuck = False
         """The member that was asked last has been in its step for longer than usual."""
-        self.awaited = False
+        self.members_wait = False
         """Members that were asked have waited for another one for longer than `pause_s`."""
 
     def observe(
@@ -133,8 +133,9 @@ class ProgressWatch:
         step stays excused after the compilation, until it ends."""
         self._compiles_in = max(committed, self._compiles_in)
 
-    def asks(self, now: float) -> bool:
-        """True if to ask the members if they wait for rank 0, which has been idle too long."""
+    def should_probe(self, now: float) -> bool:
+        """True if rank 0 has been idle for longer than `pause_s`: members should be asked whether
+        they wait for it."""
         patience_s = self._policy.pause_s
         return (
             patience_s > 0.0
@@ -150,10 +151,10 @@ class ProgressWatch:
         """
         self.probed(answer.committed, now, step_s=answer.step_s, in_step_s=answer.in_step_s)
         patience_s = self._policy.pause_s
-        if not self.asks(now) or answer.committed <= self._compiles_in:
+        if not self.should_probe(now) or answer.committed <= self._compiles_in:
             return
         if max(answer.in_step_s, answer.waiting_s) > patience_s:
-            self.awaited = True
+            self.members_wait = True
         if answer.collectives:
             self._in_calls[answer.worker] = _InCall(
                 at=now, collectives=answer.collectives, quiet_s=answer.quiet_s
@@ -162,7 +163,7 @@ class ProgressWatch:
         furthest = max((c.collectives for c in known), default=0)
         waiting = [c.quiet_s for c in known if c.collectives == furthest]
         if len(waiting) < len(known) and min(waiting) > patience_s:
-            self.awaited = True
+            self.members_wait = True
 
     def probed(self, committed: int, now: float, *, step_s: float, in_step_s: float) -> None:
         """Take the answer of a member that was asked because another one may be lost. If it waits
@@ -176,7 +177,7 @@ class ProgressWatch:
         self._in_step_s = self._waiting_s = 0.0
         self._idle_since = None
         self._in_calls.clear()
-        self.awaited = False
+        self.members_wait = False
         self._compiles_in = -1
         self.stuck = False
 
@@ -184,7 +185,7 @@ class ProgressWatch:
         """Since when the group has stood still, if that is longer than a step usually lasts: since
         a step began, or since a member waits for others. Else None."""
         begins = [self._stuck_since] if self.stuck else []
-        if self.awaited and self._idle_since is not None:
+        if self.members_wait and self._idle_since is not None:
             begins.append(self._idle_since)
         if (standing_s := max(self._in_step_s, self._waiting_s)) > 0.0:
             begins.append(self._observed_at - standing_s)
@@ -250,7 +251,7 @@ class ProgressWatch:
     @property
     def stalled(self) -> bool:
         """The step under way lasts too long, or members wait too long for one outside of it."""
-        if self.awaited or 0.0 < self._policy.pause_s < self._waiting_s:
+        if self.members_wait or 0.0 < self._policy.pause_s < self._waiting_s:
             return True
         if self._policy.floor_s <= 0.0:
             return False
@@ -264,7 +265,7 @@ class Hang:
     """The newest verdict about a hang, which gives the messages for the workers to replace."""
 
     def __init__(self) -> None:
-        self._odd: dict[WorkerId, Odd] = {}
+        self._odd: dict[WorkerId, SlowOrHungRank] = {}
         self._generation, self._at = 0, 0.0
         self.text = ""
         """The verdict in words; empty before the first."""

@@ -32,7 +32,7 @@ _BOOK_EVERY_S = 5.0  # how often a worker's figures are booked while its group t
 _MOST_STORED = 500  # slots: a document with more omits their workers and figures
 _MOST_GENERATIONS = 100  # generations whose incidents are remembered
 _MOST_PERIODS = 5000  # of all slots together, without those under way
-_IN_GROUP = (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
+_READY_OR_IN_GROUP = (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
 _NOTHING = TimeSpent()
 
 
@@ -416,11 +416,11 @@ class SlotAccounts:
             incident = self._under_way = self._books.open_incident(at, reason)
         incident.concerns(nodes, workers)
         for worker in workers:
-            if (slot := self._seat_of(worker)) is not None:
+            if (slot := self._slot_of_member(worker)) is not None:
                 slot.cause = incident
         return incident
 
-    def _seat_of(self, worker: WorkerId) -> _Slot | None:
+    def _slot_of_member(self, worker: WorkerId) -> _Slot | None:
         """The slot of a worker; that of a member of the newest group even if the worker is gone."""
         for member in self._group.members if self._group is not None else ():
             if member.worker == worker:
@@ -429,8 +429,8 @@ class SlotAccounts:
 
     def _decided(self, effect: fx.Effect, machine: Decisions, now: float) -> None:
         if isinstance(effect, fx.Lost):
-            seats = [seat for seat in map(self._seat_of, effect.workers) if seat is not None]
-            homes = [seat.node for seat in seats]
+            slots = [s for s in map(self._slot_of_member, effect.workers) if s is not None]
+            homes = [slot.node for slot in slots]
             incident = self._struck(now, effect.reason.name.lower(), homes, effect.workers)
             if effect.reason is ChangeReason.STALLED or not incident.is_hang:
                 incident.reason = effect.reason.name.lower()
@@ -465,8 +465,8 @@ class SlotAccounts:
         """The incident of a planned change: by the workers that join, or by those that leave."""
         joined = [m for m in generation.members if m.worker not in before.worker_ids]
         left = [m for m in before.members if m.worker not in generation.worker_ids]
-        seats = [self._seat_of(m.worker) for m in joined]
-        causes = {seat.cause.number: seat.cause for seat in seats if seat and seat.cause}
+        slots = [self._slot_of_member(m.worker) for m in joined]
+        causes = {slot.cause.number: slot.cause for slot in slots if slot and slot.cause}
         if len(causes) == 1 and not left:
             return next(iter(causes.values()))  # these replace workers that were lost
         incident = self._books.open_incident(now, generation.reason.name.lower())
@@ -571,7 +571,7 @@ class SlotAccounts:
         if out and not (is_member and status is not None and status.has_state):
             return Kind.SLOT_EMPTY
         waits = self._phase is JobPhase.WAITING
-        if status is None or status.phase not in _IN_GROUP:
+        if status is None or status.phase not in _READY_OR_IN_GROUP:
             return Kind.START_UP
         trains = status.has_state and (is_member or status.phase is WorkerPhase.TRAINING)
         if trains and not waits:

@@ -12,7 +12,7 @@ from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
     ObservedWorker,
-    is_in_sight,
+    agent_has_heard_from,
     may_hold_state,
     return_patience_s,
     worth_waiting_for,
@@ -53,17 +53,17 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     holders = [
         w
         for w in view.workers.values()
-        if may_hold_state(w.status, current) and (w.silent_since is None or w in silent)
+        if may_hold_state(w.status, current) and (w.out_of_contact_since is None or w in silent)
     ]
     if now >= stop.deadline:
         return End(in_time=not grouped and not holders)
     if current is None or not grouped:
         return _gather_to_save(view, policy, holders, now)
-    groups = [g for g in (current, view.leaving) if g is not None]
+    groups = [g for g in (current, view.previous_group) if g is not None]
     names = frozenset[str]().union(*(g.worker_ids for g in groups))
     members = {name: w for name, w in view.workers.items() if name in names}
     active = [w for w in members.values() if not _finished(w)]
-    in_contact = all(w.silent_since is None for w in members.values())
+    in_contact = all(w.out_of_contact_since is None for w in members.values())
     outside = [w for name, w in view.workers.items() if name not in members]
     others = [w for w in outside if _is_holder(w)]
     busy = [w for w in outside if _is_busy(w)]
@@ -80,7 +80,7 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     # Nobody else is admitted any more, nobody leaves before the others, and any number of survivors
     # can save. A worker left behind and out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
-    alike = {name: replace(w, leaving=False) for name, w in (left_behind | members).items()}
+    alike = {name: replace(w, on_leaving_node=False) for name, w in (left_behind | members).items()}
     only_members = most_steps(members.values()) > most_steps(w for w in others if _is_holder(w))
     save_by = stop.deadline if only_members else -math.inf
     known = replace(view, workers=alike, save_by=save_by)
@@ -112,7 +112,7 @@ def _is_away(active: list[ObservedWorker], view: GroupView) -> bool:
     return any(
         w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING) or w.status.has_state
         for w in view.workers.values()
-        if w not in active and not _finished(w) and (w.silent_since is None or w in silent)
+        if w not in active and not _finished(w) and (w.out_of_contact_since is None or w in silent)
     )
 
 
@@ -121,14 +121,23 @@ def _finished(w: ObservedWorker) -> bool:
 
 
 def _is_holder(w: ObservedWorker) -> bool:
-    return w.status.phase is WorkerPhase.READY and w.status.has_state and w.silent_since is None
+    return (
+        w.status.phase is WorkerPhase.READY
+        and w.status.has_state
+        and w.out_of_contact_since is None
+    )
 
 
 def _is_busy(w: ObservedWorker) -> bool:
     """True if the worker was left behind with the state and is still in its group, where it
     evaluates or has to end a long step."""
     in_group = w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
-    return in_group and w.status.has_state and w.silent_since is None and is_in_sight(w)
+    return (
+        in_group
+        and w.status.has_state
+        and w.out_of_contact_since is None
+        and agent_has_heard_from(w)
+    )
 
 
 def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool) -> Form:
@@ -142,7 +151,7 @@ def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool)
             for w in active
         )
     )
-    members = tuple(w.as_member() for w in active if is_in_sight(w))
+    members = tuple(w.as_member() for w in active if agent_has_heard_from(w))
     return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)
 
 
@@ -158,7 +167,7 @@ def _gather_to_save(
     current = view.current
     if current is not None and current.leave_after is not None and holders:
         return Form(members=(), reason=ChangeReason.STOPPING)  # now, not at the next boundary
-    known = [w for w in holders if w.status.has_state and w.silent_since is None]
+    known = [w for w in holders if w.status.has_state and w.out_of_contact_since is None]
     ready = [w for w in known if w.status.phase is WorkerPhase.READY]
     patient_until = _patient_until(view, policy, holders)
     all_are_here = view.adopted_at is None and len(ready) == len(holders)
@@ -193,7 +202,7 @@ def _patient_until(
     """Until when members of the last group may come out of it, and agents may come back, or come to
     a new leader."""
     instants = [view.formed_at + policy.join_timeout_s] if holders else []
-    since = [w.silent_since for w in holders if w.silent_since is not None]
+    since = [w.out_of_contact_since for w in holders if w.out_of_contact_since is not None]
     if since:
         instants.append(max(since) + policy.agent_grace_s)
     if view.adopted_at is not None:

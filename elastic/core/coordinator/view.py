@@ -63,14 +63,14 @@ class ObservedWorker:
 
     node: NodeId
     status: WorkerStatus
-    silent_since: float | None = None
+    out_of_contact_since: float | None = None
     """Since when the node has been out of contact; None: it is in contact."""
     in_contact_since: float = -math.inf
     """Since when the worker can learn of generations again."""
     expected: bool = False
     """The node has not reported to this coordinator yet: all of this is what the previous
     coordinator knew or decided."""
-    leaving: bool = False
+    on_leaving_node: bool = False
     """The node should no longer take part."""
     left_behind: bool = False
     """The node was out of contact when a group was formed that went on without it."""
@@ -89,12 +89,13 @@ class GroupView:
     """The workers that are alive, as far as is known; not those being replaced, unless all are."""
     slots: int
     """The slots of all nodes that take part: how many workers to expect while gathering."""
-    leaving: Generation | None = None
+    previous_group: Generation | None = None
     """The group that trains until `current`, a planned change, is in place."""
     formed_at: float = 0.0
-    """When `current` was announced."""
-    untold: bool = False
-    """`current` was just written, and nobody has been told about it."""
+    """When the store had taken `current`, or when this coordinator took it over from an earlier
+    one."""
+    unannounced: bool = False
+    """`current` was just written, and has not been announced."""
     assembling_since: float | None = None
     """Since when members move to `current`: its announcement; if planned, the first arrival."""
     enough_since: float | None = None
@@ -110,9 +111,9 @@ class GroupView:
     """Since when a worker outside of `current` has been ready."""
     trained_in: int = 0
     """The newest generation in which a worker is known to have trained."""
-    slow: bool = False
+    is_slow: bool = False
     """A member compiles, or the group's first step is under way."""
-    slow_at: float = -math.inf
+    slow_until: float = -math.inf
     """Until when `slow` was true the last time."""
     fruitless_breaks: int = 0
     stalled: bool = False
@@ -121,15 +122,15 @@ class GroupView:
     """The member that was asked last says that its step lasts longer than usual."""
     held_back: Mapping[WorkerId, float] = field(default_factory=dict)
     """Newcomers that may not join before these instants, because others have failed."""
-    let_go: frozenset[NodeId] = frozenset()
+    released_nodes: frozenset[NodeId] = frozenset()
     """Nodes that were told that they are not needed: their workers end."""
     save_by: float = math.inf
     """While the job stops: when its grace ends, if only members have the last step."""
-    spent: frozenset[WorkerId] = frozenset()
+    past_members: frozenset[WorkerId] = frozenset()
     """Members of all remembered generations. Empty unless all workers restart together."""
 
 
-def is_in_sight(w: ObservedWorker) -> bool:
+def agent_has_heard_from(w: ObservedWorker) -> bool:
     """True if the worker's agent has heard from it. A new agent that has found the worker running
     learns its slot only then; a worker that stays silent may never run again."""
     return w.status.slot is not None
@@ -154,7 +155,7 @@ def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
     return s.acknowledged < current.number or s.worker in current.worker_ids
 
 
-def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
+def has_successor(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
     """True if one of the others has the state with at least as many steps. Only READY workers
     count: they have left their last groups, so they will never have more than they report."""
     return s.phase is WorkerPhase.READY and any(
@@ -169,8 +170,8 @@ def has_heir(s: WorkerStatus, others: Iterable[WorkerStatus]) -> bool:
 def worth_waiting_for(workers: Mapping[WorkerId, ObservedWorker]) -> list[ObservedWorker]:
     """The workers out of contact. Those left behind are not among them if a worker in contact has
     the state: as a member of the group that went on, it has all that they hold."""
-    here = any(w.status.has_state and w.silent_since is None for w in workers.values())
-    silent = [w for w in workers.values() if w.silent_since is not None]
+    here = any(w.status.has_state and w.out_of_contact_since is None for w in workers.values())
+    silent = [w for w in workers.values() if w.out_of_contact_since is not None]
     return [w for w in silent if not (w.left_behind and here)]
 
 
@@ -180,7 +181,7 @@ def enough(workers: Mapping[WorkerId, ObservedWorker], policy: FormationPolicy) 
     ready = finished = 0
     for w in workers.values():
         if w.status.phase is WorkerPhase.READY:
-            ready += not w.leaving
+            ready += not w.on_leaving_node
         elif w.status.phase is WorkerPhase.FINISHED:
             finished += 1
     return ready > 0 and ready + finished >= policy.min_workers

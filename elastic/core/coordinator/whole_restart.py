@@ -66,9 +66,9 @@ def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: f
         return _dissolve(ChangeReason.MEMBER_LOST)
     if all(map(_finished, present)):
         return Complete()
-    silent = [w for w in present if w.silent_since is not None]
+    silent = [w for w in present if w.out_of_contact_since is not None]
     if silent:
-        return _await_silent(silent, len(silent) == len(present), policy, now)
+        return _await_contact(silent, len(silent) == len(present), policy, now)
     late = [w for w in present if not _arrived(w, current)]
     if late:
         until = view.formed_at + policy.join_timeout_s
@@ -76,14 +76,14 @@ def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: f
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
         names = frozenset(w.status.worker for w in late)
         return _dissolve(ChangeReason.JOIN_TIMED_OUT, left_out=names)
-    if any(w.leaving and not _finished(w) for w in present):
+    if any(w.on_leaving_node and not _finished(w) for w in present):
         return _dissolve(ChangeReason.MEMBER_LEAVING)
     if any(map(_finished, present)):
         return Wait(reason=WaitReason.STEADY)  # the job is about to end: it admits nobody
     return _admit(view, current, policy, now)
 
 
-def _await_silent(
+def _await_contact(
     silent: list[ObservedWorker], are_all: bool, policy: FormationPolicy, now: float
 ) -> Decision:
     """Members out of contact run on for a while. If all are, the coordinator is cut off: wait."""
@@ -91,7 +91,10 @@ def _await_silent(
         return Wait(reason=WaitReason.OUT_OF_CONTACT)
     expected = any(w.expected for w in silent)
     patience_s = return_patience_s(policy) if expected else policy.agent_grace_s
-    until = min(w.silent_since for w in silent if w.silent_since is not None) + patience_s
+    until = (
+        min(w.out_of_contact_since for w in silent if w.out_of_contact_since is not None)
+        + patience_s
+    )
     if now < until:
         return Wait(reason=WaitReason.OUT_OF_CONTACT, until=until)
     return _dissolve(ChangeReason.MEMBER_LOST)
@@ -119,8 +122,8 @@ def _fresh(view: GroupView) -> list[ObservedWorker]:
         w
         for w in view.workers.values()
         if w.status.phase is WorkerPhase.READY
-        and w.silent_since is None
-        and not w.leaving
+        and w.out_of_contact_since is None
+        and not w.on_leaving_node
         and w.status.worker not in members
         and not _has_run(w, view)
     ]
@@ -129,11 +132,11 @@ def _fresh(view: GroupView) -> list[ObservedWorker]:
 def _is_ending(view: GroupView) -> bool:
     """True if a worker in contact has run and is not gone yet. Workers out of contact do not
     count: their scripts wait for the others, and the lineage decides whether a group may follow."""
-    return any(_has_run(w, view) for w in view.workers.values() if w.silent_since is None)
+    return any(_has_run(w, view) for w in view.workers.values() if w.out_of_contact_since is None)
 
 
 def _has_run(w: ObservedWorker, view: GroupView) -> bool:
-    return w.status.generation > 0 or w.status.worker in view.spent
+    return w.status.generation > 0 or w.status.worker in view.past_members
 
 
 def _finished(w: ObservedWorker) -> bool:

@@ -104,7 +104,7 @@ class Worker:
             return True
         return not following.provisional and committed >= leave_after
 
-    def holds(self, committed: int) -> bool:
+    def must_wait(self, committed: int) -> bool:
         """At a step boundary: whether to wait here until the planned change is settled."""
         following = self._following
         if following is None or following.leave_after is None or self._is_behind(following):
@@ -182,11 +182,11 @@ class Worker:
     def group_left(self, committed: int, *, held: bool = False) -> list[Effect]:
         """The group was left at a step boundary, as planned or because it was superseded. held: the
         worker's state is whole, even if it was received for this group."""
-        return self._become(WorkerPhase.READY, committed, has_state=self._holds(held))
+        return self._become(WorkerPhase.READY, committed, has_state=self._is_whole(held))
 
     def group_broke(self, committed: int, detail: str, *, held: bool = False) -> list[Effect]:
         """A collective failed, or the group could not be built. held: as for `group_left`."""
-        has_state = self._holds(held)
+        has_state = self._is_whole(held)
         return self._become(
             WorkerPhase.READY, committed, broken=True, detail=detail, has_state=has_state
         )
@@ -213,7 +213,7 @@ class Worker:
         up, and the boundary of `following` is one of the generation directly before that."""
         return self._status.generation < following.number - 1
 
-    def _holds(self, held: bool) -> bool:
+    def _is_whole(self, held: bool) -> bool:
         return held or self._status.has_state
 
     def _in_group(self) -> bool:

@@ -29,7 +29,7 @@ from elastic.core.recovery import (
     Mark,
     RecoveryPlan,
     calls_done,
-    odd_ones_out,
+    mismatching_ranks,
     plan_recovery,
     runs_to_repeat,
 )
@@ -355,7 +355,7 @@ class Participation:
         self._in_run = False
         self._in_block = False
         self._at_begin = False
-        self._void = False
+        self._last_block_discarded = False
         self._overwritten = False
         self._begun = False
         """A group has begun with the state. False for one that was restored for a group which was
@@ -377,16 +377,16 @@ class Participation:
         return self.progress if loop == self.progress.loop else replace(self.progress, loop=loop)
 
     @property
-    def void(self) -> bool:
+    def last_block_discarded(self) -> bool:
         """The block that the script left last does not count: what the script does until the same
         step is handed out again is undone."""
-        return self._void
+        return self._last_block_discarded
 
     @property
     def owes_step(self) -> bool:
         """The script's last block does not count, or was left by an exception: the script must come
         to the next boundary before anything else."""
-        return self._void or self._in_block
+        return self._last_block_discarded or self._in_block
 
     @property
     def skips(self) -> bool:
@@ -423,7 +423,7 @@ class Participation:
         if (
             seat is None
             or seat.generation.purpose is not Purpose.TRAIN
-            or self._void
+            or self._last_block_discarded
             or self._worker.following is not None
             or self._is_behind
             or self._comparison_is_due()
@@ -439,8 +439,8 @@ class Participation:
         what is due (leave the job, compare replicas, save)."""
         while True:
             try:
-                if self._void:
-                    self._void = False
+                if self._last_block_discarded:
+                    self._last_block_discarded = False
                     yield PutBackForRetry()
                 self._at_begin = True
                 if self.seat is None or self._worker.following is not None:  # rare
@@ -492,11 +492,11 @@ class Participation:
         self._worker.run_left()
         counts = self.progress.committed > index and not self._at_begin
         if not counts:
-            self._void = True
+            self._last_block_discarded = True
             yield KeepForRetry()
         return counts
 
-    def bequeath(self) -> Steps:
+    def hand_over_state(self) -> Steps:
         """The script's thread hangs in this block for good. Undo the block and take the state into
         the next group of several members, because no other worker may hold it. Another thread
         drives this, and the worker ends afterwards."""
@@ -531,7 +531,7 @@ class Participation:
                 try:
                     if self.seat is None:
                         yield from self._enter()
-                    if self._void and self._newcomers:
+                    if self._last_block_discarded and self._newcomers:
                         raise GroupLost("a newcomer does not make the calls below a lost block")
                     behind = self._is_behind
                     if not behind:  # else the others are to leave from a later place
@@ -583,7 +583,7 @@ class Participation:
         """Whether to leave the group at this boundary. Waits until a provisional change is settled,
         for HOLD_S at most."""
         worker, committed = self._worker, self.progress.committed
-        if worker.holds(committed):
+        if worker.must_wait(committed):
             settled = yield AwaitSettlement(committed=committed, timeout_s=HOLD_S)
             if not settled:
                 return True
@@ -651,7 +651,7 @@ class Participation:
     def _agree(self, seat: Seat) -> Steps:
         """Agree with the group on one state. Raises GroupLost, StateLost or Stranded."""
         declarations: tuple[Declaration, ...] = yield Declare(mine=self._declaration())
-        reference, odd = odd_ones_out(declarations)
+        reference, odd = mismatching_ranks(declarations)
         if odd:
             yield ExplainMismatch(reference=reference, odd=odd)
             yield AwaitSuccessor(timeout_s=_TOLD_S)

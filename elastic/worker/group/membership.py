@@ -134,7 +134,7 @@ class Membership:
     def await_settlement(self, committed: int, timeout_s: float) -> bool:
         """Wait at the boundary of a planned change until it is settled; False after `timeout_s`."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self.machine.holds(committed), timeout_s)
+            return self._changed.wait_for(lambda: not self.machine.must_wait(committed), timeout_s)
 
     def await_successor(self, timeout_s: float | None) -> None:
         """Wait until a generation after this group's is announced, at most `timeout_s`."""

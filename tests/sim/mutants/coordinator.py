@@ -9,8 +9,8 @@ MACHINE = (
         "the time limit for joining starts before a planned change takes effect",
     ),
     (
-        "        self._leaving = self._current if planned else None\n",
-        "        self._leaving = None\n",
+        "        self._previous_group = self._current if planned else None\n",
+        "        self._previous_group = None\n",
         "the leader forgets which group a planned change ends",
     ),
     (
@@ -36,8 +36,8 @@ MACHINE = (
         "a new leader forgets earlier groups that may train",
     ),
     (
-        "self._leaving, newest = may_train[-1], WorkerPhase.READY",
-        "self._leaving, newest = may_train[-1], WorkerPhase.TRAINING",
+        "self._previous_group, newest = may_train[-1], WorkerPhase.READY",
+        "self._previous_group, newest = may_train[-1], WorkerPhase.TRAINING",
         "a new leader takes a planned group for one that already trains",
     ),
     (
@@ -67,7 +67,7 @@ MACHINE = (
         "a group is formed beside another that may train",
     ),
     (
-        "                effects += self._replace(decision.left_out | in_the_way, now)\n",
+        "                effects += self._replace(decision.left_out | blocking, now)\n",
         "",
         "newcomers stuck in a group that no other group may follow are never ended",
     ),
@@ -107,7 +107,7 @@ MACHINE = (
         "a new group counts as stalled because the previous one was",
     ),
     (
-        "        self._stop, self._checkpoints.told = stop, False\n",
+        "        self._stop, self._checkpoints.gives_up_on_loss = stop, False\n",
         "        self._stop = stop\n",
         "members that save as the job stops hear that it was given up, and leave unsaved",
     ),
@@ -122,7 +122,7 @@ MACHINE = (
         "nobody saves when every node leaves",
     ),
     (
-        "            self._leaving = None\n            self._newcomers.arrived(current, workers)\n",
+        "            self._previous_group = None\n            self._newcomers.arrived(current, workers)\n",
         "            self._newcomers.arrived(current, workers)\n",
         "the group before a planned change counts as training for ever",
     ),
@@ -140,8 +140,10 @@ LINEAGE = (
         "a member that has not joined a group yet counts as past it",
     ),
     (
-        "if w is not None and w.silent_since is None and _is_past(w.status, group.generation):",
-        "if w is None or _is_past(w.status, group.generation):",
+        "            w is not None\n"
+        "            and w.out_of_contact_since is None\n"
+        "            and _is_past(w.status, group.generation)\n",
+        "            w is None or _is_past(w.status, group.generation)\n",
         "a group counts as stopped because one of its members is unknown",
     ),
     (
@@ -163,8 +165,8 @@ NODES = (
         "a node that comes back gets no time to hear the news",
     ),
     (
-        "if node is not None:\n            node.silent_since = now\n",
-        "if node is not None:\n            node.silent_since = 0.0\n",
+        "if node is not None:\n            node.out_of_contact_since = now\n",
+        "if node is not None:\n            node.out_of_contact_since = 0.0\n",
         "a node that falls silent is given up at once",
     ),
     (
@@ -178,7 +180,7 @@ NODES = (
         "what a new leader assumes of a member replaces what it knows",
     ),
     (
-        "node.slots, node.silent_since = slots, None\n",
+        "node.slots, node.out_of_contact_since = slots, None\n",
         "node.slots = slots\n",
         "a node that reports stays out of contact",
     ),
@@ -191,7 +193,7 @@ NODES = (
 
 DEPARTURES = (
     (
-        "return may_hold_state(s, current) and not has_heir(s, heirs)",
+        "return may_hold_state(s, current) and not has_successor(s, successors)",
         "return False",
         "without a group a node leaves with a state that only it holds",
     ),
@@ -239,7 +241,7 @@ CHECKPOINTS = (
         "the leader forgets that a save was given up",
     ),
     (
-        "        given_up = waiting if self.told else []\n",
+        "        given_up = waiting if self.gives_up_on_loss else []\n",
         "        given_up = waiting\n",
         "a save is given up while the job stops, although members do not hear of it",
     ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FORMATION = (
     (
-        "                    if w.status.worker in leaving.worker_ids\n",
+        "                    if w.status.worker in previous.worker_ids\n",
         "",
         "newcomers that wait in a planned group hide the loss of a member that it drops",
     ),
@@ -14,8 +14,8 @@ FORMATION = (
         "a stop ends the only holder of the last step while that member evaluates",
     ),
     (
-        "            for w in self._silent + left_behind + outgoing\n",
-        "            for w in self._silent + left_behind\n",
+        "            for w in self._out_of_contact + left_behind + outgoing\n",
+        "            for w in self._out_of_contact + left_behind\n",
         "a new leader does not wait for members that a planned change drops",
     ),
     (
@@ -29,8 +29,8 @@ FORMATION = (
         "without a group the leader does not wait for nodes out of contact",
     ),
     (
-        "return s.phase is WorkerPhase.READY and (hands_over or not w.leaving)",
-        "return s.phase is WorkerPhase.READY and not w.leaving",
+        "return s.phase is WorkerPhase.READY and (hands_over or not w.on_leaving_node)",
+        "return s.phase is WorkerPhase.READY and not w.on_leaving_node",
         "workers do not hand over a state that only leaving nodes hold",
     ),
     (
@@ -59,13 +59,13 @@ FORMATION = (
         "newcomers come before holders of the state",
     ),
     (
-        "if w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving\n",
-        "if w.status.phase is WorkerPhase.READY and w.silent_since is None\n",
+        "            and w.out_of_contact_since is None\n            and not w.on_leaving_node\n",
+        "            and w.out_of_contact_since is None\n",
         "workers of a node that leaves are admitted",
     ),
     (
-        "if w.status.phase is WorkerPhase.READY and w.silent_since is None and not w.leaving\n",
-        "if w.status.phase is WorkerPhase.READY and not w.leaving\n",
+        "            and w.out_of_contact_since is None\n            and not w.on_leaving_node\n",
+        "            and not w.on_leaving_node\n",
         "workers out of contact are admitted",
     ),
     (
@@ -89,7 +89,7 @@ FORMATION = (
         "members wait in a group for a member that has finished",
     ),
     (
-        "        if self._silent:\n            return self._await_silent()\n",
+        "        if self._out_of_contact:\n            return self._await_contact()\n",
         "",
         "members out of contact count as present",
     ),
@@ -100,7 +100,7 @@ FORMATION = (
         "nobody notices a step that never ends",
     ),
     (
-        "        if deaf:\n            return self._leave_out(deaf)\n",
+        "        if overdue:\n            return self._leave_out(overdue)\n",
         "",
         "a member that acknowledges nothing is never left out",
     ),
@@ -120,12 +120,12 @@ FORMATION = (
         "a member that should be left out is in the next group",
     ),
     (
-        "workers = [w for w in workers + self._outgoing if w.silent_since is None]",
-        "workers = [w for w in workers if w.silent_since is None]",
+        "workers = [w for w in workers + self._outgoing if w.out_of_contact_since is None]",
+        "workers = [w for w in workers if w.out_of_contact_since is None]",
         "members that a planned change drops do not hand over a state that only they hold",
     ),
     (
-        "workers = [w for w in workers + self._outgoing if w.silent_since is None]",
+        "workers = [w for w in workers + self._outgoing if w.out_of_contact_since is None]",
         "workers = [*workers, *self._outgoing]",
         "members out of contact are in the next group, which they cannot hear of",
     ),
@@ -135,8 +135,8 @@ FORMATION = (
         "members without the state train without the newcomer that holds it",
     ),
     (
-        "        here = self._newcomers + self._bequeathing + self._returned\n",
-        "        here = self._newcomers + self._bequeathing\n",
+        "        here = self._newcomers + self._leaving_holders + self._returned\n",
+        "        here = self._newcomers + self._leaving_holders\n",
         "a holder that comes back while a group without the state is written is passed over",
     ),
     (
@@ -166,7 +166,7 @@ FORMATION = (
         "newcomers like those that have failed are not held back",
     ),
     (
-        "    if view.slow:\n",
+        "    if view.is_slow:\n",
         "    if False:\n",
         "members in a slow step get no extra time to complete it",
     ),
@@ -177,7 +177,7 @@ FORMATION = (
         "the last holders leave although there is no newcomer to take over",
     ),
     (
-        "            staying = [*staying, *(w for w in self._active if w.leaving)][-1:]\n",
+        "            staying = [*staying, *(w for w in self._active if w.on_leaving_node)][-1:]\n",
         "",
         "no leaving member stays to hand over the state",
     ),
@@ -192,8 +192,8 @@ FORMATION = (
         "a member that comes back is left out before it has had time to hear of its group",
     ),
     (
-        "sorted(view.leaving.worker_ids - current.worker_ids)",
-        "sorted(current.worker_ids - view.leaving.worker_ids)",
+        "sorted(view.previous_group.worker_ids - current.worker_ids)",
+        "sorted(current.worker_ids - view.previous_group.worker_ids)",
         "newcomers count as dropped members",
     ),
     (
@@ -203,14 +203,14 @@ FORMATION = (
         "a new leader waits no longer for nodes than an old one",
     ),
     (
-        "        if len(self._silent) == len(self._active) and not answered:\n"
+        "        if len(self._out_of_contact) == len(self._active) and not answered:\n"
         "            return Wait(reason=WaitReason.OUT_OF_CONTACT)\n",
         "",
         "a leader that is cut off from all members dissolves their group",
     ),
     (
-        "        if len(self._silent) == len(self._active) and not answered:\n",
-        "        if len(self._silent) == len(self._active):\n",
+        "        if len(self._out_of_contact) == len(self._active) and not answered:\n",
+        "        if len(self._out_of_contact) == len(self._active):\n",
         "members out of contact are waited for without end although others have finished",
     ),
 )
@@ -293,12 +293,12 @@ STOPPING = (
         "a stop does not wait for a member that was left behind with the state",
     ),
     (
-        "{name: replace(w, leaving=False) for",
+        "{name: replace(w, on_leaving_node=False) for",
         "{name: w for",
         "a node that is drained while the job stops leaves first",
     ),
     (
-        "    in_contact = all(w.silent_since is None for w in members.values())\n",
+        "    in_contact = all(w.out_of_contact_since is None for w in members.values())\n",
         "    in_contact = True\n",
         "members out of contact are asked to save, which they cannot hear",
     ),

@@ -122,7 +122,7 @@ PARTICIPATION = (
         "a member whose block could not be undone still counts as a holder",
     ),
     (
-        "        if not counts:\n            self._void = True\n",
+        "        if not counts:\n            self._last_block_discarded = True\n",
         "        if not counts:\n",
         "changes below a lost block are not undone",
     ),

@@ -49,7 +49,7 @@ def view(current: Generation | None, *statuses: WorkerStatus, **fields: object) 
 
 def leaving(base: GroupView, *nodes: str) -> GroupView:
     """`base` while exactly these nodes leave: their slots do not count."""
-    workers = {w: replace(s, leaving=s.node in nodes) for w, s in base.workers.items()}
+    workers = {w: replace(s, on_leaving_node=s.node in nodes) for w, s in base.workers.items()}
     staying = sum(s.node not in nodes for s in base.workers.values())
     return replace(base, workers=workers, slots=staying)
 
@@ -57,7 +57,7 @@ def leaving(base: GroupView, *nodes: str) -> GroupView:
 def silent(base: GroupView, since: float, nodes: Collection[str]) -> GroupView:
     """`base` while exactly these nodes are out of contact."""
     workers = {
-        w: replace(s, silent_since=since if s.node in nodes else None)
+        w: replace(s, out_of_contact_since=since if s.node in nodes else None)
         for w, s in base.workers.items()
     }
     return replace(base, workers=workers)

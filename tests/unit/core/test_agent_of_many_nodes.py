@@ -337,7 +337,7 @@ def test_a_drained_node_exits_as_drained_even_if_the_job_ends_meanwhile() -> Non
 def test_a_strayed_agent_ends_its_workers_and_accepts_lower_generation_numbers() -> None:
     agent = serving()
     agent.handle(ev.GenerationAnnounced(generation=generation(57, "b1")), 9.0)
-    ended = of(fx.EndWorker, agent.handle(ev.Strayed(), 10.0))
+    ended = of(fx.EndWorker, agent.handle(ev.IncarnationSuperseded(), 10.0))
     assert len(ended) == 3
     assert agent.generation is None
     agent.handle(ev.GenerationAnnounced(generation=generation(1, "c1")), 11.0)

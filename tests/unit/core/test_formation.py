@@ -261,23 +261,23 @@ def test_a_wait_for_a_late_member_lasts_until_its_timeout() -> None:
 def test_members_in_a_slow_step_get_more_time_unless_the_step_has_stalled() -> None:
     policy = replace(POLICY, first_step_s=1000.0)
     late = status("b0", TRAINING, 2, acknowledged=3)
-    decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 500.0)
+    decision = decide(view(PAIR, A, late, assembling_since=50.0, is_slow=True), policy, 500.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=1050.0)
     assert isinstance(
-        decide(view(PAIR, A, late, assembling_since=50.0, slow=True), policy, 1050.0), Form
+        decide(view(PAIR, A, late, assembling_since=50.0, is_slow=True), policy, 1050.0), Form
     )
     assert isinstance(decide(view(PAIR, A, late, assembling_since=-950.0), policy, 50.0), Form)
     impatient = replace(POLICY, first_step_s=1.0)  # no shorter than the busy timeout
-    decision = decide(view(PAIR, A, late, assembling_since=50.0, slow=True), impatient, 100.0)
+    decision = decide(view(PAIR, A, late, assembling_since=50.0, is_slow=True), impatient, 100.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=50.0 + POLICY.busy_timeout_s)
     stalled = generation(3, "a0", "b0", reason=ChangeReason.STALLED)
-    decision = decide(view(stalled, A, late, assembling_since=95.0, slow=True), policy, 100.0)
+    decision = decide(view(stalled, A, late, assembling_since=95.0, is_slow=True), policy, 100.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=95.0 + POLICY.join_timeout_s)
 
 
 def test_members_get_the_busy_timeout_again_once_a_slow_step_is_over() -> None:
     late = status("b0", TRAINING, 2, acknowledged=3)
-    found = view(PAIR, A, late, assembling_since=50.0, slow_at=600.0)
+    found = view(PAIR, A, late, assembling_since=50.0, slow_until=600.0)
     decision = decide(found, POLICY, 600.0)
     assert decision == Wait(reason=WaitReason.ASSEMBLING, until=600.0 + POLICY.busy_timeout_s)
 
@@ -285,7 +285,7 @@ def test_members_get_the_busy_timeout_again_once_a_slow_step_is_over() -> None:
 def test_holders_of_the_state_that_compile_are_waited_for_when_the_group_is_dissolved() -> None:
     policy = replace(POLICY, first_step_s=1000.0)
     dissolved = view(
-        generation(3), status("a0", TRAINING, 2, acknowledged=3), formed_at=50.0, slow=True
+        generation(3), status("a0", TRAINING, 2, acknowledged=3), formed_at=50.0, is_slow=True
     )
     assert decide(dissolved, policy, 1049.0) == Wait(reason=WaitReason.ASSEMBLING, until=1050.0)
     assert isinstance(decide(dissolved, policy, 1050.0), Form)
@@ -312,8 +312,8 @@ D = status("d0", READY)
         # No group forms beside a worker that has run, or may have begun without a report.
         (view(NOBODY, A, C, D), WaitReason.ENDING_THE_LAST_GROUP),
         (view(NOBODY, A_DONE, C, D), WaitReason.ENDING_THE_LAST_GROUP),
-        (view(NOBODY, C, D, spent=frozenset({"c0"})), WaitReason.ENDING_THE_LAST_GROUP),
-        (view(NOBODY, C, D, spent=frozenset({"a0", "b0"})), "STARTED [c0 d0]"),
+        (view(NOBODY, C, D, past_members=frozenset({"c0"})), WaitReason.ENDING_THE_LAST_GROUP),
+        (view(NOBODY, C, D, past_members=frozenset({"a0", "b0"})), "STARTED [c0 d0]"),
         # After a restart the nodes are there already: the wait for others is shorter.
         (view(NOBODY, C, D, slots=3, enough_since=96.0), WaitReason.GATHERING),
         (view(NOBODY, C, D, slots=3, enough_since=95.0), "STARTED [c0 d0]"),
@@ -357,7 +357,7 @@ def test_a_full_group_of_classic_scripts_is_not_restarted_for_newcomers() -> Non
 
 def test_a_classic_group_is_dissolved_when_one_of_its_nodes_leaves() -> None:
     situation = view(PAIR, A, B)
-    leaving = replace(situation.workers["b0"], leaving=True)
+    leaving = replace(situation.workers["b0"], on_leaving_node=True)
     situation = replace(situation, workers={**situation.workers, "b0": leaving})
     assert short(decide(situation, WHOLE, 100.0)) == "MEMBER_LEAVING []"
 
@@ -373,7 +373,7 @@ def test_a_classic_group_is_dissolved_when_one_of_its_nodes_leaves() -> None:
 def test_silent_classic_members_get_the_grace(silent: str, since: float, expected: object) -> None:
     situation = view(PAIR, A, B)
     workers = {
-        name: replace(w, silent_since=since) if name in silent.split() else w
+        name: replace(w, out_of_contact_since=since) if name in silent.split() else w
         for name, w in situation.workers.items()
     }
     policy = replace(WHOLE, agent_grace_s=10.0)
@@ -406,14 +406,14 @@ def test_members_inside_a_call_go_on_without_newcomers() -> None:
 def test_the_loss_of_a_member_that_a_planned_change_drops_counts_before_the_change() -> None:
     waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
     planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
-    situation = view(planned, *waiting, leaving=before)
+    situation = view(planned, *waiting, previous_group=before)
     assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 b0]"
 
 
 def test_the_loss_of_a_dropped_member_counts_while_newcomers_wait_in_the_planned_group() -> None:
     waiting = [status("a0", TRAINING, 3), status("d0", JOINING, 4, has_state=False)]
     planned, before = generation(4, "a0", "d0", leave_after=9), generation(3, "a0", "c0")
-    situation = view(planned, *waiting, leaving=before)
+    situation = view(planned, *waiting, previous_group=before)
     assert short(decide(situation, POLICY, 100.0)) == "MEMBER_LOST [a0 d0]"
 
 
@@ -432,7 +432,7 @@ def test_a_dropped_member_rejoins_only_if_it_may_have_a_step_that_no_other_has(
 ) -> None:
     planned, before = generation(4, "a0", "b0", leave_after=9), generation(3, "a0", "b0", "c0")
     here = status("a0", TRAINING, 4, committed=9)
-    situation = view(planned, here, dropped, leaving=before)
+    situation = view(planned, here, dropped, previous_group=before)
     assert short(decide(situation, replace(POLICY, min_workers=1), 100.0)) == expected
 
 
@@ -444,7 +444,7 @@ def test_newcomers_make_room_for_dropped_members_that_hold_the_state() -> None:
         status("b0", READY, 3, acknowledged=4),
     ]
     before = generation(3, "a0", "b0", "c0")
-    situation = view(planned, *new, *dropped, leaving=before)
+    situation = view(planned, *new, *dropped, previous_group=before)
     policy = replace(POLICY, max_workers=3)
     assert short(decide(situation, policy, 100.0)) == "MEMBER_LOST [a0 b0 d0]"
 
@@ -477,7 +477,10 @@ def test_newcomers_make_room_for_members_that_may_hold_the_state_by_now() -> Non
 def test_the_loss_of_a_member_dissolves_its_group_before_the_planned_end() -> None:
     waiting = [status(w, TRAINING, 3) for w in ("a0", "b0")]
     ends, before = generation(4, leave_after=9), generation(3, "a0", "b0", "c0")
-    assert short(decide(view(ends, *waiting, leaving=before), POLICY, 100.0)) == "MEMBER_LOST []"
+    assert (
+        short(decide(view(ends, *waiting, previous_group=before), POLICY, 100.0))
+        == "MEMBER_LOST []"
+    )
 
 
 def test_a_member_that_its_new_agent_has_not_heard_from_is_in_no_new_group() -> None:
@@ -562,10 +565,10 @@ def test_a_holder_that_comes_back_joins_a_group_without_state_that_is_not_announ
         status("c0", READY),
         status("a0", TRAINING, 3, committed=28),
         formed_at=99.0,
-        untold=True,
+        unannounced=True,
         trained_in=3,
     )
     policy = replace(POLICY, min_workers=1)
     assert short(decide(begun, policy, 100.0)) == "STARTED [a0 c0]"
-    told = replace(begun, untold=False)
+    told = replace(begun, unannounced=False)
     assert short(decide(told, policy, 100.0)) is WaitReason.ASSEMBLING

@@ -105,7 +105,7 @@ def test_a_wait_for_silent_members_lasts_until_the_next_probe_or_the_end_of_the_
 
 def test_the_grace_of_several_silent_nodes_counts_from_the_first_one() -> None:
     both = silent(view(TRIO, A, B, C), 95.0, "bc")
-    workers = {**both.workers, "b0": replace(both.workers["b0"], silent_since=90.0)}
+    workers = {**both.workers, "b0": replace(both.workers["b0"], out_of_contact_since=90.0)}
     decision = decide(replace(both, workers=workers), POLICY, NOW)
     assert short(decision) == "MEMBER_LOST [a0]"
 
@@ -233,8 +233,8 @@ def test_a_leaving_worker_hands_over_the_state_that_only_it_has(
     situation = view(generation(4, "b0", "c0"), status("b0", TRAINING, 4), newcomer, behind)
     situation = silent(leaving(situation, "e"), 90.0, "b")
     assert short(decide(situation, POLICY, NOW)) == expected
-    let_go = replace(situation, let_go=frozenset("e"))
-    assert short(decide(let_go, POLICY, NOW)) == "MEMBER_LOST [d0]"
+    released = replace(situation, released_nodes=frozenset("e"))
+    assert short(decide(released, POLICY, NOW)) == "MEMBER_LOST [d0]"
 
 
 @pytest.mark.parametrize(

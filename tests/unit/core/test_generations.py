@@ -28,8 +28,8 @@ def after() -> Lineage:
     return lineage
 
 
-def observed(s: WorkerStatus, silent_since: float | None = None) -> dict[str, ObservedWorker]:
-    return {s.worker: ObservedWorker(node=s.worker[0], status=s, silent_since=silent_since)}
+def observed(s: WorkerStatus, since: float | None = None) -> dict[str, ObservedWorker]:
+    return {s.worker: ObservedWorker(node=s.worker[0], status=s, out_of_contact_since=since)}
 
 
 def test_any_worker_may_form_the_first_group() -> None:
@@ -110,7 +110,7 @@ def test_a_member_that_acknowledged_a_later_generation_cannot_join_an_earlier_on
 
 def test_the_last_report_of_a_node_out_of_contact_does_not_show_that_a_group_stopped() -> None:
     lineage = after()
-    lineage.seen(observed(status("a0", READY, 3), silent_since=1.0))
+    lineage.seen(observed(status("a0", READY, 3), since=1.0))
     assert not lineage.allows(["c0"])
 
 
@@ -126,9 +126,9 @@ def test_a_member_that_is_missing_from_its_nodes_report_has_ended() -> None:
 def test_a_worker_that_joins_without_state_is_in_the_way_of_a_group_without_its_members() -> None:
     lineage = after()
     joins = observed(status("a0", JOINING, 3, has_state=False))
-    assert lineage.in_the_way(["c0"], joins) == {"a0"}
-    assert lineage.in_the_way(["b0", "c0"], joins) == frozenset()
-    assert lineage.in_the_way(["c0"], {}) == frozenset()
+    assert lineage.blocking_joiners(["c0"], joins) == {"a0"}
+    assert lineage.blocking_joiners(["b0", "c0"], joins) == frozenset()
+    assert lineage.blocking_joiners(["c0"], {}) == frozenset()
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_a_worker_that_joins_without_state_is_in_the_way_of_a_group_without_its_
         observed(status("a0", JOINING, 3)),  # it holds the state
         observed(status("a0", TRAINING, 3)),
         observed(status("a0", JOINING, 2, has_state=False)),  # it has not begun to join
-        observed(status("a0", JOINING, 3, has_state=False), silent_since=1.0),
+        observed(status("a0", JOINING, 3, has_state=False), since=1.0),
     ],
 )
 def test_holders_and_those_not_joining_are_not_in_the_way(seen: dict[str, ObservedWorker]) -> None:
-    assert after().in_the_way(["c0"], seen) == frozenset()
+    assert after().blocking_joiners(["c0"], seen) == frozenset()
 
 
 FORMS = Form(members=(member("a0"),), reason=ChangeReason.STARTED)
@@ -161,21 +161,21 @@ def failed(worker: str, kind: FailureKind = FailureKind.EXCEPTION) -> Failure:
 
 def test_only_the_first_failure_in_a_group_counts() -> None:
     found = past(("a0", "b0"))
-    assert found.breaks_another(failed("b0"))
-    assert not found.breaks_another(failed("a0")), "it failed of that"
+    assert found.is_unexplained_failure(failed("b0"))
+    assert not found.is_unexplained_failure(failed("a0")), "it failed of that"
     found.remember(generation(2))
     found.remember(generation(3, "a1", "b1"))
-    assert found.breaks_another(failed("a1"))
+    assert found.is_unexplained_failure(failed("a1"))
 
 
 def test_a_failure_of_a_member_of_a_dissolved_group_does_not_count() -> None:
-    assert not past(("a0", "b0"), ()).breaks_another(failed("a0"))
+    assert not past(("a0", "b0"), ()).is_unexplained_failure(failed("a0"))
 
 
 def test_failures_of_non_members_and_of_members_that_never_arrived_count() -> None:
     found = past(("a0", "b0"), ())
-    assert found.breaks_another(failed("c0"))
-    assert found.breaks_another(failed("a0", FailureKind.LEFT_OUT))
+    assert found.is_unexplained_failure(failed("c0"))
+    assert found.is_unexplained_failure(failed("a0", FailureKind.LEFT_OUT))
 
 
 def test_every_group_after_the_first_counts_as_a_restart() -> None:
@@ -192,7 +192,7 @@ def test_only_the_last_16_generations_are_remembered() -> None:
     found = past(*[(f"a{n}",) for n in range(20)])
     assert found.get(4) is None
     assert found.get(5) is not None
-    assert found.spent() == {f"a{n}" for n in range(4, 20)}
+    assert found.past_members() == {f"a{n}" for n in range(4, 20)}
     assert [m.worker for m in found.last_members()] == ["a19"]
 
 
@@ -247,7 +247,7 @@ def test_a_part_that_is_reported_again_does_not_reopen_a_whole_save() -> None:
 
 
 def test_an_abandoned_save_that_members_were_not_told_of_can_still_be_completed() -> None:
-    tracker = CheckpointTracker(told=False)
+    tracker = CheckpointTracker(gives_up_on_loss=False)
     tracker.written(PAIR, 10, 0, 2)
     assert tracker.abandon(["b0"]) == []
     assert tracker.abandoned

@@ -9,7 +9,7 @@ from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy
-from elastic.core.diagnosis import Diagnosis, Odd
+from elastic.core.diagnosis import Diagnosis, SlowOrHungRank
 from elastic.core.membership import Failure, FailureKind, WorkerStatus
 from elastic.core.restarts import Verdict
 from elastic.core.whereabouts import Frame
@@ -24,7 +24,7 @@ LATE = "did not join generation 2 in time"
 
 
 def verdict(worker: str, frame: Frame | None = FRAME, doing: str = "is stopped") -> Diagnosis:
-    odd = Odd(rank=1, worker=worker, node="b", doing=doing, frame=frame, place_s=6.0)
+    odd = SlowOrHungRank(rank=1, worker=worker, node="b", doing=doing, frame=frame, place_s=6.0)
     return Diagnosis(odd=(odd,), waiting=(0,), text="rank 1 (node b) hangs")
 
 

@@ -44,18 +44,21 @@ def test_a_failed_worker_stays_gone_until_its_node_reports_without_it() -> None:
 
 def test_holders_of_the_state_on_a_silent_node_left_behind_are_kept_without_its_slots() -> None:
     nodes = trained_by("a0", "b0")
-    nodes.fell_silent("a", 5.0)
-    nodes.fell_silent("a", 9.0)
-    nodes.fell_silent("elsewhere", 9.0)
-    assert nodes.is_silent("a")
-    assert not nodes.is_silent("b")
-    assert nodes.is_silent("elsewhere")
-    assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": 9.0, "b0": None}
+    nodes.lost_contact("a", 5.0)
+    nodes.lost_contact("a", 9.0)
+    nodes.lost_contact("elsewhere", 9.0)
+    assert nodes.is_out_of_contact("a")
+    assert not nodes.is_out_of_contact("b")
+    assert nodes.is_out_of_contact("elsewhere")
+    assert {w: s.out_of_contact_since for w, s in nodes.workers().items()} == {
+        "a0": 9.0,
+        "b0": None,
+    }
     assert nodes.slots == 4
-    assert nodes.silent_left_behind() == {"a0"}
+    assert nodes.leave_behind_out_of_contact() == {"a0"}
     assert {w: s.left_behind for w, s in nodes.workers().items()} == {"a0": True, "b0": False}
     assert nodes.slots == 2
-    assert nodes.silent_left_behind() == frozenset()
+    assert nodes.leave_behind_out_of_contact() == frozenset()
     nodes.reported("a", 2, [status("a0", READY, 3)])
     assert not nodes.workers()["a0"].left_behind
     assert nodes.slots == 4
@@ -64,42 +67,49 @@ def test_holders_of_the_state_on_a_silent_node_left_behind_are_kept_without_its_
 def test_a_silent_node_without_the_state_is_lost_when_it_is_left_behind() -> None:
     nodes = trained_by("b0")
     nodes.reported("a", 2, [status("a0", READY)])
-    nodes.fell_silent("a", 5.0)
-    assert nodes.silent_left_behind() == {"a0"}
+    nodes.lost_contact("a", 5.0)
+    assert nodes.leave_behind_out_of_contact() == {"a0"}
     assert set(nodes.workers()) == {"b0"}
 
 
 def test_a_silent_node_that_reports_again_is_in_contact() -> None:
     nodes = trained_by("a0")
-    nodes.fell_silent("a", 5.0)
+    nodes.lost_contact("a", 5.0)
     assert nodes.reported("a", 2, [status("a0", TRAINING, 3)]) == frozenset()
-    assert not nodes.is_silent("a")
-    nodes.fell_silent("a", 7.0)
-    assert nodes.workers()["a0"].silent_since == 7.0
+    assert not nodes.is_out_of_contact("a")
+    nodes.lost_contact("a", 7.0)
+    assert nodes.workers()["a0"].out_of_contact_since == 7.0
 
 
 def test_the_grace_of_all_nodes_restarts_when_the_first_comes_back_after_an_outage() -> None:
     nodes = trained_by("a0", "b0")
-    nodes.fell_silent("a", 5.0)
-    nodes.fell_silent("b", 5.0)
+    nodes.lost_contact("a", 5.0)
+    nodes.lost_contact("b", 5.0)
     nodes.reported("a", 2, [status("a0", TRAINING, 3)], 60.0)
-    assert {w: s.silent_since for w, s in nodes.workers().items()} == {"a0": None, "b0": 60.0}
+    assert {w: s.out_of_contact_since for w, s in nodes.workers().items()} == {
+        "a0": None,
+        "b0": 60.0,
+    }
 
 
 def test_the_grace_restarts_after_an_outage_even_if_the_first_node_back_is_not_known() -> None:
     nodes = trained_by("a0", "b0")
-    nodes.fell_silent("a", 5.0)
-    nodes.fell_silent("b", 5.0)
+    nodes.lost_contact("a", 5.0)
+    nodes.lost_contact("b", 5.0)
     nodes.reported("c", 1, [status("c0", READY)], 60.0)
-    assert [nodes.workers()[w].silent_since for w in ("a0", "b0", "c0")] == [60.0, 60.0, None]
+    assert [nodes.workers()[w].out_of_contact_since for w in ("a0", "b0", "c0")] == [
+        60.0,
+        60.0,
+        None,
+    ]
 
 
 def test_the_grace_does_not_restart_if_one_node_stayed_in_contact() -> None:
     nodes = trained_by("a0", "b0", "c0")
-    nodes.fell_silent("a", 5.0)
-    nodes.fell_silent("b", 5.0)
+    nodes.lost_contact("a", 5.0)
+    nodes.lost_contact("b", 5.0)
     nodes.reported("a", 2, [status("a0", TRAINING, 3)], 60.0)
-    assert nodes.workers()["b0"].silent_since == 5.0
+    assert nodes.workers()["b0"].out_of_contact_since == 5.0
 
 
 def test_a_lost_node_is_lost_with_its_workers() -> None:
@@ -115,7 +125,7 @@ def test_members_of_a_generation_are_presumed_to_train_out_of_contact() -> None:
     assert nodes.slots == 3
     for observed in nodes.workers().values():
         s = observed.status
-        assert observed.silent_since == 9.0
+        assert observed.out_of_contact_since == 9.0
         assert (s.phase, s.generation, s.acknowledged, s.has_state) == (TRAINING, 3, 3, True)
     assert nodes.workers()["a1"].as_member() == generation(3, "a1").members[0]
     assert nodes.reported("a", 4, [status("a1", TRAINING, 3)]) == {"a0"}
@@ -136,7 +146,7 @@ def test_nodes_that_leave_do_not_count_until_they_are_welcomed_again() -> None:
     nodes.left("a")
     assert nodes.slots == 2
     assert nodes.leaving == {"a"}
-    assert {w: s.leaving for w, s in nodes.workers().items()} == {"a0": True, "b0": False}
+    assert {w: s.on_leaving_node for w, s in nodes.workers().items()} == {"a0": True, "b0": False}
     assert not nodes.all_leave()
     nodes.left("b")
     assert nodes.all_leave()
@@ -179,7 +189,7 @@ def test_a_node_that_holds_the_state_stays_while_nobody_else_does() -> None:
     nodes.reported("b", 2, [status("b0", READY, 3, acknowledged=4, committed=7)])
     assert departures.completed(nodes, nobody) == []
     nodes.reported("b", 2, [status("b0", READY, 3, acknowledged=4, committed=8)])
-    nodes.fell_silent("b", 0.0)
+    nodes.lost_contact("b", 0.0)
     assert departures.completed(nodes, nobody) == []
     nodes.reported("b", 2, [status("b0", READY, 3, acknowledged=4, committed=8)])
     assert departures.completed(nodes, nobody) == ["a"]
@@ -223,7 +233,7 @@ def test_a_node_out_of_contact_has_not_left() -> None:
     nodes.left("a")
     assert departures.completed(nodes, None) == []
     nodes.reported("a", 2, [])
-    nodes.fell_silent("a", 1.0)
+    nodes.lost_contact("a", 1.0)
     assert departures.completed(nodes, None) == []
     nodes.reported("a", 2, [])
     assert departures.completed(nodes, None) == ["a"]

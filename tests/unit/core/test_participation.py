@@ -134,7 +134,7 @@ def test_a_member_that_is_outvoted_takes_over_the_state_of_the_majority() -> Non
 def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
     driver = struck(3, "a")
     assert driver.give_up() is False
-    assert driver.part.void
+    assert driver.part.last_block_discarded
     assert driver.taken() == [
         "PutBack",
         "TearDown",
@@ -144,7 +144,7 @@ def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
     ]
     driver.boundary()
     assert driver.taken() == ["PutBackForRetry"]
-    assert not driver.part.void
+    assert not driver.part.last_block_discarded
     driver.part.begin_block()
     driver.commit()
     assert driver.part.progress.committed == 4
@@ -156,7 +156,7 @@ def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> N
     driver.peers(ME, veteran(4))
     driver.answer(act.Receive, Progress(committed=4, committed_in=1))
     assert driver.give_up() is True
-    assert not driver.part.void
+    assert not driver.part.last_block_discarded
     assert driver.taken() == [
         "PutBack",
         "TearDown",
@@ -256,7 +256,7 @@ def test_a_member_that_loses_its_group_says_whether_it_has_received_the_state(wh
 def test_a_member_whose_script_stands_still_gives_its_state_to_the_next_group() -> None:
     driver = struck(3, "a", "b")
     driver.peers(ME, NEWCOMER)
-    driver.drive(driver.part.bequeath())
+    driver.drive(driver.part.hand_over_state())
     assert driver.taken() == [
         "PutBack",
         "TearDown",
@@ -270,7 +270,7 @@ def test_a_member_that_stands_still_alone_waits_for_a_group_of_several() -> None
     driver.answer(act.AwaitSuccessor, lambda _: driver.announce(3, "a", "b", leave_after=4))
     driver.answer(act.Break, None, lambda _: driver.announce(4, "a", "b"))
     driver.answer(act.Declare, lambda mine: (mine,), lambda mine: (mine, NEWCOMER))
-    driver.drive(driver.part.bequeath())
+    driver.drive(driver.part.hand_over_state())
     log = driver.taken()
     assert log.count("AwaitSuccessor") == 1
     assert "Send rank=1 step=3 BEGIN" in log
@@ -279,7 +279,7 @@ def test_a_member_that_stands_still_alone_waits_for_a_group_of_several() -> None
 def test_a_torn_state_is_not_given_to_the_next_group() -> None:
     driver = struck(3, "a", "b")
     driver.answer(act.PutBack, False)
-    driver.drive(driver.part.bequeath())
+    driver.drive(driver.part.hand_over_state())
     assert driver.taken() == ["PutBack", "DropState", "TearDown", "Break"]
 
 

@@ -189,16 +189,16 @@ def paused(pause_s: float = 20.0) -> ProgressWatch:
 def test_the_others_are_asked_when_rank_0_has_been_between_steps_for_too_long() -> None:
     progress = watch(pause_s=20.0)
     progress.observe(6, 5.0, step_s=0.1, in_step_s=0.1)
-    assert not progress.asks(100.0)
+    assert not progress.should_probe(100.0)
     progress.observe(7, 10.0, step_s=0.1)
     progress.observe(7, 20.0, step_s=0.1)
-    assert [progress.asks(at) for at in (30.0, 30.1)] == [False, True]
+    assert [progress.should_probe(at) for at in (30.0, 30.1)] == [False, True]
     progress.observe(7, 31.0, step_s=0.1, waiting_s=0.5)
-    assert not progress.asks(100.0)
+    assert not progress.should_probe(100.0)
     progress.observe(7, 40.0, step_s=0.1)
     progress.observe(8, 59.0, step_s=0.1)
-    assert [progress.asks(at) for at in (79.0, 79.1)] == [False, True]
-    assert not paused(pause_s=0.0).asks(1e6)
+    assert [progress.should_probe(at) for at in (79.0, 79.1)] == [False, True]
+    assert not paused(pause_s=0.0).should_probe(1e6)
 
 
 @pytest.mark.parametrize("waits", ["in_step_s", "waiting_s"])
@@ -211,7 +211,7 @@ def test_a_member_that_has_waited_too_long_for_rank_0_shows_that_rank_0_hangs(wa
     assert progress.quiet_since(31.0) == 10.0
     progress.regroup()
     assert not progress.stalled
-    assert not progress.asks(100.0)
+    assert not progress.should_probe(100.0)
 
 
 def test_rank_0_does_not_hang_while_all_members_are_between_steps() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.core.recovery import Declaration, odd_ones_out, runs_to_repeat
+from elastic.core.recovery import Declaration, mismatching_ranks, runs_to_repeat
 
 
 def veteran(runs_done: int, *, in_run: bool = False, committed: int = 5) -> Declaration:
@@ -65,4 +65,4 @@ def test_calls_are_repeated_from_the_one_that_the_slowest_veteran_is_at(
 def test_members_whose_model_is_not_the_references_are_odd(
     declarations: list[Declaration], reference: int, odd: tuple[int, ...]
 ) -> None:
-    assert odd_ones_out(declarations) == (reference, odd)
+    assert mismatching_ranks(declarations) == (reference, odd)

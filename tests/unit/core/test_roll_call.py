@@ -71,6 +71,6 @@ def test_members_that_a_planned_change_drops_get_time_to_report_too() -> None:
     """A dropped member may have the only copy of a step until the members that stay receive it."""
     planned = generation(4, "a0", "b0", leave_after=7)
     ready = status("b0", READY, 3, committed=7)
-    situation = replace(unheard(view(planned, ready, C), "c"), leaving=TRIO)
+    situation = replace(unheard(view(planned, ready, C), "c"), previous_group=TRIO)
     assert isinstance(decide(situation, POLICY, ELECTED + 0.1), Wait)
     assert short(decide(situation, POLICY, ELECTED + 1.1)).startswith("MEMBER_LOST")

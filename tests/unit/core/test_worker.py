@@ -101,18 +101,18 @@ def test_a_worker_leaves_at_once_or_at_the_boundary_of_a_planned_change(
 
 
 @pytest.mark.parametrize(
-    ("settled_after", "holds", "leaves"),
+    ("settled_after", "waits", "leaves"),
     [(None, [7, 8], []), (7, [], [7, 8]), (8, [], [8])],
 )
-def test_a_worker_holds_at_a_provisional_boundary_and_leaves_at_a_settled_one(
-    settled_after: int | None, holds: list[int], leaves: list[int]
+def test_a_worker_waits_at_a_provisional_boundary_and_leaves_at_a_settled_one(
+    settled_after: int | None, waits: list[int], leaves: list[int]
 ) -> None:
     worker = training(5)
-    assert not worker.holds(5)
+    assert not worker.must_wait(5)
     assert [type(e) for e in worker.generation_announced(PROVISIONAL)] == [ReportStatus]
     if settled_after is not None:
         assert worker.generation_announced(replace(PLANNED, leave_after=settled_after)) == []
-    assert [step for step in range(5, 9) if worker.holds(step)] == holds
+    assert [step for step in range(5, 9) if worker.must_wait(step)] == waits
     assert [step for step in range(5, 9) if worker.must_leave(step)] == leaves
 
 
@@ -122,7 +122,7 @@ def test_a_change_at_once_supersedes_a_provisional_one() -> None:
     effects = worker.generation_announced(generation(3, "a0"))
     assert AbortGroup(generation=1) in effects
     assert worker.must_leave(7)
-    assert not worker.holds(7)
+    assert not worker.must_wait(7)
 
 
 @pytest.mark.parametrize("known", [PROVISIONAL, PLANNED])
@@ -204,7 +204,7 @@ def test_a_join_is_given_up_for_a_planned_change_of_a_later_group() -> None:
     assert AbortGroup(generation=1) in worker.generation_announced(missed_one)
     assert worker.superseded()
     assert worker.must_leave(0)
-    assert not worker.holds(8)
+    assert not worker.must_wait(8)
 
 
 def test_a_worker_that_lost_its_group_waits_until_a_planned_change_is_settled() -> None:

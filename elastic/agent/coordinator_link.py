@@ -21,7 +21,7 @@ _RETRY_NOT_YET_S = 0.75
 _AWAITED_S = 5.0
 _ONCE = ("failure", "reformed", "notice")
 """Kinds that are told once: a coordinator must hear each, and count it once."""
-_KEPT = ("stop", "leave")
+_KEPT_OFFLINE = ("stop", "leave")
 """Kinds that are kept while no stream is open; a new stream sends all others again anyway."""
 _MOST_KEPT = 1000
 _SOURCE_LENGTH = 12
@@ -114,7 +114,7 @@ class CoordinatorLink:
             self._once.append((time.monotonic(), message))
         if self._outgoing is not None and self._outgoing.takes:
             self._outgoing.put(message)
-        elif message.WhichOneof("kind") in _KEPT:
+        elif message.WhichOneof("kind") in _KEPT_OFFLINE:
             self._kept.append(message)
 
     async def run(self) -> None:
@@ -194,7 +194,7 @@ class CoordinatorLink:
         kept, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
         try:
             self._on_connected()
-            for message in (*self._say_again(), *kept):
+            for message in (*self._resend_once(), *kept):
                 outgoing.put(message)
             async for answer in client.attend(outgoing):
                 if answer.HasField("refused") and answer.refused.for_now:
@@ -213,10 +213,10 @@ class CoordinatorLink:
             self._outgoing = None
             earlier, self._kept = self._kept, deque(maxlen=_MOST_KEPT)
             unsent = outgoing.end()  # gRPC waits for messages even after the call is over
-            not_said = (m for m in (*unsent, *earlier) if m.WhichOneof("kind") in _KEPT)
+            not_said = (m for m in (*unsent, *earlier) if m.WhichOneof("kind") in _KEPT_OFFLINE)
             self._kept += _without_repeats(not_said)
 
-    def _say_again(self) -> Iterator[pb.AgentMessage]:
+    def _resend_once(self) -> Iterator[pb.AgentMessage]:
         now = time.monotonic()
         for said_at, message in self._once:
             message.once.age_s = now - said_at
@@ -263,7 +263,7 @@ class Outgoing(AsyncIterator[pb.AgentMessage]):
         if len(self._waiting) > self._most:
             self.takes = False
             self._waiting = {
-                n: m for n, m in self._waiting.items() if m.WhichOneof("kind") in _KEPT
+                n: m for n, m in self._waiting.items() if m.WhichOneof("kind") in _KEPT_OFFLINE
             }
         self._changed.set()
 

@@ -66,7 +66,7 @@ _WRITE_STACKS_S = 0.5  # for the disk, before a worker is killed
 _LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a running worker, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
-_MOST_BARREN_ZYGOTES = 3  # zygotes in a row that end before they are ready: an import fails
+_MOST_FAILED_ZYGOTE_STARTS = 3  # zygotes in a row that end before they are ready: an import fails
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,7 +134,7 @@ class AgentDaemon:
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
         self._out_of_memory, self._kernel_log = OutOfMemory(), KernelLog()
-        self._kernel_words: dict[str, str] = {}  # the kernel's log lines on workers that it killed
+        self._kernel_lines: dict[str, str] = {}  # the kernel's log lines on workers that it killed
         self._orphans = OrphanReaper()
         self._run_directory = options.run_directory
         self._known = asyncio.Event()
@@ -154,7 +154,7 @@ class AgentDaemon:
         self._suspected: set[str] = set()  # workers that will be ended because they hang
         self._hung: dict[str, stacks_pb2.WorkerStacks] = {}  # stacks of workers being ended
         self._removes_logs = False
-        self._barren_zygotes = 0  # that have ended in a row
+        self._failed_zygote_starts = 0  # in a row
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
             leaders,
@@ -326,8 +326,8 @@ class AgentDaemon:
         """Start another zygote. The kernel has killed the workers together with the lost one."""
         lost = self._zygote.exit_reason()
         self._journal.record("zygote_lost", reason=str(lost))
-        self._barren_zygotes = 0 if self._zygote.was_ready else self._barren_zygotes + 1
-        if self._barren_zygotes == _MOST_BARREN_ZYGOTES:
+        self._failed_zygote_starts = 0 if self._zygote.was_ready else self._failed_zygote_starts + 1
+        if self._failed_zygote_starts == _MOST_FAILED_ZYGOTE_STARTS:
             self.crashed(lost)
         if self.ended.done():
             return
@@ -339,8 +339,8 @@ class AgentDaemon:
     def _exited(self, worker: str, exit_code: int, number: int) -> None:
         out_of_memory = self._out_of_memory.has_killed(time.monotonic())
         if number == signal.SIGKILL and (pid := self._pids.get(worker)):
-            word = self._kernel_log.word_on(pid, out_of_memory=out_of_memory)
-            self._kernel_words[worker] = word
+            line = self._kernel_log.line_about(pid, out_of_memory=out_of_memory)
+            self._kernel_lines[worker] = line
         exited = ev.WorkerExited(
             worker=worker, exit_code=exit_code, signal=number, out_of_memory=out_of_memory
         )
@@ -357,7 +357,7 @@ class AgentDaemon:
         self._times.forget(worker, time.monotonic())
         self._driver.post(exited)
         self._hung.pop(worker, None)
-        self._kernel_words.pop(worker, None)
+        self._kernel_lines.pop(worker, None)
         self._suspected.discard(worker)
         self._forget_log(worker)
 
@@ -450,9 +450,9 @@ class AgentDaemon:
     def _pidfd_readable(self, worker: str) -> None:
         self._unwatch(worker)
         loop = asyncio.get_running_loop()
-        loop.call_later(_LOST_EXIT_S, self._ended_unseen, worker)
+        loop.call_later(_LOST_EXIT_S, self._exited_unreported, worker)
 
-    def _ended_unseen(self, worker: str) -> None:
+    def _exited_unreported(self, worker: str) -> None:
         self._ended(ev.WorkerExited(worker=worker, exit_code=0, unseen=True))
 
     def _unwatch(self, worker: str) -> None:
@@ -700,7 +700,7 @@ class AgentDaemon:
         log = self._log_files.path(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
-        message.kernel = self._kernel_words.get(failure.worker, "")
+        message.kernel = self._kernel_lines.get(failure.worker, "")
         if hung is not None and hung.processes:
             message.log_tail = main_stacks(hung)
         elif not message.traceback and log is not None:

@@ -12,9 +12,9 @@ from pathlib import Path
 from elastic.runtime.file_names import MAX_LENGTH, shortened_name
 
 _INTERVAL_S = 0.1
-_QUIET_INTERVAL_S = 0.5  # after a while without lines: each look takes time from the workers
-_MOST_BYTES = 1 << 18  # at one look
-_MOST_AT_ONCE = 2000  # lines of one look: more would hold up the agent's event loop
+_QUIET_INTERVAL_S = 0.5  # after a while without lines: each read takes time from the workers
+_MOST_BYTES = 1 << 18  # at one read
+_MOST_AT_ONCE = 2000  # lines of one read: more would hold up the agent's event loop
 _MOST_BEHIND = 4 << 20
 _MOST_LEFT = 1 << 20  # bytes that are shown of a worker that has ended
 _MOST_LEFT_LINES = 10_000  # of these bytes: a million empty lines would take a second
@@ -32,7 +32,7 @@ class _Followed:
 
 
 @dataclass(frozen=True, slots=True)
-class _Look:
+class _Chunk:
     """The result of reading a log from `offset` on."""
 
     offset: int
@@ -65,22 +65,22 @@ class LogFollower:
         followed = self._followed.pop(worker, None)
         if followed is None:
             return
-        self._pass_over(worker, followed)
-        while self._hand_out(worker, followed, _look(followed, most_behind=_MOST_LEFT)):
+        self._skip_backlog(worker, followed)
+        while self._emit_lines(worker, followed, _read_new(followed, most_behind=_MOST_LEFT)):
             pass
         if followed.rest:
             self._on_line(worker, _shown(followed.rest))
 
-    def _pass_over(self, worker: str, followed: _Followed) -> None:
-        look = _look(followed, most_behind=_MOST_LEFT, most_bytes=_MOST_LEFT)
-        end = len(look.data)
+    def _skip_backlog(self, worker: str, followed: _Followed) -> None:
+        chunk = _read_new(followed, most_behind=_MOST_LEFT, most_bytes=_MOST_LEFT)
+        end = len(chunk.data)
         for _ in range(_MOST_LEFT_LINES + 1):
-            end = look.data.rfind(b"\n", 0, end)
+            end = chunk.data.rfind(b"\n", 0, end)
             if end < 0:
                 return
-        self._tell_skipped(worker, followed, max(0, look.skipped) + end + 1)
+        self._tell_skipped(worker, followed, max(0, chunk.skipped) + end + 1)
         followed.rest = b""
-        followed.offset += look.skipped + end + 1
+        followed.offset += chunk.skipped + end + 1
 
     def forget_all(self) -> None:
         for worker in list(self._followed):
@@ -93,34 +93,34 @@ class LogFollower:
             all_followed = list(self._followed.items())
             # One call for all files: each call wakes two threads, which takes time from workers.
             try:
-                looks = await asyncio.to_thread(_look_at_all, [f for _, f in all_followed])
+                chunks = await asyncio.to_thread(_read_all, [f for _, f in all_followed])
             except RuntimeError:  # the system has no thread left; display can wait
                 continue
             pause_s = min(2 * pause_s, _QUIET_INTERVAL_S)
-            for (worker, followed), look in zip(all_followed, looks, strict=True):
-                if self._followed.get(worker) is followed and self._hand_out(
-                    worker, followed, look
+            for (worker, followed), chunk in zip(all_followed, chunks, strict=True):
+                if self._followed.get(worker) is followed and self._emit_lines(
+                    worker, followed, chunk
                 ):
                     pause_s = _INTERVAL_S
 
     def poll(self) -> None:
         for worker, followed in list(self._followed.items()):
-            self._hand_out(worker, followed, _look(followed))
+            self._emit_lines(worker, followed, _read_new(followed))
 
-    def _hand_out(self, worker: str, followed: _Followed, look: _Look) -> bool:
+    def _emit_lines(self, worker: str, followed: _Followed, chunk: _Chunk) -> bool:
         """Return False if there was nothing new."""
-        if look.offset != followed.offset:
-            return True  # another look was faster
-        if look.skipped:
+        if chunk.offset != followed.offset:
+            return True  # another read was faster
+        if chunk.skipped:
             followed.rest = b""
-        if look.skipped > 0:
-            self._tell_skipped(worker, followed, look.skipped)
-        if not look.data:
-            followed.offset += look.skipped
+        if chunk.skipped > 0:
+            self._tell_skipped(worker, followed, chunk.skipped)
+        if not chunk.data:
+            followed.offset += chunk.skipped
             return False
-        *lines, last = look.data.split(b"\n", _MOST_AT_ONCE)
-        left = len(last) if len(lines) == _MOST_AT_ONCE else 0  # for the next look
-        followed.offset += look.skipped + len(look.data) - left
+        *lines, last = chunk.data.split(b"\n", _MOST_AT_ONCE)
+        left = len(last) if len(lines) == _MOST_AT_ONCE else 0  # for the next read
+        followed.offset += chunk.skipped + len(chunk.data) - left
         rest = b"" if left else last
         if lines:
             lines[0] = followed.rest + lines[0]
@@ -152,13 +152,13 @@ class LogFollower:
         return line
 
 
-def _look_at_all(followed: list[_Followed]) -> list[_Look]:
-    return [_look(each) for each in followed]
+def _read_all(followed: list[_Followed]) -> list[_Chunk]:
+    return [_read_new(each) for each in followed]
 
 
-def _look(
+def _read_new(
     followed: _Followed, most_behind: int = _MOST_BEHIND, most_bytes: int = _MOST_BYTES
-) -> _Look:
+) -> _Chunk:
     """Read on. If more than `most_behind` bytes wait, skip all but the last `_MOST_BYTES`."""
     offset = followed.offset
     try:
@@ -166,16 +166,16 @@ def _look(
             behind = file.seek(0, 2) - offset
             if behind < 0:  # logrotate's copytruncate
                 file.seek(0)
-                return _Look(offset, -offset, file.read(most_bytes))
+                return _Chunk(offset, -offset, file.read(most_bytes))
             skipped = max(0, behind - _MOST_BYTES) if behind > most_behind else 0
             file.seek(offset + skipped)
             data = file.read(most_bytes) if behind > 0 else b""
     except OSError:
-        return _Look(offset, 0, b"")
+        return _Chunk(offset, 0, b"")
     if skipped:
         begun = data.find(b"\n") + 1  # a cut line is of no use
-        return _Look(offset, skipped + begun, data[begun:])
-    return _Look(offset, 0, data)
+        return _Chunk(offset, skipped + begun, data[begun:])
+    return _Chunk(offset, 0, data)
 
 
 def append_lines(log: Path, text: str) -> None:

@@ -143,7 +143,7 @@ class WorkerServer:
             worker = await self._hello(reader)
             self._writers[worker] = writer
             while (message := await read_message(reader, pb.WorkerMessage)) is not None:
-                self._hand_on(worker, message)
+                self._deliver(worker, message)
         except BadFrame as error:
             who = f"worker {worker}" if worker else "an unknown peer"
             self._report("connection_refused", path=str(self._path), reason=f"{who}: {error}")
@@ -172,7 +172,7 @@ class WorkerServer:
             raise BadFrame(f"claims to be {worker!r}, which this agent did not start")
         return worker
 
-    def _hand_on(self, worker: str, message: pb.WorkerMessage) -> None:
+    def _deliver(self, worker: str, message: pb.WorkerMessage) -> None:
         try:
             self._on_message(worker, message)
         except ValueError as error:

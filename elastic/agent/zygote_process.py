@@ -402,7 +402,7 @@ class KernelLog:
             self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
             os.lseek(self._file, 0, os.SEEK_END)
 
-    def word_on(self, pid: int, *, out_of_memory: bool) -> str:
+    def line_about(self, pid: int, *, out_of_memory: bool) -> str:
         """The log line about the kill of this process; empty if there is none. out_of_memory: the
         cgroup has just counted a kill. In a container the log may have another pid for the process:
         then the only kill in the log must be this one."""

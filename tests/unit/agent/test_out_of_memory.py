@@ -103,29 +103,29 @@ def kernel(tmp_path: Path) -> Iterator[Kernel]:
 
 def test_the_line_about_a_process_is_found_once(kernel: Kernel) -> None:
     kernel.says(WORD)
-    assert kernel.log.word_on(7, out_of_memory=False) == ""
-    assert kernel.log.word_on(21562, out_of_memory=False) == WORD
-    assert kernel.log.word_on(21562, out_of_memory=False) == ""
+    assert kernel.log.line_about(7, out_of_memory=False) == ""
+    assert kernel.log.line_about(21562, out_of_memory=False) == WORD
+    assert kernel.log.line_about(21562, out_of_memory=False) == ""
 
 
 def test_the_only_kill_in_the_log_counts_in_a_container_with_other_pids(kernel: Kernel) -> None:
     kernel.says(WORD)
-    assert kernel.log.word_on(12, out_of_memory=True) == WORD
+    assert kernel.log.line_about(12, out_of_memory=True) == WORD
 
 
 def test_no_line_is_guessed_if_there_were_several_kills(kernel: Kernel) -> None:
     kernel.says(WORD)
-    kernel.log.word_on(7, out_of_memory=False)
+    kernel.log.line_about(7, out_of_memory=False)
     kernel.says(WORD.replace("21562", "9"))
-    assert kernel.log.word_on(12, out_of_memory=True) == ""
+    assert kernel.log.line_about(12, out_of_memory=True) == ""
 
 
 def test_other_lines_of_the_kernel_are_ignored(kernel: Kernel) -> None:
     kernel.says("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL)")
-    assert kernel.log.word_on(21562, out_of_memory=True) == ""
+    assert kernel.log.line_about(21562, out_of_memory=True) == ""
 
 
 def test_no_line_is_found_if_the_log_cannot_be_read(tmp_path: Path) -> None:
     log = KernelLog(tmp_path / "nothing")
-    assert log.word_on(1, out_of_memory=True) == ""
+    assert log.line_about(1, out_of_memory=True) == ""
     log.close()

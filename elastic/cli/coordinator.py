@@ -197,12 +197,12 @@ def _condition(candidate: Candidate) -> Condition:
     """Ready, for the service manager, once it campaigns or the run has ended."""
     led = candidate.group
     if led is None:
-        status = "follows" if candidate.stands else "waits for etcd"
+        status = "follows" if candidate.has_campaigned else "waits for etcd"
     elif led.generation == 0:
         status = "leads, no group yet"
     else:
         status = f"leads, generation {led.generation}, {led.world_size} workers, step {led.step}"
-    return Condition(ready=candidate.stands, status=status)
+    return Condition(ready=candidate.has_campaigned, status=status)
 
 
 async def _until_signalled(

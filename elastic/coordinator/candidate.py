@@ -67,7 +67,7 @@ class Candidate:
         self._concluding = False
         self.address = options.address
         """host:port where agents and operators find this candidate."""
-        self.stands = False
+        self.has_campaigned = False
         """This candidate has begun to campaign, or has found that the run had ended before."""
         self.page = ""
         """Where people find this coordinator's page; empty: it serves none."""
@@ -110,7 +110,7 @@ class Candidate:
                     await asyncio.gather(here, return_exceptions=True)
         except AlreadyEnded as ended:
             self._journal.record("already_ended", exit_code=ended.end.exit_code, message=str(ended))
-            self.stands = True
+            self.has_campaigned = True
             return ended.end.exit_code
         finally:
             if elsewhere is not None:
@@ -122,7 +122,7 @@ class Candidate:
     async def _lead_once(self) -> int | None:
         """Lead for one term; return the exit code if the run ended in it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
-        self._follows = self.stands = True
+        self._follows = self.has_campaigned = True
         leadership: Leadership | None = await self._election.campaign()
         self._follows = False
         self._suspect = False
@@ -162,7 +162,7 @@ class Candidate:
             await daemon.start()
             self._operators = operators
             ends: set[asyncio.Future[Any]] = {
-                *(daemon.ended, daemon.deposed, daemon.outdated),
+                *(daemon.ended, daemon.deposed, daemon.store_lost),
                 *(registry, holding),
             }
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
@@ -170,8 +170,8 @@ class Candidate:
                 return await self._conclude(leadership, operators)
             if registry.done():
                 registry.result()
-            if daemon.outdated.done() and not holding.done():
-                return daemon.outdated.result()
+            if daemon.store_lost.done() and not holding.done():
+                return daemon.store_lost.result()
             reason = daemon.deposed.result() if daemon.deposed.done() else "the lease was lost"
             self._journal.record("deposed", reason=reason)
             return None
@@ -200,7 +200,7 @@ class Candidate:
         end = daemon.ended.result()
         self._concluding, self._last = True, operators
         with contextlib.suppress(GuardFailed, TransientError):
-            await daemon.kept()
+            await daemon.wait_until_stored()
             await announce_end(self._store, job=self._options.job, guard=leadership.guard, end=end)
         await daemon.flushed()
         return end.exit_code

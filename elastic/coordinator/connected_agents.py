@@ -107,8 +107,8 @@ class ConnectedAgents:
                 f"the agent of node {hello.node!r} belongs to run {hello.run_id!r}, but this "
                 f"coordinator leads run {self._run_id!r}; give both the same --run-id"
             )
-        if (unlike := self.saves_unlike(hello)) and not self._may_train():
-            return _refused(unlike)
+        if (mismatch := self.checkpoint_mismatch(hello)) and not self._may_train():
+            return _refused(mismatch)
         for other in self._nodes.values():
             theirs = other.stream.hello
             if theirs.node != hello.node and theirs.command_digest != hello.command_digest:
@@ -122,7 +122,7 @@ class ConnectedAgents:
                 return _not_yet(hello, self._command.text, nodes)
         return None
 
-    def saves_unlike(self, hello: pb.AgentHello) -> str:
+    def checkpoint_mismatch(self, hello: pb.AgentHello) -> str:
         """Return why no checkpoint can be completed with this agent; empty if one can or none is
         wanted. It is no reason to end a group that trains."""
         unasked = self._saves is None or hello.classic or not hello.HasField("saves")
@@ -156,11 +156,11 @@ class ConnectedAgents:
 
     def leave(self, stream: AgentStream) -> ConnectedNode | None:
         """Remove the stream's node; None if the stream was not, or is no longer, the node's."""
-        if self.of(stream) is None:
+        if self.by_stream(stream) is None:
             return None
         return self._nodes.pop(stream.node)
 
-    def of(self, stream: AgentStream) -> ConnectedNode | None:
+    def by_stream(self, stream: AgentStream) -> ConnectedNode | None:
         """Return the stream's node; None if the stream was not let in or has been replaced."""
         node = self._nodes.get(stream.node)
         return node if node is not None and node.stream is stream else None
@@ -169,7 +169,7 @@ class ConnectedAgents:
         found = self._nodes.get(name_of(node))
         return found if found is not None and found.node == node else None
 
-    def named(self, name: str) -> ConnectedNode | None:
+    def by_name(self, name: str) -> ConnectedNode | None:
         return self._nodes.get(name)
 
     def broadcast(self, **kind: Any) -> None:

@@ -63,7 +63,7 @@ from elastic.v1 import job_pb2, local_pb2
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
-_KEPT_WITHIN_S = 1.0
+_STORED_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 _NOTICES = {
     *("state_differed", "step_copies_state", "checkpoint_damaged"),
@@ -207,10 +207,10 @@ class CoordinatorDaemon:
         """How the run ended, once it has."""
         self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
         """The reason, once another coordinator leads."""
-        self.outdated: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+        self.store_lost: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
         """The generation that the store has lost, once an agent has reported it."""
         self._retired = False
-        self._lost: Stored | None = None
+        self._lost_generation: Stored | None = None
         self.order: StopOrder | None = None
         self.registry: NodeRegistry | None = None
         """The registered nodes; the candidate sets it."""
@@ -244,9 +244,9 @@ class CoordinatorDaemon:
         for recorder in self._recorders:
             await recorder.close()
 
-    async def kept(self) -> None:
-        """Return when the store has what must outlive the run, or after _KEPT_WITHIN_S."""
-        await self.incidents.kept(_KEPT_WITHIN_S)
+    async def wait_until_stored(self) -> None:
+        """Return when the store has what must outlive the run, or after _STORED_WITHIN_S."""
+        await self.incidents.wait_until_stored(_STORED_WITHIN_S)
 
     async def flushed(self) -> None:
         """Return when every agent has received its messages and left, or after _FAREWELL_S."""
@@ -313,11 +313,11 @@ class CoordinatorDaemon:
         self._journal.record(
             "node_connected", node=stream.node, host=stream.host, slots=stream.slots
         )
-        unlike = self.nodes.saves_unlike(stream.hello)
-        if unlike and stream.hello.saves:  # the group saves, but this one would commit nothing
-            self._crashed(ConfigurationError(f"{unlike}. Training goes on; {_LEAD_INSTEAD}"))
-        elif unlike:
-            self._journal.record("warning", source="checkpoints", message=unlike)
+        mismatch = self.nodes.checkpoint_mismatch(stream.hello)
+        if mismatch and stream.hello.saves:  # the group saves, but this one would commit nothing
+            self._crashed(ConfigurationError(f"{mismatch}. Training goes on; {_LEAD_INSTEAD}"))
+        elif mismatch:
+            self._journal.record("warning", source="checkpoints", message=mismatch)
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
         if stream.hello.classic:
@@ -327,14 +327,14 @@ class CoordinatorDaemon:
         current = self.machine.current
         if current is not None:
             if current.workers_on(node.node):
-                self.recoveries.hears(time.monotonic())
+                self.recoveries.agent_connected(time.monotonic())
             stream.send(generation=generation_to_pb(current))
         if self.order is not None:
             stream.send(stop=_to_pb(self.order))
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
         """Return True if another agent is connected under this name and registered for it."""
-        present = self.nodes.named(stream.node)
+        present = self.nodes.by_name(stream.node)
         if present is None or self.registry is None:
             return False
         token = present.stream.hello.start_token
@@ -374,9 +374,9 @@ class CoordinatorDaemon:
         if self._retired:
             return
         if stream in self._doubtful and message.HasField("view"):
-            self._look_into(stream, message.view)
-        node, once = self.nodes.of(stream), message.once
-        if node is None or self._lost is not None:
+            self._decide_by_view(stream, message.view)
+        node, once = self.nodes.by_stream(stream), message.once
+        if node is None or self._lost_generation is not None:
             return
         if not once.number or self._told_once.hear(once, stream):
             match message.WhichOneof("kind"):
@@ -403,7 +403,7 @@ class CoordinatorDaemon:
                 case "stacks":
                     self.hangs.told(node, message.stacks)
                 case "leave":
-                    self.departing.wants_to_leave(node, message.leave.reason)
+                    self.departing.leave_requested(node, message.leave.reason)
                 case "leave_timed_out":
                     self._left_late(node, message.leave_timed_out.waited_s)
                 case "stop" if self.order is None:  # the agent asks, or the store has lost it
@@ -415,7 +415,7 @@ class CoordinatorDaemon:
                     self.slow_ranks.heard(message.worker_pace.worker, message.worker_pace.pace)
         self._records.keep()
 
-    def _look_into(self, stream: AgentStream, view: pb.NodeView) -> None:
+    def _decide_by_view(self, stream: AgentStream, view: pb.NodeView) -> None:
         """Decide about an agent with another command, by the workers that it has found on its node.
         If no member is among them, those of the earlier command have ended there."""
         node = node_id(stream.node, stream.hello.start_token)
@@ -568,7 +568,7 @@ class CoordinatorDaemon:
     def node_registered(self, node: str, document: NodeDocument) -> None:
         """An agent has registered the name: another one that is connected under it must go."""
         self.departing.registered(node_id(node, document.start_token), document.machine)
-        present = self.nodes.named(node)
+        present = self.nodes.by_name(node)
         if present is not None and present.stream.hello.start_token != document.start_token:
             self._journal.record("node_refused", node=node, reason=_HELD)
             present.stream.close()
@@ -612,14 +612,14 @@ class CoordinatorDaemon:
         if not is_lost:
             return
         hello = node.stream.hello
-        self._lost = Stored(
+        self._lost_generation = Stored(
             generation=newest,
             may_train=(before,) if before is not None else (),
             revision=0,
             command=Command(text=hello.command, digest=hello.command_digest),
         )
         if not self.machine.writes:  # otherwise _persist does this when its write is done
-            self.outdated.set_result(self._lost)
+            self.store_lost.set_result(self._lost_generation)
 
     # ---- the machine's effects
 
@@ -748,8 +748,8 @@ class CoordinatorDaemon:
         except GuardFailed as error:
             self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
-        if self._lost is not None:
-            self.outdated.set_result(self._lost)
+        if self._lost_generation is not None:
+            self.store_lost.set_result(self._lost_generation)
         else:
             self._driver.post(ev.GenerationPersisted(number=generation.number))
 

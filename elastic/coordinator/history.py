@@ -39,7 +39,7 @@ _LEFT_OUT = frozenset({"members", "ranks", "slot_seconds", "log_dir", *_DETAILS}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Happened:
+class HistoryEntry:
     """A journal entry, shortened for the page. `fields` are JSON scalars."""
 
     number: int
@@ -66,7 +66,7 @@ class JobHistory:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.curves = Curves()
-        self.entries: deque[Happened] = deque(maxlen=MOST_ENTRIES)
+        self.entries: deque[HistoryEntry] = deque(maxlen=MOST_ENTRIES)
         self.departed: dict[str, Departed] = {}
         """Departed nodes by name, the longest gone first."""
         self._clock = clock
@@ -82,7 +82,7 @@ class JobHistory:
             return
         self._count += 1
         detail = next((str(t) for name in _DETAILS if (t := entry.fields.get(name))), "")
-        happened = Happened(
+        shown = HistoryEntry(
             number=self._count,
             unix_s=round(entry.unix_s, 3),
             name=entry.name,
@@ -90,7 +90,7 @@ class JobHistory:
             fields={k: _scalar(v) for k, v in entry.fields.items() if k not in _LEFT_OUT},
             detail=detail[-_LONGEST_DETAIL:],
         )
-        self.entries.append(happened)
+        self.entries.append(shown)
         if detail:
             self._forget_details()
         self._note_node(entry)

@@ -188,7 +188,7 @@ class IncidentRecords:
         record = self._incidents.newest_open
         if record is None:
             return b""
-        return _fitting(_with_words(record.to_document(time.time() - self._clock())))
+        return _encode_within_limit(_with_words(record.to_document(time.time() - self._clock())))
 
     def _documents(self) -> dict[int, dict[str, Any]]:
         ahead_s = time.time() - self._clock()
@@ -211,7 +211,7 @@ class IncidentRecords:
                 found[number].update(lost)  # otherwise the record is newer than the accounts
         return found
 
-    async def kept(self, within_s: float) -> None:
+    async def wait_until_stored(self, within_s: float) -> None:
         """Return when the store has all records, or after this time."""
         ends_at = self._clock() + within_s
         while self._keeping and self._clock() < ends_at:
@@ -268,7 +268,9 @@ class IncidentRecords:
                     document = self._incidents.document(number, time.time() - self._clock())
                     document = _with_words(document) if document else before.get(number)
                     if document is not None:
-                        await self._keeper.keep(number, _fitting(document), most=MOST_INCIDENTS)
+                        await self._keeper.keep(
+                            number, _encode_within_limit(document), most=MOST_INCIDENTS
+                        )
                 await asyncio.sleep(0)
         except GuardFailed:
             return  # another coordinator leads
@@ -280,7 +282,7 @@ def _with_words(document: dict[str, Any]) -> dict[str, Any]:
     return {"summary": summary(document), "noticed_by": noticed_by(document), **document}
 
 
-def _fitting(document: dict[str, Any]) -> bytes:
+def _encode_within_limit(document: dict[str, Any]) -> bytes:
     """Return the document's bytes, without the longest texts if it would be too large: characters
     may take four bytes, and control characters six."""
     value = json.dumps(document, ensure_ascii=False).encode()
@@ -427,7 +429,7 @@ class Recoveries:
     ) -> None:
         """finished: those of earlier leaders, newest last. leads_since: earlier signs of a loss are
         unknown here. last: the newest stored generation."""
-        self._hears_since = leads_since
+        self._heard_since = leads_since
         self._signs: dict[NodeId, float] = {}
         """By the node that is out of contact; signs of other kinds under the empty name."""
         self._under_way: _Recovery | None = None
@@ -449,9 +451,9 @@ class Recoveries:
         """When the first sign of the present loss came; None: no recovery is under way."""
         return self._under_way.sign_at if self._under_way is not None else None
 
-    def hears(self, now: float) -> None:
+    def agent_connected(self, now: float) -> None:
         """An agent with members has connected: what it saw before, it reports only now."""
-        self._hears_since = now
+        self._heard_since = now
 
     def sign(self, now: float, *, silent: NodeId = "") -> None:
         """Note a sign of a loss: a broken collective, a dead member, a node's broken stream."""
@@ -505,7 +507,7 @@ class Recoveries:
         if report.generation < recovery.generation:
             return None  # the lost group's, overtaken by the news of its loss
         self._under_way = self._inherited = None
-        if (out_since := now - report.out_s) < self._hears_since:
+        if (out_since := now - report.out_s) < self._heard_since:
             recovery.sign_at = min(recovery.sign_at, out_since)
         record = _record(recovery, report, now)
         self.finished.append(record)

@@ -397,7 +397,7 @@ class Election:
         leader = leader_from(entry)
         if leader is None or not entry.lease:
             return
-        await until_gone(leader.address)
+        await wait_until_gone(leader.address)
         _LOG.info("the leader no longer listens at %s", leader.address)
         await retry(lambda: self._store.revoke(entry.lease), "revoke the leader's lease")
 
@@ -416,7 +416,7 @@ _CONNECT_S = 2.0
 _AGAIN_S = 0.5
 
 
-async def until_gone(address: str) -> None:
+async def wait_until_gone(address: str) -> None:
     """Return when a process that has listened at `address` (host:port) listens no longer.
 
     The kernel closes the connections of a dead process and refuses new ones. A host that is silent

@@ -159,14 +159,14 @@ class NodeRegistry:
     def _count_down(self, instance: _Instance) -> None:
         self._cancel(instance)
         loop = asyncio.get_running_loop()
-        self._vanished[instance] = loop.call_later(self._gone_after_s, self._over, instance)
+        self._vanished[instance] = loop.call_later(self._gone_after_s, self._declare_gone, instance)
 
     def _cancel(self, instance: _Instance) -> None:
         timer = self._vanished.pop(instance, None)
         if timer is not None:
             timer.cancel()
 
-    def _over(self, instance: _Instance) -> None:
+    def _declare_gone(self, instance: _Instance) -> None:
         if instance in self._connected:
             self._vanished[instance] = None  # the countdown starts when the stream ends
             return
@@ -243,7 +243,7 @@ class DepartingNodes:
         if machine:
             self._machines[node] = machine
 
-    def wants_to_leave(self, node: ConnectedNode, reason: str) -> None:
+    def leave_requested(self, node: ConnectedNode, reason: str) -> None:
         if node.node not in self._leaving:
             self._journal.record("node_leaving", node=node.stream.node, reason=reason)
         self._leave(node, reason)
@@ -293,7 +293,7 @@ class DepartingNodes:
         ConfigurationError if no node can have the name or if other nodes would leave, too.
         """
         require_node_name(name)
-        key, is_machine = self._meant(name)
+        key, is_machine = self._resolve_name(name)
         nodes = self._nodes_of(key)
         out = self._exclusions.get(key)
         if not nodes and out is not None and out.state == DRAINED:
@@ -321,7 +321,7 @@ class DepartingNodes:
         keys = self._exclusions.named(name)
         if not keys:
             require_node_name(name)
-            keys = [self._meant(name)[0]]
+            keys = [self._resolve_name(name)[0]]
         if len(keys) > 1:
             raise ConfigurationError(
                 f"several machines that had the node {name} are kept out ({', '.join(keys)}); "
@@ -438,12 +438,12 @@ class DepartingNodes:
     def _excluded(self, node: ConnectedNode) -> Exclusion | None:
         return self._exclusions.of(self._key(node.node), node.stream.node)
 
-    def _meant(self, name: str) -> tuple[str, bool]:
+    def _resolve_name(self, name: str) -> tuple[str, bool]:
         """Return the key that an operator means, and whether it is known to be a machine's. Raises
         ConfigurationError if other nodes are on the machine of the node that is named."""
         machines = self.machines()
         on = {m for node, m in self._machines.items() if name_of(node) == name}
-        attending = self._nodes.named(name)
+        attending = self._nodes.by_name(name)
         if attending is not None:
             on = {self._machines[attending.node]} if attending.node in self._machines else set()
         if not on and name not in machines and len(out := self._exclusions.named(name)) == 1:
@@ -472,7 +472,7 @@ class DepartingNodes:
             return
         count = self._failures.failures(key, time.monotonic())
         reason = f"{count} failures within {self._failures.window_s:g} s"
-        self._exclusions.presume(
+        self._exclusions.add_now(
             key, QUARANTINED, reason, node=name_of(node), is_machine=node in self._machines
         )
         self._tell_of(key)
@@ -564,7 +564,7 @@ class Exclusions:
             await self._put(name, exclusion)
             self._excluded[name] = exclusion
 
-    def presume(
+    def add_now(
         self, name: str, state: str, reason: str, *, node: str = "", is_machine: bool = False
     ) -> None:
         """Like `add`, but effective at once; `keep` stores it."""

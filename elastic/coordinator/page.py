@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.coordinator.connected_agents import name_of
-from elastic.coordinator.history import Departed, Happened
+from elastic.coordinator.history import Departed, HistoryEntry
 from elastic.coordinator.metrics import JobFigures, NodeFigures
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
@@ -67,7 +67,7 @@ class JobView:
     verdict_unix_s: float = 0.0
     checkpoint_dir: str = ""
     longest_pause_s: float = 0.0
-    entries: Sequence[Happened] = ()
+    entries: Sequence[HistoryEntry] = ()
     departed: Mapping[str, Departed] = field(default_factory=dict)
 
 
@@ -268,7 +268,7 @@ def _values(values: Mapping[str, float]) -> Part:
     return {name[:100]: v if math.isfinite(v) else str(v) for name, v in first}
 
 
-def _event(entry: Happened) -> Part:
+def _event(entry: HistoryEntry) -> Part:
     found: Part = {
         "at": entry.unix_s,
         "name": entry.name,

@@ -74,7 +74,7 @@ class Saves:
         return self._commits.url if self._commits is not None else ""
 
     def saved(self, stream: AgentStream, report: pb.ShardSaved) -> None:
-        if self._is_old_news(stream, report.step):
+        if self._answer_if_committed(stream, report.step):
             return
         self._discard_if_refused(report.step, report.generation)
         if self._commits is not None:
@@ -90,7 +90,7 @@ class Saves:
         )
 
     def failed(self, stream: AgentStream, report: pb.SaveFailed) -> None:
-        if self._is_old_news(stream, report.step):
+        if self._answer_if_committed(stream, report.step):
             return
         if report.retried:
             self._tried_again(report)
@@ -177,7 +177,7 @@ class Saves:
             del self._settled[step]
         self._broadcast(checkpoint=news)
 
-    def _is_old_news(self, stream: AgentStream, step: int) -> bool:
+    def _answer_if_committed(self, stream: AgentStream, step: int) -> bool:
         """Answer a member that has missed the commit of its save; False: it is not committed."""
         settled = self._settled.get(step)
         if settled is None or settled.abandoned:  # another group may save the step again

@@ -325,7 +325,7 @@ async def test_a_generation_known_to_an_agent_but_not_stored_makes_the_leader_ou
     if before is not None:
         known.before.CopyFrom(generation_to_pb(before))
     place.hear(known=known)
-    lost = place.daemon.outdated.result()
+    lost = place.daemon.store_lost.result()
     assert lost.generation == newest
     assert lost.may_train == ((before,) if before is not None else ())
 

@@ -159,7 +159,7 @@ async def test_a_waiting_candidate_records_the_leader_and_what_it_waits_for(
 
 async def test_both_candidates_stand_and_only_the_leader_has_a_group(contest: Contest) -> None:
     one, two = contest.one.candidate, contest.two.candidate
-    assert (one.stands, two.stands) == (True, True)
+    assert (one.has_campaigned, two.has_campaigned) == (True, True)
     assert (one.group, two.group) == (GroupFigures(), None)
     stream, number = await group_of_one(contest.one)
     progress = job_pb2.Progress(worker="w", generation=number, committed=7)

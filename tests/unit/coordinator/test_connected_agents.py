@@ -62,18 +62,18 @@ def test_only_agents_that_fit_the_job_are_admitted(fields: dict[str, str], refus
 
 def test_a_connected_node_is_found_until_it_leaves() -> None:
     nodes, stream = ConnectedAgents(), agent("n1", TOKEN)
-    assert nodes.of(stream) is None
+    assert nodes.by_stream(stream) is None
     before, node = nodes.arrive(stream)
     assert before is None
-    assert nodes.of(stream) is node
+    assert nodes.by_stream(stream) is node
     assert node.node == "n1@01234567"
-    assert nodes.find("n1@01234567") is nodes.named("n1") is node
+    assert nodes.find("n1@01234567") is nodes.by_name("n1") is node
     assert nodes.find("n1") is None
     assert nodes.find("n1@fedcba98") is None
     assert [n.node for n in nodes] == ["n1@01234567"]
     assert nodes.leave(stream) is node
     assert nodes.leave(stream) is None
-    assert nodes.named("n1") is None
+    assert nodes.by_name("n1") is None
     assert list(nodes) == []
 
 
@@ -83,10 +83,10 @@ def test_the_newest_agent_of_a_name_replaces_the_older_one() -> None:
     before, _ = nodes.arrive(new)
     assert before is not None
     assert before.stream is old
-    assert nodes.of(old) is None
+    assert nodes.by_stream(old) is None
     assert nodes.leave(old) is None  # the end of its stream comes late and is ignored
     assert nodes.find("n1@01234567") is None
-    assert nodes.find("n1@fedcba98") is nodes.of(new)
+    assert nodes.find("n1@fedcba98") is nodes.by_stream(new)
 
 
 def test_a_broadcast_reaches_all_connected_agents() -> None:
@@ -125,4 +125,4 @@ def test_an_agent_that_saves_unlike_the_coordinator_is_admitted_while_members_tr
     nodes = ConnectedAgents(may_train=lambda: True, saves=False)
     stream = agent("n1", TOKEN, saves=True)
     assert nodes.refusal(stream.hello) is None
-    assert "cannot complete checkpoints" in nodes.saves_unlike(stream.hello)
+    assert "cannot complete checkpoints" in nodes.checkpoint_mismatch(stream.hello)

@@ -58,7 +58,7 @@ class Place:
         self.departing.members_lost(node.node for node in lost)
 
     def node(self, name: str) -> ConnectedNode:
-        node = self.nodes.named(name)
+        node = self.nodes.by_name(name)
         assert node is not None
         return node
 
@@ -125,7 +125,7 @@ async def test_a_drain_is_called_off_by_clearing_the_node(place: Place) -> None:
 async def test_a_node_that_asks_to_leave_is_let_go_and_may_come_back(place: Place) -> None:
     node = place.node("n1")
     for _ in range(2):
-        place.departing.wants_to_leave(node, "SIGTERM")
+        place.departing.leave_requested(node, "SIGTERM")
     assert place.diary.of("node_leaving") == [{"node": "n1", "reason": "SIGTERM"}]
     assert (await place.states())["n1"] == "leaving"
     place.departing.left_group(node)
@@ -207,7 +207,7 @@ async def test_losses_that_are_not_a_nodes_fault_do_not_count(place: Place, why:
             place.departing.members_lost([place.node("n1").node])
             continue
         else:
-            place.departing.wants_to_leave(place.node("n1"), "SIGTERM")
+            place.departing.leave_requested(place.node("n1"), "SIGTERM")
             place.lose("n1")
         place.connect("n1")
     assert "quarantined" not in (await place.states()).values()

@@ -159,7 +159,7 @@ class SlowStore(MemoryStore):
 async def test_a_quarantine_cleared_while_it_is_written_does_not_outlive_the_leader() -> None:
     store = SlowStore()
     exclusions = await elected(store)
-    exclusions.presume("n1", QUARANTINED, "3 failures")
+    exclusions.add_now("n1", QUARANTINED, "3 failures")
     store.begun.clear()
     store.may_write.clear()
     keep = asyncio.create_task(exclusions.keep("n1"))

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from elastic.coordinator import leadership
-from elastic.coordinator.leadership import until_gone
+from elastic.coordinator.leadership import wait_until_gone
 from tests.etcd_cluster import free_ports
 
 
@@ -41,7 +41,7 @@ class Peer:
 async def test_a_peer_that_no_longer_listens_is_gone() -> None:
     peer = Peer()
     await peer.start()
-    watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
+    watching = asyncio.create_task(wait_until_gone(f"127.0.0.1:{peer.port}"))
     for _ in range(3):  # the peer closes connections that are silent
         await peer.came.wait()
         peer.hang_up()
@@ -55,11 +55,11 @@ async def test_a_peer_that_was_never_reached_is_not_gone(monkeypatch: pytest.Mon
     monkeypatch.setattr(leadership, "_AGAIN_S", 0.01)
     peer = Peer()
     for address in (f"127.0.0.1:{peer.port}", "no-such-host.invalid:1", "nonsense", ""):
-        watching = asyncio.create_task(until_gone(address))
+        watching = asyncio.create_task(wait_until_gone(address))
         await asyncio.sleep(0.1)
         assert not watching.done()
         watching.cancel()
-    watching = asyncio.create_task(until_gone(f"127.0.0.1:{peer.port}"))
+    watching = asyncio.create_task(wait_until_gone(f"127.0.0.1:{peer.port}"))
     await asyncio.sleep(0.05)
     await peer.start()
     await peer.came.wait()
@@ -79,7 +79,7 @@ async def test_a_cancellation_that_comes_as_an_attempt_ends_is_not_lost(
         await attempt
 
     monkeypatch.setattr(leadership, "_connect", connect)
-    waiting = asyncio.create_task(until_gone("peer:1"))
+    waiting = asyncio.create_task(wait_until_gone("peer:1"))
     await asyncio.sleep(0.01)
     attempt.set_exception(OSError("no such host"))
     for _ in range(turns):  # of the event loop

@@ -133,7 +133,7 @@ def test_a_group_lost_before_this_leader_led_is_counted_from_its_loss() -> None:
 def test_a_loss_that_an_agent_reports_as_it_connects_is_counted_from_the_loss() -> None:
     """The leader led already, but nobody had noticed the loss."""
     recoveries = Recoveries(leads_since=20.0)
-    recoveries.hears(20.3)
+    recoveries.agent_connected(20.3)
     answered(recoveries, lost_at=20.5, at=20.5)
     record = finished(recoveries, reformed(2, out_s=0.75), 20.875)
     assert record["total_s"] == 0.75

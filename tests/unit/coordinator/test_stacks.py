@@ -65,7 +65,7 @@ class Place:
 
     async def request(self, name: str) -> pb.StacksRequest:
         """The next request that was sent to the node's agent."""
-        node = self.nodes.named(name)
+        node = self.nodes.by_name(name)
         assert node is not None
         sent = await anext(node.stream.outgoing())
         assert isinstance(sent, bytes)
@@ -74,7 +74,7 @@ class Place:
     async def tell(self, *names: str) -> None:
         for name in names:
             request = await self.request(name)
-            node = self.nodes.named(name)
+            node = self.nodes.by_name(name)
             assert node is not None
             told = pb.NodeStacks(request=request.request, workers=[worker(name)])
             self.hangs.told(node, told)
@@ -119,7 +119,7 @@ async def test_an_agent_that_does_not_answer_does_not_hold_up_a_round(
     assert (request.worker, request.brief) == ("a-1", False)
     await place.tell("a")
     assert set(await asking) == {"a"}
-    node = place.nodes.named("c")
+    node = place.nodes.by_name("c")
     assert node is not None
     place.rounds.told(node, pb.NodeStacks(request=request.request))  # too late
 
@@ -128,7 +128,7 @@ async def test_the_log_of_a_worker_is_requested_from_its_node_alone(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(holdups, "_ANSWERS_S", 5.0)
-    node = place.nodes.named("b")
+    node = place.nodes.by_name("b")
     assert node is not None
 
     async def answered(*workers: pb.WorkerStacks) -> str:
@@ -221,7 +221,7 @@ async def test_a_timeline_has_workers_stretches_and_the_coordinators_periods(pla
     await asyncio.sleep(0)
     request = await place.request("a")
     assert 0 < request.stretches <= 1000
-    node = place.nodes.named("a")
+    node = place.nodes.by_name("a")
     assert node is not None
     stretches = [timeline_pb2.Stretch(step=n) for n in range(5)]
     workers = [pb.WorkerStacks(worker="a-1", stretches=stretches)]

@@ -41,7 +41,7 @@ from elastic.worker.reporter import Reporter, Reports
 from elastic.worker.state.checkpointing import Checkpointing
 
 _LOOPBACK = "127.0.0.1"
-_BEQUEATH_S = 60.0
+_HAND_OVER_S = 60.0
 """The seconds that a worker whose script hangs waits for other members to give its state to."""
 
 
@@ -55,7 +55,7 @@ class Control(Protocol):
     keeps_ledger: bool
     recovers: bool
     """Whether another group can follow a lost one."""
-    bequeath: Callable[[], None]
+    hand_over_state: Callable[[], None]
     """Called when the script hangs in a lost group, before the process ends."""
 
     @property
@@ -95,7 +95,7 @@ class LocalControl:
         self.slot = 0
         self.backend = Backend.for_slot(0)
         self.reports = Reports()
-        self.bequeath: Callable[[], None] = _nothing
+        self.hand_over_state: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing()
         self.membership = Membership(
             Worker("local", pid=os.getpid()),
@@ -132,7 +132,7 @@ class AgentControl:
         self._assignment = local_pb2.Assignment()
         self._host: StoreHost | None = None
         self._titled: int | None = None  # the rank in the process title
-        self.bequeath: Callable[[], None] = _nothing
+        self.hand_over_state: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing()
         self.membership = Membership(
             Worker(link.worker, pid=os.getpid()),
@@ -144,7 +144,7 @@ class AgentControl:
         keep_from_children(self._descriptors)
         self._stray_signals = StraySignals()
         self._stray_signals.take_over()
-        link.start(self._command, self._report_again, self._deaf)
+        link.start(self._command, self._report_again, self._link_failed)
         self.membership.attach()
         self.reports.start()
         self._assigned.wait()
@@ -237,7 +237,7 @@ class AgentControl:
     def _report_status(self, status: WorkerStatus) -> None:
         self._link.send(status=status_to_pb(status))
 
-    def _deaf(self, error: Exception) -> None:
+    def _link_failed(self, error: Exception) -> None:
         """End the process: the link's thread has failed, so nothing would free this worker from a
         lost group or tell it to leave one."""
         traceback.print_exception(error)
@@ -251,9 +251,9 @@ class AgentControl:
         """End the process, after an attempt to give its state to others: its script will never
         return from a group that was aborted. See group/stuck.py."""
         faulthandler.dump_traceback(all_threads=True)
-        heir = threading.Thread(target=self.bequeath, name="elastic-bequeath", daemon=True)
-        heir.start()
-        heir.join(_BEQUEATH_S)
+        giver = threading.Thread(target=self.hand_over_state, name="elastic-bequeath", daemon=True)
+        giver.start()
+        giver.join(_HAND_OVER_S)
         message = f"hung for {STUCK_S:g} s in a lost group"
         self._end_with(FailureKind.LEFT_OUT, message)
 
@@ -275,4 +275,4 @@ class AgentControl:
 
 
 def _nothing() -> None:
-    """The `bequeath` of a worker that does not train yet: it has no state to give."""
+    """The `hand_over_state` of a worker that does not train yet: it has no state to give."""

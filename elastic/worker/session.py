@@ -324,7 +324,7 @@ class Session:
             key = f"{training.part.loop}/{self._calls_between}"
             self._calls_between += 1
         if key and training.part.holds_back:
-            held: T = copy_tree(training.held_result(key, self._key_of_place(where)))
+            held: T = copy_tree(training.postponed_result(key, self._key_of_place(where)))
             return held
         if training.part.last_block_discarded and where in self._last_results:
             last: T = _copied(self._last_results[where])

@@ -100,20 +100,20 @@ class StepsClock:
         if not committed & pace.mask:
             pace.put_down(committed, self.step_s, self.world_size)
 
-    def sets_up(self) -> None:
+    def setup_began(self) -> None:
         """The set-up of a new group begins. It counts as time under way, because all members wait
         there for one that hangs."""
         self._sets_up_since = time.monotonic()
 
-    def is_set_up(self) -> None:
+    def setup_ended(self) -> None:
         """The set-up has ended. Until it begins a step, the script may take its time."""
         self._sets_up_since = None
 
-    def waits(self) -> None:
+    def wait_began(self) -> None:
         """The script begins to wait for the others to come to a call."""
         self._waits_since = time.monotonic()
 
-    def is_met(self) -> None:
+    def wait_ended(self) -> None:
         """The others have come to the call, or the group is lost."""
         since, self._waits_since = self._waits_since, None
         if since is not None:

@@ -77,8 +77,9 @@ class Outcome:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
-    """A state that is held back until the script has come to the state's loop."""
+class _FlatState:
+    """A state that was received or restored. If it is of a later loop than the script, it is
+    postponed until the script has come there."""
 
     skeleton: Any
     tensors: Mapping[str, torch.Tensor]
@@ -115,7 +116,7 @@ class Training:
         self._loaders_seen = 0
         self._epochs = 0
         self._planner: BatchPlanner | None = None
-        self._held: _Held | None = None
+        self._postponed: _FlatState | None = None
         self._reads = _Reads()
         self.in_block = False
         """The script is inside of `with step:`."""
@@ -123,7 +124,7 @@ class Training:
         self.in_backward = False
         """The script is inside of `step.backward`."""
         self._passes_watched = 0
-        self._bequeathed: list[Passes] | None = None
+        self._handed_over: list[Passes] | None = None
         self._compares_since: float | None = None
         self.loss_in_block: Exception | None = None
         """The error in this block that showed that the group is lost."""
@@ -134,7 +135,7 @@ class Training:
         """How many collectives that group had begun when elastic returned to the script."""
         self._performed: ScriptCall | None = None  # since the last commit
         self._carry_out = self._carriers()
-        control.bequeath = self._bequeath
+        control.hand_over_state = self._hand_over_state
         control.reports.publish(self.state, self.clock, self._answer_calls)
         register_optimizer_step_pre_hook(self._optimizer_steps)
         register_optimizer_step_post_hook(self._optimizer_stepped)
@@ -316,7 +317,7 @@ class Training:
 
     def is_loss(self, error: BaseException) -> bool:
         """Whether the error shows that the group is lost, and another group can follow."""
-        self._stand_aside()
+        self._block_if_handed_over()
         return (
             isinstance(error, Exception)
             and self.control.recovers
@@ -350,12 +351,13 @@ class Training:
     def call(self, call: ScriptCall) -> Any:
         return self._drive(self.part.run(call))
 
-    def held_result(self, *keys: str) -> Any:
+    def postponed_result(self, *keys: str) -> Any:
         """The result that a call of `session.run` between two loops returned to the others, under
-        the first of `keys` that the held state has. Raises ConfigurationError if it has none."""
-        held = self._held
-        assert held is not None, "no state waits"
-        results = unflatten(held.skeleton, held.tensors)["session.results"]
+        the first of `keys` that the postponed state has. Raises ConfigurationError if it has
+        none."""
+        postponed = self._postponed
+        assert postponed is not None, "no state waits"
+        results = unflatten(postponed.skeleton, postponed.tensors)["session.results"]
         key = next((k for k in keys if k in results), None)
         if key is None:
             raise ConfigurationError(
@@ -409,14 +411,14 @@ class Training:
             act.Send: self._send,
             act.Receive: self._receive,
             act.Restore: self._restore,
-            act.TakeHeld: self._take_held,
+            act.TakePostponed: self._take_postponed,
             act.TellDifference: self._tell_difference,
             act.SetUp: self._set_up,
             act.TearDown: self._tear_down,
             act.TellJoined: lambda a: self._membership.joined(a.committed),
             act.Entered: self._entered,
             act.Leave: lambda _: self._membership.leave(),
-            act.Break: lambda a: self._membership.lost(a.error, held=a.held),
+            act.Break: lambda a: self._membership.report_loss(a.error, held=a.held),
             act.AwaitSettlement: lambda a: self._membership.await_settlement(
                 a.committed, a.timeout_s
             ),
@@ -460,17 +462,17 @@ class Training:
                 self._watched = group = self._membership.group
                 self._collectives_left = group.collectives() if group is not None else 0
 
-    def _bequeath(self) -> None:
+    def _hand_over_state(self) -> None:
         """Give the state to the next group before the process ends: the script's thread does not
         return from a group that was aborted. Runs on a thread of its own."""
-        if self.in_block and not self._driving and self._bequeathed is None:
-            self._bequeathed = [model.leave_behind() for model in self.models]
+        if self.in_block and not self._driving and self._handed_over is None:
+            self._handed_over = [model.leave_behind() for model in self.models]
             self._drive(self.part.hand_over_state())
 
-    def _stand_aside(self) -> None:
-        """Block the script's thread for ever if it returns after `_bequeath` has begun: the state
-        is no longer its own."""
-        if self._bequeathed is not None and threading.current_thread() is threading.main_thread():
+    def _block_if_handed_over(self) -> None:
+        """Block the script's thread for ever if it returns after `_hand_over_state` has begun: the
+        state is no longer its own."""
+        if self._handed_over is not None and threading.current_thread() is threading.main_thread():
             threading.Event().wait()
 
     # ---- into a group
@@ -478,12 +480,12 @@ class Training:
     def _join(self, join: act.Join) -> act.Seat:
         """Join a group. Meanwhile, read the state for its digests, which takes milliseconds."""
         if join.held and not self._reads.has_digests():  # an earlier attempt may have left them
-            void = self.in_block and join.at_begin and self._bequeathed is None
+            discarded = self.in_block and join.at_begin and self._handed_over is None
             self._reads.begin(
                 self.state,
                 self._undo,
                 at_begin=join.at_begin,
-                keeps=void and not self.control.backend.queues,  # copies on a device are fast
+                keeps=discarded and not self.control.backend.queues,  # copies on a device are fast
             )
         self.place.now = Place.JOINING, time.monotonic()
         group = self.control.join()
@@ -528,9 +530,9 @@ class Training:
         self._reads.wait()
         group = self._joining()
         with self._undo.as_of_commit() if send.mark is Mark.COMMIT else contextlib.nullcontext():
-            if self._held is not None:
-                skeleton, tensors = self._held.skeleton, self._held.tensors
-                extra = dict(self._held.extra)
+            if self._postponed is not None:
+                skeleton, tensors = self._postponed.skeleton, self._postponed.tensors
+                extra = dict(self._postponed.extra)
             else:
                 flat = self.state.capture()
                 skeleton, tensors = flat.skeleton, flat.tensors
@@ -552,44 +554,44 @@ class Training:
             receive.rank,
             into=self.state.receivable() if in_place and not later else {},
         )
-        held = _Held(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
-        return self._take_or_hold(held, receive.loop, at_commit=receive.mark is Mark.COMMIT)
+        flat = _FlatState(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
+        return self._take_or_postpone(flat, receive.loop, at_commit=receive.mark is Mark.COMMIT)
 
     def _restore(self, restore: act.Restore) -> Progress | None:
         self._reads.wait()
         loaded, self.outcome.source = self.control.checkpoints.load()
         if loaded is None:
             return None
-        held = _Held(
+        flat = _FlatState(
             skeleton=loaded.structure.skeleton,
             tensors=loaded.tensors,
             extra=loaded.structure.extra,
         )
-        return self._take_or_hold(held, restore.loop, at_commit=False)
+        return self._take_or_postpone(flat, restore.loop, at_commit=False)
 
-    def _take_or_hold(self, held: _Held, loop: int, *, at_commit: bool) -> Progress:
-        progress = progress_of(held.extra)
-        self._held = held if progress.loop > loop else None
-        if self._held is None:
-            self._put_in_place(held, progress, at_commit=at_commit)
+    def _take_or_postpone(self, flat: _FlatState, loop: int, *, at_commit: bool) -> Progress:
+        progress = progress_of(flat.extra)
+        self._postponed = flat if progress.loop > loop else None
+        if self._postponed is None:
+            self._put_in_place(flat, progress, at_commit=at_commit)
         else:
             self.state.progress = progress
         return progress
 
-    def _put_in_place(self, held: _Held, progress: Progress, *, at_commit: bool) -> None:
-        self.state.restore(held.skeleton, held.tensors, held.extra)
+    def _put_in_place(self, flat: _FlatState, progress: Progress, *, at_commit: bool) -> None:
+        self.state.restore(flat.skeleton, flat.tensors, flat.extra)
         self.state.progress = progress
         self._undo.received(at_commit=at_commit)
 
-    def _take_held(self, _: act.TakeHeld) -> None:
-        held, self._held = self._held, None
-        assert held is not None, "no state waits"
-        self._put_in_place(held, progress_of(held.extra), at_commit=False)
+    def _take_postponed(self, _: act.TakePostponed) -> None:
+        flat, self._postponed = self._postponed, None
+        assert flat is not None, "no state waits"
+        self._put_in_place(flat, progress_of(flat.extra), at_commit=False)
 
     def _set_up(self, _: act.SetUp) -> None:
-        if self._bequeathed is not None:
+        if self._handed_over is not None:
             return  # this process will not train any more
-        self.clock.sets_up()
+        self.clock.setup_began()
         self._close_planner()
         caches = self.state.buffers.caches_of_group()
         for model in self.models:
@@ -607,7 +609,7 @@ class Training:
                 world_size=group.world_size,
                 epochs=self._epochs,
             )
-        self.clock.is_set_up()
+        self.clock.setup_ended()
 
     def _tear_down(self, _: act.TearDown) -> None:
         self.clock.interrupt()
@@ -715,12 +717,12 @@ class Training:
     # ---- calls
 
     def _meet_for_call(self, meeting: act.MeetForCall) -> None:
-        self.clock.waits()
+        self.clock.wait_began()
         self.place.now = Place.MEETING, time.monotonic()
         try:
             membership.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
         finally:
-            self.clock.is_met()
+            self.clock.wait_ended()
 
     def _perform_call(self, perform: act.Perform) -> Any:
         """Make the call. It may change tracked objects for a while, as an evaluation with averaged
@@ -728,7 +730,7 @@ class Training:
         cannot be."""
         self._reads.wait()  # the call may change what is being read
         call: ScriptCall = perform.call
-        if not call.where or not self.control.recovers or self._bequeathed is not None:
+        if not call.where or not self.control.recovers or self._handed_over is not None:
             return self._call_function(call)
         if self._performed is call:
             with self._undo.as_of_call():

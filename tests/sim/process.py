@@ -166,7 +166,7 @@ class Process:
     @property
     def is_torn(self) -> bool:
         """True while another state overwrites its own, or if a block could not be undone."""
-        return self.replica is None and self.script.held is None
+        return self.replica is None and self.script.postponed is None
 
     def held_in_vain(self) -> None:
         """A planned change was not settled in time."""

@@ -77,14 +77,14 @@ class Script:
             self.part.rules.append(job.style.scaling)
         self.content = BLANK
         self.undo = Undo()
-        self.held: Replica | None = None
+        self.postponed: Replica | None = None
         """A state that waits until the script reaches the loop of that state."""
         self.left_call_at = -math.inf
         self._prepared = False
         self._digests: tuple[int, int] | None = None
         self._at_once: dict[type, Callable[[Any], Any]] = {
             act.DropState: self._drop_state,
-            act.TakeHeld: self._take_held,
+            act.TakePostponed: self._take_postponed,
             act.TellDifference: self._tell_difference,
             act.TearDown: self._tear_down,
             act.TellJoined: self._tell_joined,
@@ -233,8 +233,8 @@ class Script:
             self.process.reach("between")
         for call in range(self.style.between):
             if self.part.holds_back:
-                assert self.held is not None
-                found = result_of(self.held.content, loop, call)
+                assert self.postponed is not None
+                found = result_of(self.postponed.content, loop, call)
                 if found is None:
                     raise ConfigurationError("the script calls session.run() where others had not")
                 result = found
@@ -353,8 +353,8 @@ class Script:
         content: Content | None = self.content
         if send.mark is Mark.COMMIT:
             content = self.undo.commit
-        elif self.held is not None:
-            content = self.held.content
+        elif self.postponed is not None:
+            content = self.postponed.content
         assert content is not None, "asked for a mark that it does not have"
         members = self.process.group.generation.members
         self.process.reach(GIVES)
@@ -367,7 +367,7 @@ class Script:
         if self.job.in_place:
             self._tear()
         given = yield from self._transfer(source, self.process.name, None)
-        return self._take_or_hold(
+        return self._take_or_postpone(
             given[source], receive.loop, at_commit=receive.mark is Mark.COMMIT
         )
 
@@ -389,13 +389,13 @@ class Script:
         newest = self.process.world.storage.newest
         if newest.committed == 0:
             return None
-        progress = self._take_or_hold(newest, restore.loop, at_commit=False)
+        progress = self._take_or_postpone(newest, restore.loop, at_commit=False)
         self.process.replica = None  # before the group agrees on it, it is only what is stored
         return progress
 
-    def _take_or_hold(self, replica: Replica, loop: int, *, at_commit: bool) -> Progress:
-        self.held = replica if replica.progress.loop > loop else None
-        if self.held is None:
+    def _take_or_postpone(self, replica: Replica, loop: int, *, at_commit: bool) -> Progress:
+        self.postponed = replica if replica.progress.loop > loop else None
+        if self.postponed is None:
             self._put_in_place(replica, at_commit=at_commit)
         return replica.progress
 
@@ -404,10 +404,10 @@ class Script:
         self.undo.received(self.content, at_commit=at_commit)
         self.process.replica = replica
 
-    def _take_held(self, _: act.TakeHeld) -> None:
-        held, self.held = self.held, None
-        assert held is not None, "no state waits"
-        self._put_in_place(held, at_commit=False)
+    def _take_postponed(self, _: act.TakePostponed) -> None:
+        postponed, self.postponed = self.postponed, None
+        assert postponed is not None, "no state waits"
+        self._put_in_place(postponed, at_commit=False)
 
     def _drop_state(self, _: act.DropState) -> None:
         self._tear()
@@ -428,9 +428,9 @@ class Script:
     def _tell_joined(self, joined: act.TellJoined) -> None:
         process = self.process
         process.group.check(process)
-        replica = self.held or Replica(self.part.progress, self.content)
+        replica = self.postponed or Replica(self.part.progress, self.content)
         process.agreed(process.group.generation, replica._replace(progress=self.part.progress))
-        if self.held is None:
+        if self.postponed is None:
             process.replica = replica
         process.tell(process.worker.joined(process.group.generation, joined.committed))
         process.sets_up(process.group.generation)

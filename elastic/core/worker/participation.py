@@ -132,7 +132,7 @@ class Send:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receive:
     """Take over the state that `rank` sends. Returns its progress. A state of a later loop than
-    `loop` is held back until `TakeHeld`. Raises GroupLost."""
+    `loop` is postponed until `TakePostponed`. Raises GroupLost."""
 
     rank: int
     loop: int
@@ -142,14 +142,14 @@ class Receive:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Restore:
     """Load the newest checkpoint. Returns its progress, or None if there is none. A state of a
-    later loop than `loop` is held back until `TakeHeld`."""
+    later loop than `loop` is postponed until `TakePostponed`."""
 
     loop: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class TakeHeld:
-    """Put the state in place that was held back: the script has come to its loop."""
+class TakePostponed:
+    """Put the state in place that was postponed: the script has come to its loop."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,7 +282,7 @@ Action: TypeAlias = (
     | Send
     | Receive
     | Restore
-    | TakeHeld
+    | TakePostponed
     | TellDifference
     | SetUp
     | TearDown
@@ -778,7 +778,7 @@ class Participation:
         yield Perform(call=call)
 
     def _arrive(self) -> Steps:
-        yield TakeHeld()
+        yield TakePostponed()
         self.holds_back = False
         self.intact = True
         if self.seat is not None:

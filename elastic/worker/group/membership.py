@@ -147,7 +147,7 @@ class Membership:
         with self._changed:
             self._execute(self.machine.group_left(self._committed()))
 
-    def lost(self, error: BaseException, *, held: bool = False) -> None:
+    def report_loss(self, error: BaseException, *, held: bool = False) -> None:
         """Free the peers, then report that the group broke. held: the state here is whole."""
         superseded = self.machine.superseded()
         self._close_group(broken=True)

@@ -133,7 +133,7 @@ _set_timeout: Callable[[datetime.timedelta], None] = getattr(
 _TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
 """gloo's collectives obey a time-out that is set later; those of torch 2.6 do not."""
 _OPENING_S = 0.002
-_undead: list[list[Any]] = []
+_undropped: list[list[Any]] = []
 _groups = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
 
@@ -223,8 +223,8 @@ class Group:
         self._closed = False
         self._torch: dist.ProcessGroup | None = None
         self._uncounted = 0
-        self._before: frozenset[Connection] | None = None
-        self._listened: frozenset[Listener] = frozenset()
+        self._connections_before: frozenset[Connection] | None = None
+        self._listeners_before: frozenset[Listener] = frozenset()
         self._built: frozenset[Connection] | None = None
         self._own_store_port = 0
         self.store: Store | None = None
@@ -249,7 +249,7 @@ class Group:
         timeout = datetime.timedelta(seconds=timeout_s)
         self._own_store_port = host.port
         with self._lock:
-            self._before, self._listened = connections(), listeners()
+            self._connections_before, self._listeners_before = connections(), listeners()
         self.check()
         try:
             self._connect(self._meet(timeout), timeout)
@@ -402,7 +402,7 @@ class Group:
 
     def _ports(self, store: Store) -> set[int]:
         """Return the ports at which the members' gloo and their store listen."""
-        own = {listener.port for listener in listeners() - self._listened}
+        own = {listener.port for listener in listeners() - self._listeners_before}
         mine = ",".join(map(str, sorted(own)))
         store.set(f"listens/{self.rank}", mine)
         keys = [f"listens/{rank}" for rank in range(self.world_size)]
@@ -412,7 +412,7 @@ class Group:
     def _connections(self) -> frozenset[Connection]:
         """Return the connections to cut. While the group forms, others' ports are unknown."""
         with self._lock:
-            if self._built is not None or self._before is None:
+            if self._built is not None or self._connections_before is None:
                 return self._built or frozenset()
             new = self._new()
             scripts = opened_by_python()  # after: includes what a script opens meanwhile
@@ -423,7 +423,7 @@ class Group:
     def _new(self) -> frozenset[Connection]:
         """Return the connections made since the build began, but not clients of the store hosted
         here, which may belong to a later generation already."""
-        new = connections() - (self._before or frozenset())
+        new = connections() - (self._connections_before or frozenset())
         return frozenset(c for c in new if c.local_port != self._own_store_port)
 
     def _is_default(self) -> bool:
@@ -472,12 +472,12 @@ def _drop_last_reference(last: list[Any]) -> None:
     after _CALLBACKS_S, such as a variable of the script or uncollected garbage, this reference
     stays until another group is discarded.
     """
-    held = [_undead.pop() for _ in range(len(_undead))]
-    _undead.extend(other for other in held if not _drop(other, only_if_ours=True))
+    held = [_undropped.pop() for _ in range(len(_undropped))]
+    _undropped.extend(other for other in held if not _drop(other, only_if_ours=True))
     until = time.monotonic() + _CALLBACKS_S
     while not _drop(last, only_if_ours=True):
         if time.monotonic() > until:
-            _undead.append(last)
+            _undropped.append(last)
             return
         time.sleep(_LOOK_S)
 

@@ -5,7 +5,7 @@ partly done, or when gloo's event loop was about to begin it (`signalException` 
 knows neither). There is no other way to wake it. So transfers of state do not wait for such
 operations, an aborted group is destroyed on its own thread, and this module handles all-reduces.
 Before the process ends, another of its threads gives its state to the next group
-(`Training._bequeath`), since perhaps no other member holds it. A spare replaces the process.
+(`Training._hand_over_state`), since perhaps no other member holds it. A spare replaces the process.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ def run_program(argv: Sequence[str], *, module: bool) -> None:
     """Run `argv[0]`, a script or with `module` a module's name; the rest are its arguments."""
     sys.argv = list(argv)
     if module:
-        look_here()
+        add_cwd_to_path()
         run_module_as_main(argv[0])
     else:
-        look_beside(argv[0])
+        add_script_dir_to_path(argv[0])
         run_as_main(argv[0])
 
 
@@ -38,13 +38,13 @@ def name_of_program() -> str:
     return str(sys.argv[0] if name == _MAIN else name).removesuffix(f".{_MAIN}")
 
 
-def look_beside(script: str) -> None:
+def add_script_dir_to_path(script: str) -> None:
     """Import from the script's directory first, unless PYTHONSAFEPATH forbids it."""
     if not getattr(sys.flags, "safe_path", False):  # new in 3.11
         sys.path.insert(0, str(Path(script).resolve().parent))
 
 
-def look_here() -> None:
+def add_cwd_to_path() -> None:
     """Import from the working directory first, as `python -m` does."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path.insert(0, os.getcwd())
@@ -136,7 +136,7 @@ def tell_ending(ending: SystemExit) -> None:
             print(ending.code, file=sys.stderr)
 
 
-def in_words(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return type, text and notes of an exception, as the last lines of its traceback show them."""
     if isinstance(error, SyntaxError):
         return f"{type(error).__name__}: {error}"  # its text names file and line

@@ -29,7 +29,7 @@ from elastic.v1 import local_pb2 as pb
 from elastic.worker import session as sessions
 from elastic.worker.group.process_group import StoreHost, first_line
 from elastic.worker.link import Link
-from elastic.worker.process.as_python import exit_code_of, in_words, run_program, tell_uncaught
+from elastic.worker.process.as_python import exit_code_of, format_error, run_program, tell_uncaught
 from elastic.worker.process.children import die_with_parent
 
 _SIGN_OF_LIFE_S = 0.6  # well below the default of --silence-timeout-s
@@ -44,17 +44,17 @@ def run_classic(request: pb.SpawnRequest) -> int:
     if child == 0:
         os.close(write)
         die_with_parent(this)
-        return run_when_told(read, list(request.argv), module=request.module)
+        return run_on_environment(read, list(request.argv), module=request.module)
     os.close(read)
     script = ClassicScript(child, write)
     for number in STRAY_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
     error_file = Path(request.log_path).with_suffix(".error.json")
     link = Link(request.worker, request.socket_path)
-    return _Attendant(link, script, request.argv[0], error_file).run()
+    return _ScriptSupervisor(link, script, request.argv[0], error_file).run()
 
 
-class _Attendant:
+class _ScriptSupervisor:
     """The link's thread obeys the agent, the main thread waits for the script."""
 
     def __init__(self, link: Link, script: ClassicScript, name: str, error_file: Path) -> None:
@@ -256,7 +256,7 @@ class ClassicScript:
                 return self._status
 
 
-def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:
+def run_on_environment(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:
     """Wait for the environment, run the script and return its exit code. The child calls this."""
     with open(pipe, "rb") as told:
         data = told.read()
@@ -282,7 +282,7 @@ def run_when_told(pipe: int, argv: Sequence[str], *, module: bool = False) -> in
 def _record(error: BaseException, code: int, path: Path) -> None:
     """Write the error as torch's `record` does, in case the script does not use that."""
     message = {
-        "message": in_words(error),
+        "message": format_error(error),
         "extraInfo": {
             "py_callstack": "".join(traceback.format_exception(error)),
             "timestamp": str(int(time.time())),

@@ -66,7 +66,7 @@ from elastic.worker.process.as_python import (
     code_of,
     exit_code_of,
     flush_output,
-    in_words,
+    format_error,
     run_program,
     tell_ending,
     tell_uncaught,
@@ -77,11 +77,11 @@ from elastic.worker.process.torchrun import run_classic
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-_HEARD = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
+_HANDLED_SIGNALS = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; nothing but an agent should connect here
 _REFUSED_S = 0.05
-_BACK_S = 60.0  # for a living agent to connect again: it may be restarting
+_RECONNECT_S = 60.0  # for a living agent to connect again: it may be restarting
 _AGENT_LOOK_S = 0.02
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 
@@ -124,7 +124,7 @@ class _Zygote:
         self._back_by = 0.0
         self._callers: dict[socket.socket, FrameDecoder] = {}  # not known to be agents
         self._alone_until: float = time.monotonic() + max(grace_s, _FIRST_AGENT_S)
-        self._untold: list[pb.ZygoteEvent] = []  # events from when there was no agent
+        self._undelivered: list[pb.ZygoteEvent] = []  # events from when there was no agent
         self._keeper = os.getppid()
         self._workers: dict[int, pb.Spawned] = {}
         self._orphans_until: dict[int, float] = {}
@@ -134,9 +134,10 @@ class _Zygote:
     def serve(self) -> Callable[[], int] | None:
         """Fork and reap until the zygote should end (None); in a forked worker return its task."""
         wake_read, wake_write = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        for number in _HEARD:
+        for number in _HANDLED_SIGNALS:
             signal.signal(number, lambda *_: None)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HEARD)  # they may be inherited as blocked
+        # They may be inherited as blocked.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _HANDLED_SIGNALS)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
@@ -222,8 +223,8 @@ class _Zygote:
         self._watch_agent(connection)
         ready = pb.ZygoteReady(workers=self._workers.values(), keeper=self._keeper)
         self._send(pb.ZygoteEvent(ready=ready))
-        untold, self._untold = self._untold, []
-        for event in untold:
+        undelivered, self._undelivered = self._undelivered, []
+        for event in undelivered:
             self._send(event)
 
     def _watch_agent(self, connection: socket.socket) -> None:
@@ -240,7 +241,7 @@ class _Zygote:
             self._agent.close()
             self._agent = None
             self._alone_until = time.monotonic() + self._grace_s
-            self._back_by = time.monotonic() + _BACK_S
+            self._back_by = time.monotonic() + _RECONNECT_S
 
     def _serve_agent(self, selector: selectors.BaseSelector) -> Callable[[], int] | None:
         data = received(self._agent) if self._agent is not None else b""
@@ -279,7 +280,7 @@ class _Zygote:
                 with contextlib.suppress(OSError):
                     self._agent.shutdown(socket.SHUT_RDWR)
             if event.HasField("exited") or event.HasField("not_spawned"):
-                self._untold.append(event)
+                self._undelivered.append(event)
 
     # ---- workers
 
@@ -293,7 +294,7 @@ class _Zygote:
             return None
         if pid == 0:
             signal.set_wakeup_fd(-1)
-            for number in _HEARD:
+            for number in _HANDLED_SIGNALS:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._listener.close()
@@ -514,7 +515,7 @@ def _shown(value: object) -> str:
 
 def _raised(link: Link, error: BaseException) -> int:
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
-    words = in_words(error)
+    words = format_error(error)
     advice = next((a for said, a in _ADVICE.items() if said in words), "")
     stranded = isinstance(error, Stranded)  # not the script's fault
     failure = Failure(

@@ -46,7 +46,7 @@ Compare = Callable[[torch.Tensor, torch.Tensor], bool]
 SMALL_BYTES = 2**16
 # map() with these takes half as long as a loop, and every block pays for it.
 _VERSION = operator.attrgetter("_version")
-_PLACE = torch.Tensor.data_ptr
+_ADDRESS = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
 _MODE = operator.attrgetter("training")
 _GRADIENT = operator.attrgetter("grad")
@@ -143,9 +143,9 @@ class ModuleTensors:
     A script may assign another tensor to a buffer (`self.n = self.n + 1`), or None, and to a
     parameter's `.data`. So the tensor objects that were there are put back, with their content.
 
-    beside: the attributes of modules with buffers that are not part of their state. Such a buffer
-    may be replaced, for example by a cache for longer sequences, and a number such as
-    `self.longest` then says how far it reaches. These numbers are put back with the buffer.
+    attributes: those of modules with buffers that are not part of their state. Such a buffer may be
+    replaced, for example by a cache for longer sequences, and a number such as `self.longest` then
+    says how far it reaches. These numbers are put back with the buffer.
     """
 
     def __init__(
@@ -154,10 +154,10 @@ class ModuleTensors:
         slots: Iterable[Slot],
         *,
         are_buffers: bool = False,
-        beside: Iterable[dict[str, Any]] = (),
+        attributes: Iterable[dict[str, Any]] = (),
     ) -> None:
         self.name = name
-        self._beside = {id(attributes["_buffers"]): attributes for attributes in beside}
+        self._attributes = {id(each["_buffers"]): each for each in attributes}
         self._are_buffers = are_buffers
         self._slots = list(slots)
         owners = {id(owner): owner for owner, _ in self._slots}
@@ -170,7 +170,7 @@ class ModuleTensors:
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         tensors = self.tensors()
         data = [t.detach() for t in _present(tensors)]
-        numbers = {key: _numbers(attributes) for key, attributes in self._beside.items()}
+        numbers = {key: _numbers(attributes) for key, attributes in self._attributes.items()}
         return tensors, data, _copied(data, reuse[2] if reuse else None, on_host), numbers
 
     def put_back(self, copy: Copy) -> None:
@@ -179,7 +179,7 @@ class ModuleTensors:
             if owner.get(name) is not tensor:
                 owner[name] = tensor
                 if id(owner) in numbers:
-                    self._beside[id(owner)].update(numbers[id(owner)])
+                    self._attributes[id(owner)].update(numbers[id(owner)])
         for tensor, memory in zip(_present(tensors), data, strict=True):
             if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
                 tensor.data = memory
@@ -204,7 +204,7 @@ class ModuleTensors:
             return True
         return bool(
             versions != mark[0]
-            or list(map(_PLACE, self._marked)) != mark[1]
+            or list(map(_ADDRESS, self._marked)) != mark[1]
             or (self._are_buffers and self._ids() != mark[2])  # another one was assigned
         )
 
@@ -281,7 +281,7 @@ class OwnContent:
         tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
         tensors.update(module.named_buffers(remove_duplicate=False))
         self._names = tensors.keys()
-        self._places = set(map(_place_of, tensors.values()))
+        self._places = set(map(_address_of, tensors.values()))
 
     def state_dict(self) -> dict[str, Any]:
         return {k: v for k, v in self._module.state_dict().items() if self._is_own(k, v)}
@@ -294,7 +294,7 @@ class OwnContent:
     def _is_own(self, key: str, value: Any) -> bool:
         if key in self._names or key.rpartition(".")[2] == _EXTRA_STATE:
             return False
-        return not (isinstance(value, torch.Tensor) and _place_of(value) in self._places)
+        return not (isinstance(value, torch.Tensor) and _address_of(value) in self._places)
 
 
 # ---- optimizers
@@ -305,7 +305,7 @@ def steps_of(optimizer: torch.optim.Optimizer) -> int:
     return getattr(optimizer, "_elastic_steps", 0)
 
 
-class Rates(_Small):
+class ParameterGroups(_Small):
     """An optimizer's parameter groups: their parameters, and settings such as rates that a
     scheduler changes."""
 
@@ -532,7 +532,7 @@ class _Walk:
 
     def sign(self, value: Any, depth: int = 0) -> object:
         if isinstance(value, torch.Tensor):
-            return id(value), 0 if value.is_inference() else value._version, _place_of(value)
+            return id(value), 0 if value.is_inference() else value._version, _address_of(value)
         if type(value) in UNCHANGING or isinstance(value, _BY_VALUE):
             return value
         if isinstance(value, np.ndarray):  # an array counts no versions
@@ -906,10 +906,10 @@ def _of_optimizer(
     if has_own_state(optimizer):
         yield OwnState(f"{name}'s own state", optimizer)
         inside += [o for o in optimizers_inside(optimizer) if not any(o is t for t in tracked)]
-    yield from (Rates(name, optimizer), OptimizerState(name, optimizer))
+    yield from (ParameterGroups(name, optimizer), OptimizerState(name, optimizer))
     for inner in inside:
         at = f"the {type(inner).__name__} inside of {name}"
-        yield from (Rates(at, inner), OptimizerState(at, inner))
+        yield from (ParameterGroups(at, inner), OptimizerState(at, inner))
 
 
 def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
@@ -921,8 +921,10 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
         yield RequiresGrad(name, parameters)
     buffers = list(_slots(module, lambda m: m._buffers, seen))
     if buffers:
-        beside = [vars(inner) for inner in module.modules() if inner._non_persistent_buffers_set]
-        yield ModuleTensors(f"{name}'s buffers", buffers, are_buffers=True, beside=beside)
+        attributes = [
+            vars(inner) for inner in module.modules() if inner._non_persistent_buffers_set
+        ]
+        yield ModuleTensors(f"{name}'s buffers", buffers, are_buffers=True, attributes=attributes)
     for path, inner in module.named_modules(prefix=name):
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
@@ -1065,13 +1067,13 @@ def _signs(tensors: list[torch.Tensor]) -> object:
     except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
         versions = [0 if t.is_inference() else t._version for t in tensors]
     try:
-        places = list(map(_PLACE, tensors))
+        places = list(map(_ADDRESS, tensors))
     except (RuntimeError, ValueError):
-        places = list(map(_place_of, tensors))
+        places = list(map(_address_of, tensors))
     return versions, places, list(map(id, tensors))
 
 
-def _place_of(tensor: torch.Tensor) -> int:
+def _address_of(tensor: torch.Tensor) -> int:
     try:
         return tensor.data_ptr()
     except (RuntimeError, ValueError):  # sparse, or a parameter of a lazy module

@@ -134,7 +134,7 @@ class JobState:
             "session.gradients": self.gradients,
         }
         self._modes_after_loop: dict[str, Json] = {}
-        self._waiting: dict[str, Any] = {}
+        self._received_early: dict[str, Any] = {}
         """States of own objects that the script has not made yet, by name."""
         self.late: dict[str, Any] = {}
         """First states of the own objects that came to be tracked since the block's begin."""
@@ -171,8 +171,8 @@ class JobState:
         """Track an object of the session's own, whose name has a dot. It takes over the state that
         was received for it, since a script may make a generator only inside its loop."""
         self._own[name] = tracked
-        if name in self._waiting:
-            tracked.load_state_dict(self._waiting.pop(name))
+        if name in self._received_early:
+            tracked.load_state_dict(self._received_early.pop(name))
         self.late[name] = copy_tree(tracked.state_dict())
         self.version += 1
 
@@ -391,7 +391,7 @@ class JobState:
                 else:
                     tracked.load_state_dict(states[name])
         self._share_values(states, tensors, extra)
-        self._waiting = {n: s for n, s in states.items() if "." in n and n not in self._own}
+        self._received_early = {n: s for n, s in states.items() if "." in n and n not in self._own}
         self._restore_flags(extra)
         self._restore_modes(extra)
         try:
@@ -461,7 +461,7 @@ class JobState:
         """Return states by name, in an order that does not depend on when generators are made."""
         scripts = {name: tracked.state_dict() for name, tracked in self._scripts.items()}
         own = {name: tracked.state_dict() for name, tracked in self._own.items()}
-        return {**scripts, **dict(sorted({**own, **self._waiting}.items()))}
+        return {**scripts, **dict(sorted({**own, **self._received_early}.items()))}
 
     def _replicated_modules(self) -> dict[str, nn.Module]:
         return {n: m for n, m in self.modules().items() if n not in self._rank_local}

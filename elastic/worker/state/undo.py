@@ -42,7 +42,7 @@ from elastic.worker.state.job_state import JobState
 _RELEARN_EVERY = 512  # blocks
 _SIZES_EVERY = 16  # blocks: small state, such as `session.state`, may grow to hold weights
 _LEARNT_AT_ONCE = 3  # blocks
-_SELDOM = 50.0  # calls are rare if this many copies of everything fit between two
+_RARE_CALL_FACTOR = 50.0  # calls are rare if this many copies of everything fit between two
 _COSTLY_BYTES = 2**20
 _NO_COPIES: Mapping[int, Copy] = {}
 
@@ -86,15 +86,15 @@ class Undo:
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
         self._call_signs: list[object] = []
-        self._newer: Undo | None = None
+        self._call_undo: Undo | None = None
         """The copies of a call, if more is tracked than at the block's begin. Marks here stay."""
         self._calls: dict[str, _Calls] = {}
         """By place of the script."""
         self._gradients: Copy = []
         self._collectives_seen = 0  # when the newest reduction was complete
         self._missed = False
-        self._told: list[str] = []
-        self._untold = False
+        self._reported_names: list[str] = []
+        self._cost_unreported = False
 
     @property
     def holds_commit(self) -> bool:
@@ -121,7 +121,7 @@ class Undo:
             self._note_gap(self._commit, marks)
         self._learning = self._learns()
         wanted = set(range(len(self._large))) if self._learning else self._block_set
-        if self._untold and not self._learning and wanted <= self._begin.large.keys():
+        if self._cost_unreported and not self._learning and wanted <= self._begin.large.keys():
             self._begin = self._tell_cost(marks)
         else:
             self._begin = self._copy(wanted, reuse=self._begin, marks=marks)
@@ -163,7 +163,7 @@ class Undo:
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, is in place. at_commit: it is a commit mark."""
-        self._commit = self._ahead = self._call = self._newer = None
+        self._commit = self._ahead = self._call = self._call_undo = None
         if at_commit:
             self._mark_commit()
 
@@ -175,7 +175,7 @@ class Undo:
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
         self._state.put_back_late()
-        self._sign_commit_anew()
+        self._renew_commit_signs()
         return not self._missed and changed <= self._begin.large.keys()
 
     def keep_ahead(self) -> None:
@@ -206,7 +206,7 @@ class Undo:
             self._restore(self._retry)
             self._state.gradients.put_back(self._retry_gradients)
             self._retry, self._retry_gradients = None, []
-            self._sign_commit_anew()
+            self._renew_commit_signs()
 
     # ---- calls outside of blocks
 
@@ -216,25 +216,25 @@ class Undo:
         Copies everything at the first call from a place of the script, and if calls are so rare
         that it costs little. Otherwise copies what earlier calls from that place have changed.
         """
-        self._call, self._newer = None, None
+        self._call, self._call_undo = None, None
         self._call_signs = [mark() for mark in self._mark_large]
         if self._version != self._state.version:
-            self._newer = Undo(
+            self._call_undo = Undo(
                 self._state,
                 device=self._device,
                 wait_for_device=self._wait_for_device,
                 on_costly=self._on_costly,
             )
-            self._newer._enumerate()
-            self._newer.begin_call(place)
+            self._call_undo._enumerate()
+            self._call_undo.begin_call(place)
             return
         known = self._calls.setdefault(place, _Calls())
         began_s = time.perf_counter()
-        seldom = began_s - known.at_s >= _SELDOM * known.copy_s
-        wanted = set(range(len(self._large))) if seldom else known.changes
+        is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
+        wanted = set(range(len(self._large))) if is_rare else known.changes
         self._call = self._copy(wanted, marks=self._call_signs)
         known.at_s = time.perf_counter()
-        if seldom:
+        if is_rare:
             known.copy_s = known.at_s - began_s
 
     def end_call(self, place: str) -> None:
@@ -244,16 +244,16 @@ class Undo:
 
     def put_back_call(self) -> bool:
         """The group was lost in the call: undo its changes; return whether that was possible."""
-        if self._newer is not None:
-            undone = self._newer.put_back_call()
-            self._sign_others_anew(self._call_signs)
+        if self._call_undo is not None:
+            undone = self._call_undo.put_back_call()
+            self._renew_other_signs(self._call_signs)
             return undone
         call = self._call
         if call is None:
             return True
         whole = self._changed_since(call) <= call.large.keys()
         self._restore(call)
-        self._sign_others_anew(call.marks)
+        self._renew_other_signs(call.marks)
         return whole
 
     @contextlib.contextmanager
@@ -262,12 +262,12 @@ class Undo:
         that is made again only for members that have not completed it."""
         call = self._call
         marks = [mark() for mark in self._mark_large]
-        if self._newer is not None:
+        if self._call_undo is not None:
             try:
-                with self._newer.as_of_call():
+                with self._call_undo.as_of_call():
                     yield
             finally:
-                self._sign_others_anew(marks)
+                self._renew_other_signs(marks)
             return
         now = self._copy(set(range(len(self._large))), marks=marks)
         if call is not None:
@@ -276,13 +276,13 @@ class Undo:
             yield
         finally:
             self._restore(now)
-            self._sign_others_anew(marks)
+            self._renew_other_signs(marks)
 
     def forget_call(self) -> None:
         """Drop the call's copies: no member will have to make it again."""
-        self._call = self._newer = None
+        self._call = self._call_undo = None
 
-    def _sign_others_anew(self, signs: list[object]) -> None:
+    def _renew_other_signs(self, signs: list[object]) -> None:
         """Renew the signs of the commit and begin marks: putting back has moved them for state that
         had not changed since the commit, or since the begin of a block that the call comes before.
         signs: those of the state that is back."""
@@ -344,7 +344,7 @@ class Undo:
         if changed - commit.large.keys():
             self._commit = None  # this time, that mark cannot be given to others
 
-    def _sign_commit_anew(self) -> None:
+    def _renew_commit_signs(self) -> None:
         """Renew the commit mark's signs, which putting back has moved. The content is that of the
         block's begin: `begin` has found that it equals the commit's, or is copied there."""
         if self._commit is not None and len(self._commit.marks) == len(self._mark_large):
@@ -363,7 +363,7 @@ class Undo:
         if changed:
             self._block_set |= changed
             self._looks = None
-            self._untold = True
+            self._cost_unreported = True
 
     def _looks_changed(self) -> bool:
         """Take a quick look at large state outside of the block set, as every reduction does."""
@@ -399,9 +399,9 @@ class Undo:
         costly = [self._large[i] for i in sorted(self._block_set)]
         names = [cell.name for cell in costly]
         total = sum(cell.size_bytes() for cell in costly)
-        self._untold = False
-        if names != self._told and total >= _COSTLY_BYTES:
-            self._told = names
+        self._cost_unreported = False
+        if names != self._reported_names and total >= _COSTLY_BYTES:
+            self._reported_names = names
             self._on_costly(names, total, took_s)
         return mark
 

@@ -177,7 +177,7 @@ PARTICIPATION = (
         "a member declares digests of another state than the one that it holds back",
     ),
     (
-        "        yield TakeHeld()\n        self.holds_back = False\n",
+        "        yield TakePostponed()\n        self.holds_back = False\n",
         "        self.holds_back = False\n",
         "a state that was held back is forgotten",
     ),

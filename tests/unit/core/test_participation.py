@@ -464,7 +464,7 @@ def test_a_newcomer_holds_the_state_back_until_its_script_has_come_to_the_loop()
     driver.begin_loop(1)
     assert not driver.part.skips
     assert driver.part.intact
-    assert driver.taken() == ["TakeHeld", "SetUp generation=2"]
+    assert driver.taken() == ["TakePostponed", "SetUp generation=2"]
     driver.step()
     assert driver.part.progress.committed == 6
 
@@ -498,9 +498,9 @@ def test_a_checkpoint_of_a_later_loop_is_held_back_too() -> None:
     assert driver.part.skips
     driver.begin_loop()
     assert driver.part.skips
-    assert "TakeHeld" not in driver.taken()
+    assert "TakePostponed" not in driver.taken()
     driver.begin_loop()
-    assert driver.taken() == ["TakeHeld", "SetUp generation=1"]
+    assert driver.taken() == ["TakePostponed", "SetUp generation=1"]
 
 
 def test_a_veteran_cannot_go_back_to_a_loop_that_its_script_has_left() -> None:

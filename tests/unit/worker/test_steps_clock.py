@@ -108,16 +108,16 @@ def test_the_first_step_lasts_until_the_first_commit_in_each_group(time: Time) -
 
 def test_setting_up_a_group_is_timed_like_a_step(time: Time) -> None:
     clock = StepsClock()
-    clock.sets_up()
+    clock.setup_began()
     time.now += 5.0
     assert (clock.under_way_s(), clock.in_step_s(), clock.first_step) == (5.0, 0.0, True)
-    clock.is_set_up()
+    clock.setup_ended()
     assert clock.under_way_s() == 0.0  # the script may evaluate for as long as it likes
     clock.begin()
     time.now += 2.0
     assert clock.under_way_s() == clock.in_step_s() == 2.0
     clock.interrupt()
-    clock.sets_up()
+    clock.setup_began()
     time.now += 3.0
     clock.interrupt()
     assert clock.under_way_s() == 0.0
@@ -143,7 +143,7 @@ def test_the_time_of_a_stopped_process_does_not_count_as_step_time(
     clock = StepsClock()
     clock.alive()
     clock.begin()
-    clock.waits()
+    clock.wait_began()
     time.now += 0.5
     clock.alive()
     time.now += 60.0  # stopped

@@ -120,7 +120,7 @@ def test_a_blocked_collective_is_freed_by_an_announcement() -> None:
         with pytest.raises(RuntimeError) as caught:
             meet()
         assert time.monotonic() - began < place.membership.join_timeout_s / 3
-        place.membership.lost(caught.value)
+        place.membership.report_loss(caught.value)
         left = place.reports[-1]
         assert (left.phase, left.generation, left.broken) == (WorkerPhase.READY, 1, False)
         seat.exchange("freed")
@@ -151,7 +151,7 @@ def test_a_group_that_breaks_by_itself_is_reported_broken() -> None:
         seat.exchange("broken")
         with pytest.raises(RuntimeError) as caught:
             meet()
-        place.membership.lost(caught.value)
+        place.membership.report_loss(caught.value)
         report = place.reports[-1]
         assert (report.phase, report.generation, report.broken) == (WorkerPhase.READY, 1, True)
         assert "gloo" in report.detail
@@ -176,7 +176,7 @@ def test_building_a_group_is_given_up_for_a_newer_one(seat: Seat) -> None:
     began = time.monotonic()
     with pytest.raises(GroupLost) as caught:
         place.enter()
-    place.membership.lost(caught.value)
+    place.membership.report_loss(caught.value)
     assert not place.reports[-1].broken
     assert place.enter().generation.number == 2
     assert time.monotonic() - began < place.membership.join_timeout_s
@@ -191,7 +191,7 @@ def test_a_group_aborted_while_its_members_agree_is_not_joined(seat: Seat) -> No
     with pytest.raises(GroupLost) as caught:
         place.membership.joined(7)
     assert WorkerPhase.TRAINING not in place.phases()
-    place.membership.lost(caught.value)
+    place.membership.report_loss(caught.value)
     assert place.enter().generation.number == 2
     assert place.reports[-1].has_state
 

@@ -274,7 +274,7 @@ def test_a_group_without_references_is_dropped_with_a_later_one(
         """Stands in for torch's group."""
 
     monkeypatch.setattr(process_group, "_CALLBACKS_S", 0.0)
-    monkeypatch.setattr(process_group, "_undead", [])
+    monkeypatch.setattr(process_group, "_undropped", [])
     variable: Any = Referred()
     gone = weakref.ref(variable)
     first: Any = [variable]

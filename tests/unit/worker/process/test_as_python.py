@@ -25,7 +25,7 @@ def test_the_scripts_directory_comes_first_in_the_path_unless_safe_path_is_set(
     found = ["/first", "/last"]
     flags = SimpleNamespace(safe_path=safe_path)
     monkeypatch.setattr(as_python, "sys", SimpleNamespace(path=found, flags=flags))
-    as_python.look_beside("/scripts/train.py")
+    as_python.add_script_dir_to_path("/scripts/train.py")
     assert found == path
 
 

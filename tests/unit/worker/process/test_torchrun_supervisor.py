@@ -1,4 +1,4 @@
-"""How the attendant of a script written for torchrun handles the agent's messages."""
+"""How the supervisor of a script written for torchrun handles the agent's messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, cast
 from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.link import Link
-from elastic.worker.process.torchrun import ClassicScript, _Attendant
+from elastic.worker.process.torchrun import ClassicScript, _ScriptSupervisor
 
 
 class Sent:
@@ -25,11 +25,13 @@ class Sent:
 
 def test_a_repeated_assignment_of_a_slot_is_ignored(tmp_path: Path) -> None:
     link = Sent()
-    attendant = _Attendant(cast("Link", link), ClassicScript(0, -1), "train.py", tmp_path / "e")
-    attendant._machine.attached()
+    supervisor = _ScriptSupervisor(
+        cast("Link", link), ClassicScript(0, -1), "train.py", tmp_path / "e"
+    )
+    supervisor._machine.attached()
     told = pb.WorkerCommand(assignment=pb.Assignment(slot=1))
-    attendant._command(told)
+    supervisor._command(told)
     told_once = list(link.messages)
     assert told_once[-1].status.phase == job_pb2.WORKER_PHASE_READY
-    attendant._command(told)
+    supervisor._command(told)
     assert link.messages == told_once

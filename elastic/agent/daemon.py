@@ -183,9 +183,11 @@ class AgentDaemon:
 
     async def start(self) -> None:
         """Listen, find or start the zygote; attend the coordinator unless workers are adopted."""
+        self._driver.post(ev.SearchStarted())  # before the first await: signals come from now on
         await self._server.start()
         self.adopts = await self._zygote.open()
         if not self.adopts:
+            self._driver.post(ev.NothingFound())
             self._known.set()
             self._attend()
         self._tasks.start(self._zygote.run(), "zygote")
@@ -227,7 +229,7 @@ class AgentDaemon:
 
     def leave(self, exit_code: int, reason: str) -> None:
         """At the first signal: ask to save and leave, then end with this exit code."""
-        self._server.broadcast(node_leaves=pb.NodeLeaves())
+        self._server.tell_all(node_leaves=pb.NodeLeaves())
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
 
     def cut_off(self, silent_s: float) -> None:
@@ -333,6 +335,7 @@ class AgentDaemon:
             return
         self._zygote = self._new_zygote()  # first: all later requests go to this one
         self._tasks.start(self._zygote.run(), "zygote")
+        self._driver.post(ev.NothingFound())
         for worker in list(self._pids):
             self._exited(worker, 0, signal.SIGKILL)
 

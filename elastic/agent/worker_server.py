@@ -31,6 +31,7 @@ from elastic.runtime.stack_file import (
     state_of,
     written_stacks,
 )
+from elastic.runtime.tasks import TaskSupervisor
 from elastic.timeouts import timeout
 from elastic.v1 import job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
@@ -73,6 +74,10 @@ class WorkerServer:
         self._kept = listener
         self._listener: socket.socket | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
+        self._lasting: dict[str, Any] = {}
+        # asyncio's own task for a connection is cancelled only when the loop ends, and Python 3.10
+        # and 3.11 then log a traceback.
+        self._connections = TaskSupervisor(_log_unhandled)
         self._server: asyncio.Server | None = None
 
     async def start(self) -> None:
@@ -90,7 +95,7 @@ class WorkerServer:
 
     async def _listen(self) -> None:
         self._server = await asyncio.start_unix_server(
-            self._serve, sock=self._listener, **_KEEP_PATH
+            self._accept, sock=self._listener, **_KEEP_PATH
         )
 
     def _keep(self) -> socket.socket | None:
@@ -131,17 +136,28 @@ class WorkerServer:
         for worker in list(self._writers):
             self.send(worker, **kind)
 
+    def tell_all(self, **kind: Any) -> None:
+        """Send it to every worker, and to each that connects later."""
+        self._lasting |= kind
+        self.broadcast(**kind)
+
     async def close(self) -> None:
         if self._server is not None:
             self._server.close()
         for writer in self._writers.values():
             writer.close()
+        await self._connections.close()
+
+    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self._connections.start(self._serve(reader, writer), "worker-connection")
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         worker = ""
         try:
             worker = await self._hello(reader)
             self._writers[worker] = writer
+            for kind, message in self._lasting.items():
+                self.send(worker, **{kind: message})
             while (message := await read_message(reader, pb.WorkerMessage)) is not None:
                 self._deliver(worker, message)
         except BadFrame as error:
@@ -181,6 +197,11 @@ class WorkerServer:
             if self._on_error is None:
                 raise
             self._on_error(error)
+
+
+def _log_unhandled(error: BaseException) -> None:
+    context = {"message": "an error ended a worker's connection", "exception": error}
+    asyncio.get_running_loop().call_exception_handler(context)
 
 
 STOPPED_AFTER_S = 1.5

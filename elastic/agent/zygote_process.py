@@ -84,6 +84,8 @@ class ZygoteProcess:
         self._writer: asyncio.StreamWriter | None = None
         self._waiting: list[bytes] = []  # requests made before it was started
         self._closing = False
+        self._answered = asyncio.Event()
+        """Set once it has answered, or its connection has ended."""
         # Requests that the zygote may not have received if the connection breaks.
         self._spawning: dict[str, bytes] = {}
         self._killing: dict[str, bytes] = {}
@@ -128,9 +130,12 @@ class ZygoteProcess:
 
     async def _read(self) -> None:
         assert self._reader is not None
-        with contextlib.suppress(OSError):
-            while (event := await read_message(self._reader, pb.ZygoteEvent)) is not None:
-                self._take(event)
+        try:
+            with contextlib.suppress(OSError):
+                while (event := await read_message(self._reader, pb.ZygoteEvent)) is not None:
+                    self._take(event)
+        finally:
+            self._answered.set()
 
     async def _connect_again(self) -> bool:
         """Return False when the zygote is gone: nobody listens."""
@@ -168,13 +173,22 @@ class ZygoteProcess:
         if self._writer is not None:
             with contextlib.suppress(ConnectionError):
                 await self._writer.drain()
-        if not self.was_ready:  # it has no worker yet, and does not read requests
+        if self._is_strange:
+            with contextlib.suppress(asyncio.TimeoutError):
+                async with timeout(_EXIT_GRACE_S):
+                    await self._answered.wait()
+        elif not self.was_ready:  # it has no worker yet, and does not read requests
             self._kill_group()
-        if not await self._reap():
+        if self._is_strange or not await self._reap():
             await asyncio.to_thread(self._end_left)
         if self._writer is not None:
             self._writer.close()
         self._forget_keeper()
+
+    @property
+    def _is_strange(self) -> bool:
+        """It was found, and has not told which process is its keeper."""
+        return self._writer is not None and self._keeper is None and not self.was_ready
 
     def let_go(self) -> None:
         """Leave the zygote and its workers to the next agent."""
@@ -235,6 +249,7 @@ class ZygoteProcess:
     def _take(self, event: pb.ZygoteEvent) -> None:
         kind = event.WhichOneof("kind")
         again, self.was_ready = self.was_ready, True
+        self._answered.set()
         if kind == "ready" and self._keeper is None:
             self._keeper = _Found.of(event.ready.keeper)
         if kind == "ready" and again:

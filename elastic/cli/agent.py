@@ -43,7 +43,7 @@ from elastic.rpc.control import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal, warnings_to
-from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
+from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import restore_when_lost
 from elastic.runtime.metrics import Found
@@ -423,6 +423,8 @@ class _Node:
         await self.tasks.close()
         if not self._keeps_workers:
             await self._registration.close()
+        if self.reexec is not None:
+            await self.reexec.take_over_from(asyncio.get_running_loop())
 
     def record_end(self, exit_code: int) -> None:
         """Record why the agent ended, for a reader who has only this log."""
@@ -490,6 +492,9 @@ class _Node:
         unblock_signals()
 
     def _end(self, number: signal.Signals) -> None:
+        if self.reexec is not None:  # it came when that was decided already
+            self.reexec.keep(number)
+            return
         exit_code, name = LEAVE_SIGNALS[number]
         again = self._signals.is_another(asyncio.get_running_loop().time())
         if not self._leaves:
@@ -503,7 +508,9 @@ class _Node:
         self.daemon.leave(exit_code, reason)
 
     def _hang_up(self) -> None:
-        if self._had_terminal and not has_controlling_terminal():
+        if self.reexec is not None:
+            self.reexec.keep(signal.SIGHUP)
+        elif self._had_terminal and not has_controlling_terminal():
             if not self._ignores_hangup:
                 self._signals.is_another(asyncio.get_running_loop().time())
                 self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
@@ -528,9 +535,6 @@ class _Node:
         descriptors = {name: os.dup(own) for name, own in self._directory.descriptors.items()}
         if (listener := self.daemon.keep_listening()) is not None:
             descriptors[AGENT_SOCKET] = listener
-        loop = asyncio.get_running_loop()
-        for number in STRAY_SIGNALS:
-            loop.remove_signal_handler(number)
         if self._ignores_hangup:
             signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as this process found it
         self.reexec = Reexecution(descriptors)

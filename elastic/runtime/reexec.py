@@ -6,6 +6,7 @@ execve(2) keeps the process, with every lock and listening socket that is passed
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import os
@@ -23,6 +24,7 @@ _KEPT = "_ELASTIC_KEPT_DESCRIPTORS"
 _TRIAL = "_ELASTIC_TRIAL_START"
 _TRIAL_S = 60.0
 _MOST_SHOWN = 500
+_TURNS = 5  # of an event loop, in which it reads of a signal and calls the handler
 
 
 def inherited() -> dict[str, int]:
@@ -82,7 +84,20 @@ class Reexecution:
         self._late: list[int] = []
         for number in STRAY_SIGNALS:
             if signal.getsignal(number) != signal.SIG_IGN:
-                signal.signal(number, lambda late, _frame: self._late.append(late))
+                signal.signal(number, lambda late, _frame: self.keep(late))
+
+    def keep(self, number: int) -> None:
+        """Keep a signal that came before this was created, and is noticed only now."""
+        self._late.append(number)
+
+    async def take_over_from(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Call this last on an event loop that has handled the signals, and calls `keep` now."""
+        for _ in range(_TURNS):
+            await asyncio.sleep(0)
+        for number in STRAY_SIGNALS:
+            handler = signal.getsignal(number)
+            loop.remove_signal_handler(number)  # restores the default action, as its end would do
+            signal.signal(number, handler)
 
     def execute(self) -> NoReturn:
         """Execute the new program, which gets the descriptors from `inherited`. Signals are blocked

@@ -23,6 +23,7 @@ from tests.waiting import eventually
 pytestmark = pytest.mark.timeout(400)
 
 MANY_TIMES = 50
+TERMINATED = 143
 _AS_FIRST_PROCESS = ("unshare", "--pid", "--fork", "--mount-proc", "--kill-child")
 
 
@@ -116,6 +117,26 @@ def test_an_agent_runs_on_when_its_start_count_cannot_be_written(
     job.wait(lambda: len(_begun(agent)) > starts, "a start anew")
     job.wait_for_more_steps()
     assert job.generation() == generation
+
+
+def test_a_signal_while_an_agent_restarts_in_its_process_saves_and_leaves(
+    place: Place, etcd: EtcdCluster
+) -> None:
+    """It comes before the new program has handlers, and before it knows its workers."""
+    saving = ("--checkpoint-dir", place.files / "checkpoints")
+    with TrainingJob(place, etcd=etcd.endpoints(), job="signalled") as job:
+        coordinator = job.start_coordinator(*saving)
+        agent = job.start_agent("a", *saving, "--checkpoint-every", "1000000", "--spares", "0")
+        job.trains_on()
+        agent.process.send_signal(signal.SIGHUP)
+        agent.wait_for_event("begins_anew")
+        agent.process.terminate()
+        assert agent.wait() == TERMINATED, job.story()
+        assert coordinator.wait() == TERMINATED, job.story()
+        (ended,), (saved,) = job.events("job_ended"), job.events("checkpoint_committed")
+        assert ended["committed"] == saved["step"] == job.steps.newest() + 1
+        assert _begun(agent)
+        assert not agent.named("warning"), job.story()
 
 
 def _begins_anew(job: TrainingJob, agent: CommandProcess, pid: int, *, times: int) -> None:

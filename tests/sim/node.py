@@ -57,6 +57,8 @@ class Node:
 
     def start(self) -> None:
         self.connect()
+        self.tell(ev.SearchStarted())
+        self.tell(ev.NothingFound())
         self.tell(ev.Started())
 
     # ---- the connection
@@ -131,6 +133,7 @@ class Node:
         self.agent = self.world.parts.agent(replace(self.settings, start=start))
         self._agent_runs, self._knows_its_workers = True, False
         self._newest = 0
+        self.tell(ev.SearchStarted())
         found = tuple((p.name, p.pid) for p in self.processes.values() if p.alive)
         self.tell(ev.Started(workers=found))
         for process in self.processes.values():  # once they have found its socket

@@ -8,6 +8,16 @@ from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, 
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class SearchStarted:
+    """The agent looks for an earlier agent's zygote, and asks it which workers still run."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NothingFound:
+    """No earlier agent's zygote runs, so no worker runs either. A new zygote is being started."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
     """The zygote is ready to fork. `workers`: workers of an earlier agent that still run."""
 
@@ -162,7 +172,9 @@ class TimerFired:
 
 
 Event = (
-    Started
+    SearchStarted
+    | NothingFound
+    | Started
     | WorkerSpawned
     | WorkerNotSpawned
     | WorkerReported

@@ -36,9 +36,10 @@ _GONE_WITHIN_S = 15.0  # after the kill: GPUs need time, and a process on a hung
 class AgentPhase(enum.Enum):
     """What the agent is doing."""
 
-    WARMING = 1  # the zygote imports torch
-    SERVING = 2
-    ENDING = 3  # waits for its processes to be gone
+    SEARCHING = 1  # an earlier agent's workers may run, and are not known yet
+    WARMING = 2  # the zygote imports torch
+    SERVING = 3
+    ENDING = 4  # waits for its processes to be gone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -100,6 +101,8 @@ class Agent:
         self._reported: tuple[WorkerStatus, ...] | None = ()
         self._runs_out = False  # asked to leave, with a classic script: start no worker any more
         self._loss: _Loss | None = None
+        self._held: list[ev.Event] = []
+        """What concerns the workers of an earlier agent, until they are known."""
         self.phase = AgentPhase.WARMING
 
     @property
@@ -126,6 +129,11 @@ class Agent:
 
     def _apply(self, event: ev.Event, now: float) -> list[fx.Effect]:
         match event:
+            case ev.SearchStarted():
+                self.phase = AgentPhase.SEARCHING
+                return []
+            case ev.NothingFound():
+                return self._nothing_found(now)
             case ev.Started():
                 return self._started(event, now)
             case ev.WorkerSpawned():
@@ -169,14 +177,25 @@ class Agent:
             case _:
                 assert_never(event)
 
+    def _nothing_found(self, now: float) -> list[fx.Effect]:
+        if self.phase is AgentPhase.SEARCHING:
+            self.phase = AgentPhase.WARMING
+        return self._take_up_held(now)
+
     def _started(self, event: ev.Started, now: float) -> list[fx.Effect]:
-        if self.phase is AgentPhase.WARMING:
+        if self.phase in (AgentPhase.SEARCHING, AgentPhase.WARMING):
             self.phase = AgentPhase.SERVING
         for worker, pid in event.workers:
             status = WorkerStatus(worker=worker, pid=pid)
             deadline = now + _ADOPTION_S
             self._processes[worker] = Process(status=status, deadline=deadline, adopted=True)
-        return []
+        return self._take_up_held(now)
+
+    def _take_up_held(self, now: float) -> list[fx.Effect]:
+        held, self._held = self._held, []
+        if self.phase is AgentPhase.ENDING:
+            return []
+        return [effect for event in held for effect in self._apply(event, now)]
 
     def _worker_spawned(self, event: ev.WorkerSpawned) -> list[fx.Effect]:
         if process := self._processes.get(event.worker):
@@ -215,6 +234,8 @@ class Agent:
             # Its connection broke before it learned of its slot, or it reported just before that.
             assign = fx.AssignSlot(worker=process.status.worker, slot=slot)
             return [assign, *self._catch_up(process)]
+        if self._runs_out and process.runs:  # found after the node was asked to leave
+            return [*self._catch_up(process), *self._retire([process], now)]
         return self._catch_up(process)
 
     def _worker_compiled(self, event: ev.WorkerCompiled, now: float) -> list[fx.Effect]:
@@ -290,11 +311,16 @@ class Agent:
         return []
 
     def _leave_requested(self, event: ev.LeaveRequested, now: float) -> list[fx.Effect]:
+        timeout_s = self._settings.leave_timeout_s
+        if self.phase is AgentPhase.SEARCHING:
+            self._held.append(event)
+            if timeout_s is not None:
+                self._leave_within(timeout_s, event.exit_code, now)
+            return []
         if self.phase is AgentPhase.WARMING or not self._processes:
             self.phase = AgentPhase.ENDING
             self._exit_code = event.exit_code
             return []
-        timeout_s = self._settings.leave_timeout_s
         if timeout_s is not None and not self._may_be_in_a_group():
             self._exit_code = event.exit_code
             return self._end_all(now)
@@ -302,10 +328,14 @@ class Agent:
         retiring = self._retire([p for p in self._processes.values() if p.runs], now)
         if timeout_s is None:
             return [fx.AskToStop(exit_code=event.exit_code, reason=event.reason), *retiring]
+        self._leave_within(timeout_s, event.exit_code, now)
+        return [fx.AskToLeave(reason=event.reason), *retiring]
+
+    def _leave_within(self, timeout_s: float, exit_code: int, now: float) -> None:
+        """Note the first request to leave: a repeated one gives no more time."""
         if self._leave_by is None:
             self._leave_by = now + timeout_s
-            self._exit_code = event.exit_code
-        return [fx.AskToLeave(reason=event.reason), *retiring]
+            self._exit_code = exit_code
 
     def _drain_requested(self, event: ev.DrainRequested, now: float) -> list[fx.Effect]:
         timeout_s = self._settings.leave_timeout_s
@@ -329,6 +359,9 @@ class Agent:
         return ended
 
     def _cut_off(self, event: ev.CutOff) -> list[fx.Effect]:
+        if self.phase is AgentPhase.SEARCHING:
+            self._held.append(event)
+            return []
         message = (
             f"was cut off from the coordinator and the store for {event.silent_s:.0f} s: the job "
             "may have gone on without it"
@@ -355,12 +388,14 @@ class Agent:
         if ends_by and now >= min(ends_by):
             if self._exit_code is None:
                 self._exit_code = ExitCode.DRAINED
-            if self.phase is AgentPhase.SERVING:
+            if self.phase in (AgentPhase.SEARCHING, AgentPhase.SERVING):
                 late.append(fx.TellLeaveTimedOut(waited_s=self._waited_to_leave_s(now)))
             self._end_all(now)
         if self.phase is AgentPhase.ENDING:
             return [*late, *self._let_go_of_finished(), *self._wind_up(now)]
-        if self.phase is AgentPhase.WARMING:
+        if self.phase is AgentPhase.SEARCHING and ends_by:
+            return [fx.SetTimer(at=min(ends_by))]
+        if self.phase in (AgentPhase.SEARCHING, AgentPhase.WARMING):
             return []
         effects = [*self._retire_spent(now), *self._let_go_of_finished(), *self._expire(now)]
         if self._loss is not None and now >= self._loss.until:

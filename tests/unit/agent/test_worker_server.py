@@ -267,6 +267,27 @@ async def test_closing_ends_every_connection(place: Place) -> None:
         await place.connect()
 
 
+async def test_closing_ends_connections_of_workers_that_are_not_known_yet(place: Place) -> None:
+    place.known.clear()
+    peer = await place.connect(hello="c")
+    await asyncio.sleep(0.05)
+    await place.server.close()
+    assert await asyncio.wait_for(peer.receive(), 1.0) is None
+    assert place.reports.empty()
+    assert asyncio.all_tasks() == {asyncio.current_task()}, "asyncio would log their cancellation"
+
+
+async def test_what_all_are_told_reaches_workers_that_connect_later(place: Place) -> None:
+    """A worker that got SIGTERM as well ends unless its agent says in time that the node leaves."""
+    leaves = pb.WorkerCommand(node_leaves=pb.NodeLeaves())
+    a = await place.connect(hello="a")
+    a.send(status=STATUS)
+    await place.heard.get()
+    place.server.tell_all(node_leaves=pb.NodeLeaves())
+    b = await place.connect(hello="b")
+    assert [await a.receive(), await b.receive()] == [leaves, leaves]
+
+
 async def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memory(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:

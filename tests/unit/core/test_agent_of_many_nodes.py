@@ -285,6 +285,98 @@ def test_a_node_without_workers_exits_at_once_when_asked_to_leave(started: bool)
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
 
 
+# ---- asked to leave before it knows which workers an earlier agent has left
+
+LEAVES_IN_60_S = replace(SETTINGS, leave_timeout_s=60.0)
+
+
+def searching(settings: AgentSettings = LEAVES_IN_60_S) -> Agent:
+    """An agent that looks for the zygote of an earlier one."""
+    agent = Agent(settings)
+    assert not agent.handle(ev.SearchStarted(), 0.0)
+    return agent
+
+
+def test_an_agent_that_may_find_workers_leaves_with_them_once_they_are_known() -> None:
+    agent = searching()
+    assert agent.handle(LEAVE, 0.1) == [fx.SetTimer(at=60.1)]
+    effects = agent.handle(ev.Started(workers=FOUND), 0.5)
+    assert of(fx.AskToLeave, effects) == [fx.AskToLeave(reason="SIGTERM")]
+    assert not of(fx.EndWorker, effects) + of(fx.ExitAgent, effects)
+    for event in (TRAINS, TRAINS_TOO, SPARE):
+        effects = agent.handle(event, 0.6)
+        assert not of(fx.EndWorker, effects) + of(fx.AskToLeave, effects)
+    assert len(view(effects)) == 3
+    assert len(of(fx.EndWorker, agent.handle(ev.Drained(), 1.0))) == 3
+    for worker, _ in FOUND:
+        effects = agent.handle(killed(worker), 1.1)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+
+
+def test_found_workers_get_the_time_to_leave_from_the_request_on() -> None:
+    agent = searching()
+    agent.handle(LEAVE, 0.1)
+    agent.handle(ev.Started(workers=FOUND), 5.0)
+    for event in (TRAINS, TRAINS_TOO, SPARE):
+        agent.handle(event, 5.1)
+    assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 60.0))
+    assert len(of(fx.EndWorker, agent.handle(ev.TimerFired(), 60.1))) == 3
+
+
+@pytest.mark.parametrize("answer", [ev.NothingFound(), ev.Started()], ids=["none", "no workers"])
+def test_an_agent_that_finds_no_worker_leaves_at_once(answer: ev.Event) -> None:
+    agent = searching()
+    agent.handle(LEAVE, 0.1)
+    effects = agent.handle(answer, 0.5)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+
+
+def test_an_agent_that_finds_nothing_leaves_at_once_when_asked_later() -> None:
+    agent = searching()
+    agent.handle(ev.NothingFound(), 0.1)
+    assert agent.phase is AgentPhase.WARMING
+    effects = agent.handle(LEAVE, 0.5)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+
+
+def test_a_second_signal_ends_the_search_at_once() -> None:
+    agent = searching()
+    agent.handle(LEAVE, 0.1)
+    effects = agent.handle(ev.StopRequested(exit_code=130), 0.5)
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=130)]
+    effects = agent.handle(ev.Started(workers=FOUND), 0.6)
+    assert not of(fx.AskToLeave, effects)
+    assert len(of(fx.EndWorker, effects)) == 3
+
+
+def test_a_search_without_an_answer_ends_when_the_time_to_leave_is_over() -> None:
+    agent = searching()
+    agent.handle(LEAVE, 0.1)
+    assert not of(fx.ExitAgent, agent.handle(ev.TimerFired(), 60.0))
+    effects = agent.handle(ev.TimerFired(), 60.1)
+    assert of(fx.TellLeaveTimedOut, effects) == [fx.TellLeaveTimedOut(waited_s=60.0)]
+    assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
+
+
+def test_an_agent_that_is_cut_off_while_it_searches_ends_the_workers_that_it_finds() -> None:
+    agent = searching()
+    assert not agent.handle(ev.CutOff(silent_s=31.4), 0.1)
+    assert len(of(fx.EndWorker, agent.handle(ev.Started(workers=FOUND), 0.5))) == 3
+
+
+def test_a_classic_script_that_is_found_while_the_node_leaves_is_asked_to_end() -> None:
+    agent = searching(replace(LEAVES_IN_60_S, classic=True))
+    agent.handle(LEAVE, 0.1)
+    effects = agent.handle(ev.Started(workers=FOUND), 0.5)
+    assert not of(fx.EndWorker, effects)
+    for event in (TRAINS, TRAINS_TOO):
+        effects = agent.handle(event, 0.6)
+        worker = event.status.worker
+        asked = [fx.EndWorker(worker=worker, how=fx.How.TERMINATE)]
+        assert of(fx.EndWorker, effects) == asked
+    assert not of(fx.EndWorker, agent.handle(SPARE, 0.7))
+
+
 # ---- cut off
 
 

@@ -42,7 +42,9 @@ reexecution.execute()
 """
 
 
-def test_a_new_start_keeps_the_process_its_descriptors_and_pending_signals(tmp_path: Path) -> None:
+def test_a_reexecution_keeps_the_process_its_descriptors_and_pending_signals(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "turns.py"
     script.write_text(_TURNS)
     run = subprocess.run(
@@ -59,6 +61,46 @@ def test_a_new_start_keeps_the_process_its_descriptors_and_pending_signals(tmp_p
         assert line.startswith(f"{turn} {pid} ['pipe'] True {{}} ['--lr', 'a b'] ")
         assert int(line.split()[-1]) == int(first.split()[-1]) + 1  # the stray one is gone
     assert last == "asked to end"
+
+
+_FROM_LOOP = """
+import asyncio, os, signal, sys
+from elastic.runtime.reexec import Reexecution, inherited, unblock_signals
+
+if inherited():
+    signal.signal(signal.SIGTERM, lambda *_: print("asked to end", flush=True))
+    unblock_signals()
+    sys.exit(0)
+
+async def main():
+    loop, reexecution = asyncio.get_running_loop(), None
+    loop.add_signal_handler(signal.SIGTERM, lambda: reexecution.keep(signal.SIGTERM))
+    early = sys.argv[1] == "early"
+    if early:
+        os.kill(os.getpid(), signal.SIGTERM)  # the loop has not called its handler yet
+    reexecution = Reexecution({"input": 0})
+    await reexecution.take_over_from(loop)
+    if not early:
+        os.kill(os.getpid(), signal.SIGTERM)
+    return reexecution
+
+asyncio.run(main()).execute()
+"""
+
+
+@pytest.mark.parametrize("early", [False, True])
+def test_a_signal_that_an_event_loop_was_to_handle_is_kept(tmp_path: Path, *, early: bool) -> None:
+    script = tmp_path / "from_loop.py"
+    script.write_text(_FROM_LOOP)
+    run = subprocess.run(
+        [sys.executable, script, "early" if early else "late"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30.0,
+        env={**os.environ, "PYTHONPATH": ":".join(sys.path)},
+    )
+    assert run.stdout == "asked to end\n"
 
 
 def test_kept_descriptors_of_another_process_are_ignored(monkeypatch: pytest.MonkeyPatch) -> None:

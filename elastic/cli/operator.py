@@ -54,6 +54,8 @@ _NEXT_LEADER_S = 0.25
 _STORE_SHARE = 0.8  # of the time-out for an answer
 _MIN_ATTEMPT_S = 2.0  # for one coordinator's answer
 _OF_EVERY_EVENT = ("severity", "job", "run")
+_LARGEST_NUMBER = 2**64 - 1  # of an incident, in a message
+_MOST_NAMED = 10  # incidents in a refusal
 _LAST_EVENTS = ("job_finished", "job_ended")
 
 
@@ -269,6 +271,8 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
 def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
     """All incidents in brief, or one in full (0: the newest). Raises ConfigurationError if there is
     none of that number."""
+    if number is not None and number > _LARGEST_NUMBER:  # no message can ask for it
+        raise _no_incident(number, [d.get("number") for d in _incidents(target, None)])
     try:
         return documents_of(_run(target, lambda c, timeout_s: c.incidents(number, timeout_s)))
     except AlreadyEnded as ended:
@@ -280,9 +284,13 @@ def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
         return list(found.values())
     number = number or max(found, default=0)
     if number not in found:
-        known = ", ".join(map(str, found)) or "none"
-        raise ConfigurationError(f"there is no incident {number}; known: {known}")
+        raise _no_incident(number, found)
     return [found[number]]
+
+
+def _no_incident(number: int, known: Iterable[object]) -> ConfigurationError:
+    shown = ", ".join(map(str, [*known][-_MOST_NAMED:])) or "none"
+    return ConfigurationError(f"there is no incident {number}; known: {shown}")
 
 
 def stop(target: Target, *, reason: str) -> None:

@@ -519,7 +519,10 @@ def test_incidents_are_printed_as_json(place: Place, capsys: Printed) -> None:
 def test_a_missing_incident_is_named(place: Place, capsys: Printed) -> None:
     with pytest.raises(ConfigurationError, match="no incident 7"):
         operator.explain(place.target, 7, output="table")
-    place.leader.known = None
+    for known in (INCIDENT["number"], "none"):  # no message has room for such a number
+        with pytest.raises(ConfigurationError, match=f"no incident {10**20}; known: {known}"):
+            operator.explain(place.target, 10**20, output="table")
+        place.leader.known = None
     operator.explain(place.target, None, output="table")
     operator.incidents(place.target, output="table")
     assert capsys.readouterr().out.splitlines() == 2 * ["no incident has been recorded"]

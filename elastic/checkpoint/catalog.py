@@ -27,7 +27,7 @@ from elastic.checkpoint.layout import (
 )
 from elastic.checkpoint.manifest import Manifest
 from elastic.core.legible import is_representable_time
-from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError
+from elastic.errors import CheckpointDamaged, CheckpointWriteError, ConfigurationError, ElasticError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +69,25 @@ def scan(directory: CheckpointDirectory) -> Catalog:
     return Catalog(
         committed=tuple(step for step in found if step in committed),
         uncommitted=tuple(step for step in found if step not in committed),
+    )
+
+
+def require_parent(directory: CheckpointDirectory) -> None:
+    """Raise ConfigurationError if this is the directory of one checkpoint, not of several.
+
+    Taken for a directory without checkpoints, it would have the job begin anew, and save in it.
+    """
+    if MANIFEST not in directory.list() or directory.size_bytes(MANIFEST) is None:
+        return
+    parent, _, name = directory.url.rpartition("/")
+    step = parse_step_directory_name(name)
+    try:
+        step = manifests.from_json(directory.read(MANIFEST), directory.url).step
+    except (CheckpointDamaged, FileNotFoundError):
+        if step is None:
+            return  # another program's file
+    raise ConfigurationError(
+        f"{directory.url} is a checkpoint of step {step}; give its parent directory, {parent}"
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import os
 
+from elastic.checkpoint.catalog import require_parent
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.coordinator.job_options import JobOptions
 from elastic.core.coordinator.progress import StallPolicy
@@ -17,12 +18,14 @@ from elastic.settings.shared import StragglerAction
 def checkpoint_directory(url: str | None) -> CheckpointDirectory | None:
     """Open the directory, and try to write and read in it.
 
-    Raises ConfigurationError if it cannot be used, TransientError if that may change by itself.
+    Raises ConfigurationError if it cannot be used or is that of one checkpoint, TransientError if
+    it cannot be used and that may change by itself.
     """
     if url is None:
         return None
     directory = open_directory(url)
     directory.probe()
+    require_parent(directory)
     return directory
 
 

@@ -24,6 +24,7 @@ def list_checkpoints(url: str, *, output: str) -> None:
     as_json = require_format(output)
     directory = open_directory(url)
     found = catalog.scan(directory)
+    catalog.require_parent(directory)
     rows = [_row(directory, step) for step in found.committed]
     if as_json:
         print_json({"checkpoints": rows, "unfinished": list(found.uncommitted)})
@@ -42,6 +43,7 @@ def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
     as_json = require_format(output)
     directory = open_directory(url)
     steps = catalog.list_checkpoints(directory)
+    catalog.require_parent(directory)
     if step is not None and step not in steps:
         known = ", ".join(map(str, steps)) or "none"
         raise ConfigurationError(f"no committed checkpoint of step {step} in {url}; found: {known}")

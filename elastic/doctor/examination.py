@@ -23,6 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastic.checkpoint.catalog import require_parent
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.doctor import checks
 from elastic.doctor.checks import Verdict
@@ -496,6 +497,7 @@ def checkpoint_speed(url: str) -> CheckpointSpeed:
     try:
         place = open_directory(url)
         place.probe()
+        require_parent(place)
         return _measured(place, shown)
     except ElasticError as error:
         told, _, advice = str(error).rpartition("; ")

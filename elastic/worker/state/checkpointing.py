@@ -20,7 +20,12 @@ import safetensors.torch
 import torch
 
 from elastic.checkpoint import catalog, documents
-from elastic.checkpoint.catalog import is_committed, list_checkpoints, read_manifest
+from elastic.checkpoint.catalog import (
+    is_committed,
+    list_checkpoints,
+    read_manifest,
+    require_parent,
+)
 from elastic.checkpoint.digest import FileDigest, difference, digest_of
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.documents import Json
@@ -339,7 +344,8 @@ def load_latest(
     """Load the newest checkpoint that is intact; return None if there is no checkpoint at all.
 
     `on_damaged` is called with step and reason for each checkpoint that is skipped. Raises
-    CheckpointDamaged, which names all of them, if none is intact.
+    CheckpointDamaged, which names all of them, if none is intact, and ConfigurationError if the
+    directory is that of one checkpoint.
     """
     reasons: list[str] = []
     for step in list_checkpoints(directory):
@@ -349,6 +355,7 @@ def load_latest(
             reasons.append(str(error))
             on_damaged(step, reasons[-1])
     if not reasons:
+        require_parent(directory)
         return None
     raise CheckpointDamaged(
         f"none of the {len(reasons)} checkpoints in {directory.url} is intact; restore one from a "

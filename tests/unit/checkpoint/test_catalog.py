@@ -13,7 +13,7 @@ from elastic.checkpoint.catalog import Catalog, Damage
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import path_in_step
 from elastic.checkpoint.manifest import Manifest
-from elastic.errors import CheckpointDamaged, CheckpointWriteError
+from elastic.errors import CheckpointDamaged, CheckpointWriteError, ConfigurationError
 from tests.unit.checkpoint.faults import Countdown, DyingDirectory, Killed, every_kill_point
 from tests.unit.checkpoint.manifests import make_manifest
 
@@ -138,6 +138,24 @@ def test_a_save_with_a_missing_or_wrong_file_is_not_committed(tmp_path: Path) ->
     ):
         catalog.commit(directory, manifest)
     assert catalog.list_checkpoints(directory) == ()
+
+
+def test_the_directory_of_one_checkpoint_is_not_taken_for_one_of_several(
+    directory: CheckpointDirectory,
+) -> None:
+    catalog.require_parent(directory)
+    _save(directory, 80)
+    catalog.require_parent(directory)
+    one = f"{directory.url}/step-000000080"
+    for _ in ("intact", "damaged"):
+        with pytest.raises(ConfigurationError) as refused:
+            catalog.require_parent(open_directory(one))
+        assert str(refused.value) == (
+            f"{one} is a checkpoint of step 80; give its parent directory, {directory.url}"
+        )
+        directory.write(path_in_step(80, "manifest.json"), b"{")
+    directory.write("manifest.json", b"{}")
+    catalog.require_parent(directory)  # another program's file
 
 
 def test_files_that_other_groups_left_are_swept(directory: CheckpointDirectory) -> None:

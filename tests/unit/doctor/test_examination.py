@@ -72,6 +72,15 @@ def test_a_checkpoint_directory_below_a_file_is_unusable(tmp_path: Path) -> None
     assert "is a file" in verdict.remedy
 
 
+def test_the_directory_of_one_checkpoint_is_unusable(tmp_path: Path) -> None:
+    one = tmp_path / "step-000000080"
+    one.mkdir()
+    (one / "manifest.json").write_text("{")
+    verdict = checks.checkpoint_speed(examination.checkpoint_speed(str(one)))
+    assert verdict.fault is Fault.CHECKPOINT_UNUSABLE
+    assert str(tmp_path) in verdict.remedy
+
+
 class _Slow(MemoryFileSystem):
     protocol = "slowmemory"
 

@@ -17,7 +17,7 @@ from elastic.checkpoint import directory as directory_module
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import MANIFEST, path_in_step, shard_name, structure_name
 from elastic.checkpoint.manifest import Manifest
-from elastic.errors import CheckpointDamaged, ElasticError, TransientError
+from elastic.errors import CheckpointDamaged, ConfigurationError, ElasticError, TransientError
 from elastic.worker.state.checkpointing import (
     Structure,
     _Assembly,
@@ -74,6 +74,11 @@ def test_the_newest_checkpoint_is_loaded(saved: Path) -> None:
     step, state = _newest(open_directory(str(saved)))
     assert step == 2
     assert same(state, make_state(2))
+
+
+def test_the_directory_of_one_checkpoint_is_not_taken_for_an_empty_one(saved: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"a checkpoint of step 2; give .*, {saved}$"):
+        load_latest(open_directory(str(saved / "step-000000002")), _unexpected)
 
 
 NAMES = ["manifest.json", structure_name(GROUP), *(shard_name(i, 3, GROUP) for i in range(3))]

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.checkpoint import catalog
-from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.directory import CheckpointDirectory, LocalDirectory, open_directory
 from elastic.cli.formats import print_json, print_table, require_format
 from elastic.errors import CheckpointDamaged, ConfigurationError, refusal_of
 
@@ -22,9 +22,8 @@ from elastic.errors import CheckpointDamaged, ConfigurationError, refusal_of
 def list_checkpoints(url: str, *, output: str) -> None:
     """Print the checkpoints in the directory. Raises ElasticError."""
     as_json = require_format(output)
-    directory = open_directory(url)
+    directory = _opened(url)
     found = catalog.scan(directory)
-    catalog.require_parent(directory)
     rows = [_row(directory, step) for step in found.committed]
     if as_json:
         print_json({"checkpoints": rows, "unfinished": list(found.uncommitted)})
@@ -39,26 +38,54 @@ def list_checkpoints(url: str, *, output: str) -> None:
 
 
 def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
-    """Compare every file with its digest; return 1 if one differs. Raises ElasticError."""
+    """Compare every file with its digest; return 1 if one differs.
+
+    Raises ElasticError, also if there is nothing to verify.
+    """
     as_json = require_format(output)
-    directory = open_directory(url)
+    directory = _opened(url)
     steps = catalog.list_checkpoints(directory)
-    catalog.require_parent(directory)
+    if not steps:
+        raise ConfigurationError(
+            f"nothing was verified: there is no committed checkpoint in {directory.url}; check the "
+            "path"
+        )
     if step is not None and step not in steps:
-        known = ", ".join(map(str, steps)) or "none"
-        raise ConfigurationError(f"no committed checkpoint of step {step} in {url}; found: {known}")
+        known = ", ".join(map(str, steps))
+        raise ConfigurationError(
+            f"no committed checkpoint of step {step} in {directory.url}; found: {known}"
+        )
     chosen = steps if step is None else (step,)
     results = {s: [str(p) for p in _verify(directory, s)] for s in chosen}
     if as_json:
         print_json({str(s): problems for s, problems in results.items()})
     else:
-        if not results:
-            print(f"no committed checkpoint in {directory.url}")
         for s, problems in results.items():
             print(f"step {s}: {'intact' if not problems else 'DAMAGED'}")
             for problem in problems:
                 print(f"  {problem}")
     return 1 if any(results.values()) else 0
+
+
+def _opened(url: str) -> CheckpointDirectory:
+    """Open the directory. Raises ConfigurationError if it is not there, or is one checkpoint's."""
+    directory = open_directory(url)
+    if isinstance(directory, LocalDirectory) and _is_missing(directory.url):
+        raise ConfigurationError(
+            f"the checkpoint directory {directory.url} does not exist; check the path"
+        )
+    catalog.require_parent(directory)
+    return directory
+
+
+def _is_missing(path: str) -> bool:
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return True
+    except OSError:  # listing it will raise it again
+        return False
+    return False
 
 
 def _row(directory: CheckpointDirectory, step: int) -> dict[str, Any]:

@@ -548,7 +548,7 @@ def checkpoint_verify(
 ) -> None:
     """Read every file of the checkpoints and compare digests.
 
-    Exit code 1 if any is damaged.
+    Exit code 1 if any is damaged, 78 if there is no checkpoint.
     """
     from elastic.cli import files
 

@@ -32,3 +32,36 @@ def test_no_command_takes_the_directory_of_one_checkpoint(saved: Path) -> None:
             refused()
         assert str(told.value) == refusal
     assert [path.name for path in one.iterdir()] == ["manifest.json"]
+
+
+def test_a_directory_that_does_not_exist_is_refused(tmp_path: Path) -> None:
+    missing = tmp_path / "nope"
+    for refused in (
+        lambda: files.list_checkpoints(str(missing), output="table"),
+        lambda: files.verify_checkpoints(str(missing), step=None, output="table"),
+        lambda: files.verify_checkpoints(f"file://{missing}", step=80, output="table"),
+    ):
+        with pytest.raises(ConfigurationError, match=f"{missing} does not exist"):
+            refused()
+    assert not missing.exists()
+
+
+@pytest.mark.parametrize("step", [None, 80])
+def test_a_verification_of_nothing_is_no_success(
+    tmp_path: Path, step: int | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "step-000000080").mkdir()  # not committed
+    for url in (str(tmp_path), "memory://nothing/here"):
+        with pytest.raises(ConfigurationError, match=f"no committed checkpoint in {url};"):
+            files.verify_checkpoints(url, step=step, output="json")
+    assert capsys.readouterr().out == ""
+    files.list_checkpoints(str(tmp_path), output="table")
+    assert capsys.readouterr().out.splitlines() == [
+        f"no committed checkpoint in {tmp_path}",
+        "step 80: unfinished, not a checkpoint; the next prune removes it",
+    ]
+
+
+def test_intact_checkpoints_are_a_success(saved: Path) -> None:
+    assert files.verify_checkpoints(str(saved), step=None, output="table") == 0
+    assert files.verify_checkpoints(str(saved), step=80, output="table") == 0

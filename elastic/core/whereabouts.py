@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from elastic.core.membership import NodeId, WorkerId
 
-_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python", "/lib64/python")
+_LIBRARIES = ("/site-packages/", "/dist-packages/", "/lib/python3", "/lib64/python3")
 _ELASTIC = "/elastic/"
 _OURS = ("worker/", "runtime/", "core/", "rpc/", "checkpoint/", "settings/", "errors.py")
 

@@ -962,12 +962,13 @@ def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
 
 
 def _place_of_main_thread() -> str:
-    """The file and line of the script's innermost frame."""
-    packages = ("/elastic/worker/", "/site-packages/", "/lib/python")
+    """The file name and line of the script's innermost frame."""
+    packages = ("/elastic/worker/", "/site-packages/", "/lib/python3")
+    script = getattr(sys.modules.get("__main__"), "__dict__", None)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     while frame is not None:
         name = frame.f_code.co_filename
-        if not any(p in name for p in packages):
-            return f"{name}:{frame.f_lineno}"
+        if frame.f_globals is script or not any(p in name for p in packages):
+            return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
     return "an unknown place"

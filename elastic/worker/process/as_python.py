@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import importlib
 import os
 import pkgutil
-import runpy
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
-from importlib.machinery import ModuleSpec
+from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 
@@ -27,7 +27,8 @@ def run_program(argv: Sequence[str], *, module: bool) -> None:
         add_cwd_to_path()
         run_module_as_main(argv[0])
     else:
-        add_script_dir_to_path(argv[0])
+        if not _contains_modules(argv[0]):
+            add_script_dir_to_path(argv[0])
         run_as_main(argv[0])
 
 
@@ -52,15 +53,28 @@ def add_cwd_to_path() -> None:
 
 def run_as_main(script: str) -> None:
     """Run a script as `__main__`. It stays `__main__` until the process ends, because threads and
-    exit handlers that outlive its last line may still pickle what it defines."""
-    if script.endswith(".pyc") or pkgutil.get_importer(script) is not None:
-        runpy.run_path(script, run_name="__main__")  # compiled, a directory, a zip file
+    exit handlers that outlive its last line may still pickle what it defines.
+
+    Its file is named by an absolute path, which is right wherever the script goes; `sys.argv[0]`
+    stays as it was given.
+    """
+    path = _absolute(script)
+    if _contains_modules(path):  # a directory, a zip file
+        sys.path.insert(0, path)
+        spec = _spec_of(_MAIN)
+        _run(_code_of(spec), _main_of(spec))
         return
-    code = compile(Path(script).read_bytes(), script, "exec", dont_inherit=True)
-    main = ModuleType("__main__")
-    main.__file__ = script
-    sys.modules["__main__"] = main
-    exec(code, main.__dict__)
+    main = ModuleType(_MAIN)
+    main.__file__ = path
+    main.__cached__ = None  # type: ignore[attr-defined]
+    if script.endswith(".pyc"):
+        compiled = SourcelessFileLoader(_MAIN, path)
+        main.__loader__, code = compiled, compiled.get_code(_MAIN)
+        assert code is not None, path  # only modules that are no files have none
+    else:
+        main.__loader__ = SourceFileLoader(_MAIN, path)
+        code = compile(Path(path).read_bytes(), path, "exec", dont_inherit=True)
+    _run(code, main)
 
 
 def run_module_as_main(name: str) -> None:
@@ -68,15 +82,36 @@ def run_module_as_main(name: str) -> None:
     sys.argv[0] = "-m"  # as packages see it that are imported on the way
     spec = _spec_of(name)
     code = _code_of(spec)
+    sys.argv[0] = str(spec.origin)
+    _run(code, _main_of(spec))
+
+
+def _run(code: CodeType, main: ModuleType) -> None:
+    main.__builtins__ = builtins  # type: ignore[attr-defined]
+    sys.modules[_MAIN] = main
+    exec(code, main.__dict__)
+
+
+def _main_of(spec: ModuleSpec) -> ModuleType:
     main = ModuleType(_MAIN)
     main.__file__ = spec.origin
     main.__cached__ = spec.cached  # type: ignore[attr-defined]
     main.__loader__ = spec.loader
     main.__package__ = spec.parent
     main.__spec__ = spec
-    sys.modules[_MAIN] = main
-    sys.argv[0] = str(spec.origin)
-    exec(code, main.__dict__)
+    return main
+
+
+def _absolute(script: str) -> str:
+    """Return the path as Python makes it: with the working directory before it, else unchanged."""
+    try:
+        return os.path.join(os.getcwd(), script)
+    except OSError:  # the working directory was removed
+        return script
+
+
+def _contains_modules(path: str) -> bool:
+    return pkgutil.get_importer(path) is not None
 
 
 def _spec_of(name: str) -> ModuleSpec:

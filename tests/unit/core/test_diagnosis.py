@@ -297,6 +297,7 @@ def test_any_combination_of_place_answer_and_stack_has_words(
         ("/venv/lib/python3.12/site-packages/elastic/worker/step.py", True, False),
         ("/venv/lib/python3.12/site-packages/torch/_tensor.py", False, False),
         ("/usr/lib/python3/dist-packages/numpy/x.py", False, False),
+        ("/data/lib/python-jobs/train.py", False, True),
         ("/usr/lib/python3.12/threading.py", False, False),
         ("<frozen runpy>", False, False),
     ],

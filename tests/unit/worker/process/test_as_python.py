@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import py_compile
 import subprocess
 import sys
+import zipfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -29,6 +31,78 @@ def test_the_scripts_directory_comes_first_in_the_path_unless_safe_path_is_set(
     assert found == path
 
 
+# ---- scripts
+
+TELLS_OF_A_SCRIPT = """\
+import inspect, json, os, pickle, sys
+def own(): pass
+class Own: pass
+os.chdir("/")  # as Hydra does
+main = sys.modules["__main__"]
+try:
+    source = inspect.getsource(own)
+except OSError as error:
+    source = repr(error)
+print(json.dumps({
+    "name": __name__, "file": __file__, "package": __package__, "cached": __cached__,
+    "doc": __doc__, "builtins": type(__builtins__).__name__,
+    "loader": [type(__loader__).__name__, getattr(__loader__, "path", None)],
+    "spec": __spec__ and [__spec__.name, __spec__.origin, __spec__.parent, __spec__.cached],
+    "beside": os.path.dirname(os.path.abspath(__file__)), "argv": sys.argv,
+    "path": sys.path[0], "code": own.__code__.co_filename, "source": source,
+    "is_main": main.__dict__ is globals(),
+    "pickled": type(pickle.loads(pickle.dumps(Own()))).__name__,
+}))
+"""
+RUNS_A_SCRIPT = """\
+import sys
+from elastic.worker.process.as_python import run_program
+sys.path.remove('')
+run_program(sys.argv[1:], module=False)
+"""
+
+
+SCRIPTS = ["train.py", "./train.py", "sub/../train.py", "{}/train.py", "train", "train.pyc"]
+
+
+@pytest.mark.parametrize("script", [*SCRIPTS, "folder", "./train.zip"])
+def test_a_script_finds_what_it_finds_under_plain_python(tmp_path: Path, script: str) -> None:
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "folder").mkdir()
+    for name in ("train.py", "train", "folder/__main__.py"):
+        (tmp_path / name).write_text(TELLS_OF_A_SCRIPT)
+    py_compile.compile(str(tmp_path / "train.py"), str(tmp_path / "train.pyc"))
+    with zipfile.ZipFile(tmp_path / "train.zip", "w") as archive:
+        archive.write(tmp_path / "train", "__main__.py")
+    script = script.format(tmp_path)
+    plain = told(script, "a", "--b", cwd=tmp_path)
+    ours = told("-c", RUNS_A_SCRIPT, script, "a", "--b", cwd=tmp_path)
+    assert plain.returncode == 0, plain.stderr
+    assert (ours.returncode, ours.stderr) == (0, "")
+    found = json.loads(ours.stdout)
+    assert found == json.loads(plain.stdout)
+    assert found["argv"] == [script, "a", "--b"]
+    assert Path(found["file"]).is_absolute()
+
+
+def test_a_traceback_is_that_of_plain_python(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text("def f():\n    raise ValueError('no')\nf()\n")
+    plain = told("train.py", cwd=tmp_path)
+    ours = told("-c", RUNS_A_SCRIPT, "train.py", cwd=tmp_path)
+    assert "line 2, in f" in plain.stderr
+    assert ours.stderr.endswith(plain.stderr.partition("\n")[2])
+
+
+def test_a_script_runs_where_the_working_directory_was_removed(tmp_path: Path) -> None:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "train.py").write_text("print(__file__)")
+    removes = RUNS_A_SCRIPT.replace(
+        "run_program(", "import os\nos.rmdir(os.getcwd())\nrun_program("
+    )
+    ours = told("-c", removes, str(tmp_path / "train.py"), cwd=tmp_path / "here")
+    assert ours.stdout == f"{tmp_path / 'train.py'}\n", ours.stderr
+
+
 # ---- modules, as under `python -m`
 
 TELLS = """\
@@ -40,6 +114,7 @@ spec = main.__spec__
 print(json.dumps({
     "name": __name__, "file": __file__, "package": __package__, "cached": __cached__,
     "doc": __doc__, "loader": type(__loader__).__name__,
+    "builtins": type(__builtins__).__name__,
     "spec": [spec.name, spec.origin, spec.parent, spec.cached], "argv": sys.argv,
     "path": sys.path[0], "beside": BESIDE, "is_main": main.__dict__ is globals(),
     "pickled": type(pickle.loads(pickle.dumps(Own()))).__name__,

@@ -315,13 +315,46 @@ class LedgerFile:
             self._descriptor = os.open(self.path, flags, 0o666)
         try:
             if begins:
+                self._require_ledger()
+            if begins:
                 torn = "\n" if _ends_within_a_line(self.path) else ""  # its writer was killed
                 lines = [torn + _line({"incarnation": self._run}), *lines]
             _write(self._descriptor, "".join(lines).encode())
+        except ConfigurationError:
+            self.close()
+            raise
         except OSError:
             self._failed = True
             self.close()  # a descriptor of a file system that was away may stay unusable
             raise
+
+    def _require_ledger(self) -> None:
+        """Raise ConfigurationError if the file has another content, OSError if it is not read."""
+        if not _is_regular(self.path):
+            return  # nothing can be read from a pipe
+        with self.path.open("rb") as file:
+            first = file.readline(_LONGEST_LINE)
+        if first and not _begins_a_ledger(first):
+            raise ConfigurationError(
+                f"{self.path} is not a ledger: it begins with {first[:40]!r}; choose another file "
+                "with --ledger"
+            )
+
+
+_BEGIN = b'{"incarnation": "'
+
+
+def _begins_a_ledger(line: bytes) -> bool:
+    """Whether it is the first line of a ledger, whose earliest lines may have been removed. The
+    line may be cut short: its writer was killed."""
+    found = line.rstrip(b"\n")
+    if line.startswith(_BEGIN) or (len(found) > 1 and _BEGIN.startswith(found)):
+        return True
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and "run" in record and bool({"step", "resume"} & {*record})
 
 
 def _resume(entry: pb.LedgerEntry) -> str:
@@ -378,8 +411,12 @@ def _sync(descriptor: int) -> None:
             raise
 
 
+def _is_regular(path: Path) -> bool:
+    return stat.S_ISREG(path.stat().st_mode)
+
+
 def _ends_within_a_line(path: Path) -> bool:
-    if not stat.S_ISREG(path.stat().st_mode):
+    if not _is_regular(path):
         return False  # nothing can be read from a pipe
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 1))

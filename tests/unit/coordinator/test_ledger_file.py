@@ -169,6 +169,51 @@ def test_a_line_cut_short_by_a_crash_does_not_swallow_the_next(tmp_path: Path) -
     assert path.read_text().splitlines()[2] == '{"incarnation": "b"}'
 
 
+BEGIN = '{"incarnation": "a"}\n'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"import torch\nprint(1)",
+        b"a note",
+        b"{\n",
+        b"{}",
+        b"\n" + BEGIN.encode(),
+        b"\xff\xfe\x00" * 1000,
+        b"\x7fELF" * (1 << 19),
+        b'{"step": 3, "generation": 1, "unix_s": 3.25, "values": {"loss": 0.5}}\n',
+        b"[" * 100_000,
+    ],
+    ids=["script", "text", "json", "object", "empty line", "binary", "long", "curve", "nested"],
+)
+def test_a_file_that_is_no_ledger_is_refused_and_stays_as_it_is(path: Path, content: bytes) -> None:
+    path.write_bytes(content)
+    descriptors = os.listdir("/proc/self/fd")
+    with pytest.raises(ConfigurationError, match=r"ledger.jsonl is not a ledger.*--ledger"):
+        begun(path)
+    assert path.read_bytes() == content
+    assert os.listdir("/proc/self/fd") == descriptors
+
+
+@pytest.mark.parametrize("line", [BEGIN[:n] for n in range(2, len(BEGIN))])
+def test_a_ledger_whose_first_line_is_cut_short_is_one(path: Path, line: str) -> None:
+    path.write_text(line)
+    for _ in range(2):
+        begun(path, "b").close()
+    assert path.read_text() == f"{line}\n" + 2 * '{"incarnation": "b"}\n'
+
+
+def test_a_ledger_of_which_the_first_lines_were_removed_is_one(
+    ledger: LedgerFile, path: Path
+) -> None:
+    ledger.append([*entries([0, 1]), *entries([1], generation=2)])
+    whole = path.read_text().splitlines(keepends=True)
+    for removed in range(len(whole) + 1):
+        path.write_text("".join(whole[removed:]))
+        begun(path).close()
+
+
 # ---- writes that fail
 
 NO_SPACE = OSError(28, "No space left on device")

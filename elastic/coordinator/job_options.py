@@ -77,10 +77,11 @@ def make_recorders(
         return StepRecorder(file, journal, name=name, broadcast=broadcast, may_record=may_record)
 
     run, ledger, curve = leadership.incarnation, None, None
+    alone = not options.address  # of `elastic run`, which may be refused before it has begun
     if options.ledger is not None:
-        ledger = recorder("ledger", LedgerFile(options.ledger, incarnation=run))
+        ledger = recorder("ledger", LedgerFile(options.ledger, incarnation=run, alone=alone))
     if options.curve is not None or options.tensorboard is not None:
-        files = CurveFiles(options.curve, options.tensorboard, incarnation=run)
+        files = CurveFiles(options.curve, options.tensorboard, incarnation=run, alone=alone)
         curve = recorder("curve", files)
     return ledger, curve
 

@@ -21,7 +21,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from elastic.coordinator.connected_agents import ConnectedNode
-from elastic.errors import ConfigurationError, may_pass
+from elastic.coordinator.run_mark import Mark, WrittenByAnother
+from elastic.errors import ConfigurationError, ElasticError, TransientError, may_pass
 from elastic.runtime.journal import Journal
 from elastic.runtime.off_loop import off_loop
 from elastic.v1 import job_pb2 as pb
@@ -44,7 +45,7 @@ class StepFile(Protocol):
         ...
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError, and OSError if it may succeed later."""
+        """Begin to write. Raises ElasticError, and OSError if it may succeed later."""
         ...
 
     def append(self, entries: Sequence[Any], /) -> local_pb2.LedgerStored:
@@ -93,7 +94,7 @@ class StepRecorder:
         self._started = self._closing = False
 
     async def start(self) -> None:
-        """Open the file; raises ConfigurationError. Errors that may pass are tried again."""
+        """Open the file; raises ElasticError. An OSError that may pass is tried again."""
         opening = self._busy = asyncio.ensure_future(self._open())
         done, _ = await asyncio.wait([opening], timeout=_PATIENCE_S)
         self._started = True
@@ -155,7 +156,7 @@ class StepRecorder:
         try:
             await off_loop(self._file.open)
         except Exception as error:
-            if isinstance(error, ConfigurationError) and not self._started:
+            if isinstance(error, ElasticError) and not self._started:
                 self._busy = None
                 raise
             self._failed(error)
@@ -208,6 +209,13 @@ class StepRecorder:
         self._must_ask = True
 
 
+def _shared(file: str, option: str) -> TransientError:
+    return TransientError(
+        f"{file} is being written by another run, and two would spoil it; choose another file with "
+        f"{option}, or wait until that run has ended"
+    )
+
+
 def _words(error: Exception) -> str:
     words = error.strerror if isinstance(error, OSError) else None
     return words or f"{type(error).__name__}: {error}"
@@ -233,6 +241,8 @@ class LedgerFile:
     Every method may block for as long as the file system does.
 
     incarnation: the run that is under way. All its members have the same records of earlier runs.
+    Only its leaders write the file while it is under way. alone: refuse to begin while another run
+    writes it; else that is an error that passes.
 
         {"incarnation": id}                        a coordinator of this run begins to write
         {"resume": s, "run": id, "generation": g}  lines above of steps from s on are void
@@ -246,17 +256,23 @@ class LedgerFile:
     because every member that held them was lost, and after a write that failed.
     """
 
-    def __init__(self, path: Path, *, incarnation: str) -> None:
+    def __init__(self, path: Path, *, incarnation: str, alone: bool = False) -> None:
         self.path = path
         self._run = incarnation
+        self._mark = Mark(incarnation)
+        self._alone = alone
         self._reached = _Reached()
         self._failed = False
         self._descriptor: int | None = None
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError, and OSError if it may succeed later."""
+        """Begin to write. Raises ElasticError, and OSError if it may succeed later."""
         try:
             self._store([])
+        except WrittenByAnother:
+            if not self._alone:
+                raise
+            raise _shared(f"the ledger {self.path}", "--ledger") from None
         except OSError as error:
             if may_pass(error):
                 raise
@@ -282,6 +298,7 @@ class LedgerFile:
 
     def close(self) -> None:
         """Close the file. An error does not matter: what counts is synced."""
+        self._mark.remove()
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             with contextlib.suppress(OSError):
@@ -316,6 +333,7 @@ class LedgerFile:
         try:
             if begins:
                 self._require_ledger()
+                self._mark.set(self.path)
             if begins:
                 torn = "\n" if _ends_within_a_line(self.path) else ""  # its writer was killed
                 lines = [torn + _line({"incarnation": self._run}), *lines]
@@ -431,7 +449,7 @@ class _Sink(Protocol):
     """One place that the curve is written to."""
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError or OSError."""
+        """Begin to write. Raises ElasticError or OSError."""
         ...
 
     def go_back(self, step: int) -> None:
@@ -456,13 +474,23 @@ class CurveFiles:
 
     When a job restores a checkpoint and so goes back, the lines of the steps that it computes again
     are removed; TensorBoard is told to ignore them. A value that is not finite is null in JSON.
+
+    alone: as for a ledger; each run writes TensorBoard files of its own.
     """
 
-    def __init__(self, text: Path | None, tensorboard: Path | None, *, incarnation: str) -> None:
+    def __init__(
+        self,
+        text: Path | None,
+        tensorboard: Path | None,
+        *,
+        incarnation: str,
+        alone: bool = False,
+    ) -> None:
         """Raises ConfigurationError if TensorBoard files are wanted without tensorboardX."""
         self._curves: list[_Curve] = []
         if text is not None:
-            self._curves.append(_Curve(_TextFile(text), incarnation))
+            file = _TextFile(text, Mark(incarnation), alone=alone)
+            self._curves.append(_Curve(file, incarnation))
         if tensorboard is not None:
             self._curves.append(_Curve(_EventFile(tensorboard), incarnation))
         found = text or tensorboard
@@ -470,7 +498,7 @@ class CurveFiles:
         self.path: Path = found
 
     def open(self) -> None:
-        """Begin to write. Raises ConfigurationError, and OSError if it may succeed later."""
+        """Begin to write. Raises ElasticError, and OSError if it may succeed later."""
         for curve in self._curves:
             curve.sink.open()
 
@@ -533,8 +561,10 @@ class _Curve:
 class _TextFile:
     """The curve as text: CSV if the file's suffix is .csv, else JSON lines."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, mark: Mark, *, alone: bool) -> None:
         self._path = path
+        self._mark = mark
+        self._alone = alone
         self._is_csv = path.suffix == ".csv"
         self._file: io.FileIO | None = None
 
@@ -548,6 +578,10 @@ class _TextFile:
             self._opened()
             with self._path.open("rb") as lines:
                 first = lines.readline(_LONGEST_LINE)
+        except WrittenByAnother:
+            if not self._alone:
+                raise
+            raise _shared(f"the curve {self._path}", "--curve") from None
         except OSError as error:
             if may_pass(error):
                 raise
@@ -591,6 +625,7 @@ class _TextFile:
             raise
 
     def close(self) -> None:
+        self._mark.remove()
         file, self._file = self._file, None
         if file is not None:
             with contextlib.suppress(OSError):
@@ -601,6 +636,11 @@ class _TextFile:
             self.close()
         if self._file is None:
             self._file = io.FileIO(self._path, "a")
+            try:
+                self._mark.set(self._path)
+            except OSError:
+                self.close()
+                raise
         return self._file
 
     def _set_aside(self) -> None:

@@ -18,7 +18,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from tensorboardX.record_writer import RecordWriter
 
 from elastic.coordinator.step_recorder import CurveFiles
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, TransientError
 from elastic.v1.job_pb2 import CurvePoint
 
 
@@ -105,6 +105,42 @@ def test_a_run_that_begins_at_step_0_moves_the_earlier_curve_aside(tmp_path: Pat
         files.append(points(0, 2, run=run))
         files.close()
     assert [len(p.read_text().splitlines()) for p in sorted(tmp_path.iterdir())] == [4, 4, 4]
+
+
+def test_a_curve_that_another_run_writes_is_left_alone_until_that_ends(tmp_path: Path) -> None:
+    first = opened(path := tmp_path / "curve.jsonl")
+    first.append(points(0, 9))
+    with pytest.raises(TransientError, match=r"curve.jsonl is being written by another.*--curve"):
+        CurveFiles(path, None, incarnation="j", alone=True).open()
+    second = CurveFiles(path, None, incarnation="j")
+    _OPEN.append(second)
+    with pytest.raises(OSError, match="another run"):
+        second.open()
+    with pytest.raises(OSError, match="another run"):
+        second.append(points(5, 6, run="j"))
+    first.append(points(10, 10))
+    assert steps_in(path) == list(range(11))
+    first.close()
+    second.append(points(5, 6, run="j"))
+    assert steps_in(path) == list(range(7))
+
+
+def test_a_curve_moved_aside_is_not_written_by_another_run(tmp_path: Path) -> None:
+    first = opened(path := tmp_path / "curve.jsonl")
+    first.append(points(0, 2, run="i"))
+    first.append(points(0, 1, 2, run="i"))  # moves the first steps aside
+    assert len([*tmp_path.iterdir()]) == 2
+    with pytest.raises(OSError, match="another run"):
+        opened(path, run="j")
+    opened(tmp_path / "curve.jsonl.1", run="j")
+
+
+def test_the_next_leader_writes_though_the_one_before_has_not_closed_the_curve(
+    tmp_path: Path,
+) -> None:
+    opened(path := tmp_path / "curve.jsonl").append(points(0, 4))
+    opened(path).append(points(3, 6, 2))
+    assert steps_in(path) == list(range(7))
 
 
 def silent(first: int, last: int, **named: Any) -> list[CurvePoint]:

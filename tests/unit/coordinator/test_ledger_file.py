@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from elastic.coordinator.step_recorder import LedgerFile
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, TransientError
 from elastic.v1 import job_pb2 as pb
 from examples.ledger_check import audit
 
@@ -212,6 +212,35 @@ def test_a_ledger_of_which_the_first_lines_were_removed_is_one(
     for removed in range(len(whole) + 1):
         path.write_text("".join(whole[removed:]))
         begun(path).close()
+
+
+def test_a_ledger_that_another_run_writes_is_left_alone_until_that_ends(path: Path) -> None:
+    first = begun(path)
+    first.append(entries([0, 1]))
+    before = path.read_text()
+    with pytest.raises(TransientError, match=r"ledger.jsonl is being written by another.*--ledger"):
+        LedgerFile(path, incarnation="second", alone=True).open()
+    second = LedgerFile(path, incarnation="second")
+    with pytest.raises(OSError, match="another run"):
+        second.open()
+    with pytest.raises(OSError, match="another run"):
+        second.append(entries([0], run="second"))
+    assert path.read_text() == before
+    first.append(entries([2]))
+    first.close()
+    assert second.append(entries([0, 1], run="second")).committed == 2
+    second.close()
+    assert sound_steps(path) == 2
+
+
+def test_the_next_leader_writes_though_the_one_before_has_not_closed_the_ledger(path: Path) -> None:
+    deposed = begun(path)
+    deposed.append(entries([0, 1]))
+    ledger = begun(path)
+    assert ledger.append(entries([1, 2], generation=2)).committed == 3
+    assert sound_steps(path) == 3
+    for each in (deposed, ledger):
+        each.close()
 
 
 # ---- writes that fail

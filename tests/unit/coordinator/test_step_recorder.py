@@ -172,6 +172,21 @@ async def test_a_job_begins_even_if_the_disk_is_full(path: Path) -> None:
     assert place.steps() == [0]
 
 
+async def test_steps_wait_until_another_run_has_ended_that_writes_the_file(path: Path) -> None:
+    other = LedgerFile(path, incarnation="other")
+    other.open()
+    place = Place(path)
+    await place.recorder.start()
+    assert place.diary.names() == ["ledger_failed"]
+    assert "another run" in place.diary.of("ledger_failed")[0]["reason"]
+    place.hear(0, whole=True)
+    other.close()
+    await place.until(lambda: place.stored() == 1)
+    assert place.diary.names() == ["ledger_failed", "ledger_continued"]
+    await place.recorder.close()
+    assert place.steps() == [0]
+
+
 async def test_a_recorder_does_not_start_with_a_path_that_cannot_be_written(tmp_path: Path) -> None:
     recorder = Place(tmp_path / "missing" / "ledger").recorder
     with pytest.raises(ConfigurationError, match="--ledger"):

@@ -127,7 +127,7 @@ def test_a_signal_while_an_agent_restarts_in_its_process_saves_and_leaves(
     with TrainingJob(place, etcd=etcd.endpoints(), job="signalled") as job:
         coordinator = job.start_coordinator(*saving)
         agent = job.start_agent("a", *saving, "--checkpoint-every", "1000000", "--spares", "0")
-        job.trains_on()
+        job.wait_for_more_steps()
         agent.process.send_signal(signal.SIGHUP)
         agent.wait_for_event("begins_anew")
         agent.process.terminate()

@@ -56,10 +56,11 @@ def test_a_killed_process_costs_one_restart_of_all(
     arguments = [tmp_path / "checkpoint", "--steps", 60, "--pace-s", 0.05]
     job = place.start("plain_ddp.py", *arguments, options=ALL, nproc=3)
     wait_for_step(job, 12)
+    worker = job.members()[1]
     if victim == "script":
         os.kill(next(pid for rank, *_, pid in starts(job) if rank == 1), signal.SIGKILL)
     else:
-        job.kill_worker(job.members()[1])
+        job.kill_worker(worker)
     assert job.wait() == 0, job.story()
     assert groups(job) == {0: {0, 1, 2}, 1: {0, 1, 2}}, job.story()
     assert len(starts(job)) == 6, "somebody was started more than once"
@@ -69,7 +70,9 @@ def test_a_killed_process_costs_one_restart_of_all(
     assert steps_of(job)[-1] == 60
     formed = [(e["reason"], e["world_size"]) for e in job.named("generation_formed")]
     assert formed == [("started", 3), ("member_lost", 0), ("started", 3)]
-    assert job.named("worker_failed")[0]["kind"] == "signal"
+    # On a busy machine a peer may lose its connection, raise and report that before it.
+    kinds = {failed["worker"]: failed["kind"] for failed in job.named("worker_failed")}
+    assert kinds[worker] == "signal"
     assert len(job.named("recovered")) == 1
 
 

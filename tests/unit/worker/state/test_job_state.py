@@ -17,6 +17,7 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.state.cells import TorchGenerator
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.tensor_specs import describe
+from tests.unit.worker.state.collecting import Collecting
 from tests.unit.worker.state.job_states import PROGRESS, RECORD, advanced, make, restore, tracking
 from tests.unit.worker.trees import same
 
@@ -50,24 +51,6 @@ def test_a_state_of_another_model_is_refused_with_the_names_of_tensors() -> None
     assert target.committed == 0
 
 
-class Predictions(nn.Module):
-    """A metric that collects in a list what its state_dict() has beside parameters and buffers."""
-
-    def __init__(self, width: int = 2) -> None:
-        super().__init__()
-        self.threshold = nn.Parameter(torch.zeros(width))
-        self.register_buffer("seen", torch.zeros(()))
-        self.collected: list[torch.Tensor] = []
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**super().state_dict(*args, **kwargs), "collected": list(self.collected)}
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        own = dict(state_dict)
-        self.collected = list(own.pop("collected"))
-        return super().load_state_dict(own, *args, **kwargs)
-
-
 @pytest.mark.parametrize("local", [False, True])
 @pytest.mark.parametrize("lengths", [(3, 0), (0, 2), (2, 3)])
 def test_a_metric_that_collects_tensors_is_restored_with_another_number_of_them(
@@ -75,7 +58,7 @@ def test_a_metric_that_collects_tensors_is_restored_with_another_number_of_them(
 ) -> None:
     sides = []
     for length in lengths:
-        metric = Predictions()
+        metric = Collecting()
         metric.collected = [torch.full((2,), float(i)) for i in range(length)]
         state = JobState()
         state.track({"metric": metric}, rank_local=local)
@@ -87,7 +70,7 @@ def test_a_metric_that_collects_tensors_is_restored_with_another_number_of_them(
 
 
 def test_a_metric_of_another_width_is_refused_whatever_it_has_collected() -> None:
-    narrow, wide = Predictions(2), Predictions(3)
+    narrow, wide = Collecting(2), Collecting(3)
     narrow.collected = [torch.zeros(1)]
     assert tracking({"metric": narrow}).signature() != tracking({"metric": wide}).signature()
     with pytest.raises(CheckpointMismatch, match=r"metric\.threshold is float32\[3\] here"):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 import torch
 from torch import nn
@@ -11,6 +9,7 @@ from torch.nn.utils import prune
 
 from elastic.errors import ConfigurationError
 from elastic.worker.state.cells import cells_of
+from tests.unit.worker.state.collecting import Collecting
 from tests.unit.worker.state.undoing import CPU, WIDE, Script, add, layer, nothing, tracking
 
 
@@ -170,43 +169,22 @@ def test_a_buffer_first_filled_in_a_lost_block_is_none_again() -> None:
     assert net.cache is None
 
 
-class Metric(nn.Module):
-    """Collects predictions in a list that its state_dict() has beside its buffer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("total", torch.zeros(()))
-        self.collected: list[torch.Tensor] = []
-
-    def update(self) -> None:
-        self.total += 1
-        self.collected.append(torch.full((WIDE, WIDE), float(len(self.collected))))
-
-    def state_dict(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        return {**super().state_dict(*args, **kwargs), "collected": list(self.collected)}
-
-    def load_state_dict(self, state_dict: Any, *args: Any, **kwargs: Any) -> Any:
-        own = dict(state_dict)
-        self.collected = list(own.pop("collected"))
-        return super().load_state_dict(own, *args, **kwargs)
-
-
 def test_what_a_metric_collects_in_a_lost_block_is_removed() -> None:
-    metric = Metric()
+    metric = Collecting()
     script = Script(metric=metric)
     for _ in range(24):
         assert script.lost(metric.update)
         script.block(metric.update)
-    assert len(metric.collected) == int(metric.total) == 24
+    assert len(metric.collected) == int(metric.seen) == 24
 
 
 def test_what_a_metric_collects_now_and_then_is_reported_or_removed() -> None:
-    metric = Metric()
+    metric = Collecting()
     metric.update()
     script = Script(metric=metric)
     script.learn()
     assert not script.lost(metric.update)
     metric.collected.pop()
-    metric.total -= 1
+    metric.seen -= 1
     script.block(metric.update)
     assert script.lost(metric.update)

@@ -383,7 +383,7 @@ class CoordinatorDaemon:
                 case "view":
                     self._viewed(node, message.view)
                 case "failure":
-                    self._worker_failed(node, message.failure)
+                    self._worker_failed(node, message.failure, once.age_s)
                 case "progress":
                     self._progressed(message.progress)
                 case "reformed":
@@ -438,10 +438,10 @@ class CoordinatorDaemon:
         if (batch := self._views.batch(report)) is not None:
             self._driver.post(batch)
 
-    def _worker_failed(self, node: ConnectedNode, message: job_pb2.Failure) -> None:
-        failure = failure_from_pb(message)
+    def _worker_failed(self, node: ConnectedNode, message: job_pb2.Failure, age_s: float) -> None:
+        failure, age_s = failure_from_pb(message), _duration_s(age_s)
         if self._is_member(failure.worker):  # the loss of a spare holds up nobody
-            self.recoveries.sign(time.monotonic())
+            self.recoveries.sign(time.monotonic() - age_s)
         self._journal.record(
             "worker_failed",
             worker=failure.worker,
@@ -453,7 +453,7 @@ class CoordinatorDaemon:
             log=failure.log,
             **({"kernel": failure.kernel} if failure.kernel else {}),
         )
-        self._driver.post(ev.WorkerFailed(node=node.node, failure=failure))
+        self._driver.post(ev.WorkerFailed(node=node.node, failure=failure, age_s=age_s))
         self.departing.worker_failed(node, failure)
 
     def _is_member(self, worker: WorkerId) -> bool:
@@ -484,6 +484,7 @@ class CoordinatorDaemon:
                 generation=progress.generation,
                 committed=progress.committed,
                 step_s=progress.step_s,
+                longest_step_s=progress.longest_step_s,
                 in_step_s=progress.in_step_s,
                 probed=progress.probed,
                 first_step=progress.first_step,
@@ -508,7 +509,7 @@ class CoordinatorDaemon:
 
     def _reformed(self, report: job_pb2.Reformed, age_s: float) -> None:
         """A member has committed its first step in a group, `age_s` seconds ago."""
-        age_s = max(0.0, age_s) if math.isfinite(age_s) else 0.0
+        age_s = _duration_s(age_s)
         if not age_s:  # otherwise newer figures have come
             self.slot_time.spent(report.worker, report.spent)
         if report.source:
@@ -812,3 +813,8 @@ class CoordinatorDaemon:
 
 def _to_pb(order: StopOrder) -> pb.StopRequest:
     return pb.StopRequest(reason=order.reason, exit_code=order.exit_code)
+
+
+def _duration_s(reported: float) -> float:
+    """Return a duration that an agent reports; 0 if it is none."""
+    return max(0.0, reported) if math.isfinite(reported) else 0.0

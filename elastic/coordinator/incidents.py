@@ -457,7 +457,7 @@ class Recoveries:
 
     def sign(self, now: float, *, silent: NodeId = "") -> None:
         """Note a sign of a loss: a broken collective, a dead member, a node's broken stream."""
-        self._signs.setdefault(silent, now)
+        self._signs[silent] = min(now, self._signs.get(silent, now))
 
     def reported(self, node: NodeId, workers: Iterable[WorkerId], current: Generation) -> None:
         """A node reports its workers. If it was silent and still has all its members, the silence

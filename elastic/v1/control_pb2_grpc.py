@@ -87,7 +87,7 @@ class ControlServicer(object):
     """Missing associated documentation comment in .proto file."""
 
     def Attend(self, request_iterator, context):
-        """One stream per agent for as long as it lives; a broken stream is a lost node.
+        """One stream per agent for as long as it lives. While it is broken, the node is out of contact.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -247,7 +247,7 @@ class SaveFailed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., message: _Optional[str] = ..., retried: bool = ...) -> None: ...
 
 class Progress(_message.Message):
-    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent", "pace", "global_batch", "learning_rates")
+    __slots__ = ("worker", "generation", "committed", "epoch", "step_s", "samples_per_s", "longest_step_s", "in_step_s", "reported", "probed", "first_step", "compiling", "waiting_s", "collectives", "quiet_s", "step_counts", "steps_total_s", "samples", "place", "place_s", "spent", "pace", "global_batch", "learning_rates")
     class ReportedEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -268,6 +268,7 @@ class Progress(_message.Message):
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STEP_S_FIELD_NUMBER: _ClassVar[int]
     SAMPLES_PER_S_FIELD_NUMBER: _ClassVar[int]
+    LONGEST_STEP_S_FIELD_NUMBER: _ClassVar[int]
     IN_STEP_S_FIELD_NUMBER: _ClassVar[int]
     REPORTED_FIELD_NUMBER: _ClassVar[int]
     PROBED_FIELD_NUMBER: _ClassVar[int]
@@ -291,6 +292,7 @@ class Progress(_message.Message):
     epoch: int
     step_s: float
     samples_per_s: float
+    longest_step_s: float
     in_step_s: float
     reported: _containers.ScalarMap[str, float]
     probed: bool
@@ -308,7 +310,7 @@ class Progress(_message.Message):
     pace: Pace
     global_batch: int
     learning_rates: _containers.ScalarMap[str, float]
-    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., global_batch: _Optional[int] = ..., learning_rates: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., epoch: _Optional[int] = ..., step_s: _Optional[float] = ..., samples_per_s: _Optional[float] = ..., longest_step_s: _Optional[float] = ..., in_step_s: _Optional[float] = ..., reported: _Optional[_Mapping[str, float]] = ..., probed: bool = ..., first_step: bool = ..., compiling: bool = ..., waiting_s: _Optional[float] = ..., collectives: _Optional[int] = ..., quiet_s: _Optional[float] = ..., step_counts: _Optional[_Iterable[int]] = ..., steps_total_s: _Optional[float] = ..., samples: _Optional[int] = ..., place: _Optional[_Union[_stacks_pb2.Place, str]] = ..., place_s: _Optional[float] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., pace: _Optional[_Union[Pace, _Mapping]] = ..., global_batch: _Optional[int] = ..., learning_rates: _Optional[_Mapping[str, float]] = ...) -> None: ...
 
 class Pace(_message.Message):
     __slots__ = ("generation", "committed", "steps", "total_s", "data_s", "transfer_s", "wait_s", "after_s", "between_s", "arrivals", "reductions", "no_core_s")

@@ -312,6 +312,7 @@ class Reporter(Reports):
             committed=self.state.committed,
             epoch=self.state.position.epoch,
             step_s=self._clock.step_s,
+            longest_step_s=self._clock.longest_s,
             samples_per_s=self._clock.samples_per_s,
             in_step_s=self._clock.under_way_s(),
             first_step=self._clock.first_step,

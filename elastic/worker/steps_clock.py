@@ -23,6 +23,7 @@ from elastic.v1 import timeline_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
 
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
+_FADING = 0.01  # in each step, by which the longest recent duration approaches the usual one
 _STANDSTILL_S = 1.5  # without a beat; there is at least one every 0.6 s
 _MOST = 10.0  # a step counts for at most so many usual durations
 
@@ -51,6 +52,8 @@ class StepsClock:
         """The script is inside a block or call that all members make together."""
         self.step_s = 0.0
         """The usual time from one commit to the next, exponentially averaged. 0 while unknown."""
+        self.longest_s = 0.0
+        """The longest such time among the recent steps; 0 while unknown."""
         self.samples_per_s = 0.0
         self.durations = Histogram(STEP_BOUNDS_S)
         """The times from one commit to the next, for all steps but the first of each group."""
@@ -175,10 +178,12 @@ class StepsClock:
     def _note(self, duration_s: float, samples: int) -> None:
         rate = samples / max(duration_s, 1e-9)
         if self.step_s == 0.0:
-            self.step_s, self.samples_per_s = duration_s, rate
+            self.step_s, self.samples_per_s, self.longest_s = duration_s, rate, duration_s
             return
         counted_s = min(duration_s, _MOST * self.step_s)
         self.step_s += _SMOOTHING * (counted_s - self.step_s)
+        faded_s = self.longest_s + _FADING * (self.step_s - self.longest_s)
+        self.longest_s = counted_s if counted_s > faded_s else faded_s
         self.samples_per_s += _SMOOTHING * (rate - self.samples_per_s)
 
 

@@ -68,6 +68,8 @@ class WorkerFailed:
 
     node: NodeId
     failure: Failure
+    age_s: float = 0.0
+    """Time since its agent noticed: agents repeat it to a new leader."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,6 +96,8 @@ class ProgressReported:
     """Inside `session.run`: how many collectives of its group the worker has begun so far."""
     quiet_s: float = 0.0
     """For how long the worker has begun no further collective."""
+    longest_step_s: float = 0.0
+    """The longest duration among the worker's recent steps; 0: not known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -693,7 +693,7 @@ class Incidents:
             late = [r for r in self._records.values() if failure.worker in r.workers]
             record = late[-1] if late else None
         rank = self._place(failure.worker)[1]
-        casualty = Casualty(failure=failure, node=node, rank=rank, at=now)
+        casualty = Casualty(failure=failure, node=node, rank=rank, at=now - event.age_s)
         if record is None:
             self._ended_early.append(casualty)
         else:

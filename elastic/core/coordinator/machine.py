@@ -351,6 +351,7 @@ class Coordinator:
                 event.committed,
                 now,
                 step_s=event.step_s,
+                longest_s=event.longest_step_s,
                 in_step_s=event.in_step_s,
                 first_step=event.first_step,
                 waiting_s=event.waiting_s,

@@ -9,7 +9,10 @@ from elastic.core.coordinator.events import ProgressReported
 from elastic.core.diagnosis import Diagnosis, SlowOrHungRank
 from elastic.core.membership import WorkerId, WorkerStatus
 
-_STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 0.5, 1.25, 0.3
+# A step that lasts longer than these allow, compared with the longest recent one, may wait for a
+# lost member. A busy machine holds up single steps for a second; and a node that is cut off is only
+# noticed after 1 s, so a lower floor would save no time.
+_STUCK_FLOOR_S, _STUCK_FACTOR, _STUCK_MARGIN_S = 1.0, 1.25, 0.3
 _SLOW_FLOOR_S = 1.0  # shorter delays are the scheduler's noise
 _LAGS_FACTOR, _LAGS_FLOOR_S = 3.0, 1.0  # beyond these, members are asked where they are in a step
 _LAGS_EVERY_S = 30.0
@@ -47,7 +50,7 @@ class ProgressWatch:
 
     def __init__(self, policy: StallPolicy) -> None:
         self._policy = policy
-        self._step_s = 0.0
+        self._step_s = self._longest_s = 0.0
         self._in_step_s = 0.0
         self._observed_at = self._stuck_since = 0.0
         self._under_way = 0
@@ -76,6 +79,7 @@ class ProgressWatch:
         now: float,
         *,
         step_s: float = 0.0,
+        longest_s: float = 0.0,
         in_step_s: float = 0.0,
         first_step: bool = False,
         waiting_s: float = 0.0,
@@ -83,9 +87,10 @@ class ProgressWatch:
         """Take a report of rank 0 of the present group. Its count is right even if it is lower than
         before: the job may have gone back to a checkpoint.
 
-        step_s: the usual duration of a step. in_step_s: how long the step under way has lasted; 0
-        between steps, where a script may evaluate for as long as it likes. first_step: this is the
-        first step of the group. waiting_s: how long rank 0 has waited for others at a call.
+        step_s: the usual duration of a step. longest_s: the longest of the recent ones. in_step_s:
+        how long the step under way has lasted; 0 between steps, where a script may evaluate for as
+        long as it likes. first_step: this is the first step of the group. waiting_s: how long rank
+        0 has waited for others at a call.
 
         Returns how long the step of the previous report has lasted, if that is suspiciously long
         and the step is over now; else 0. No reports come while an agent or its stream is away: all
@@ -99,7 +104,7 @@ class ProgressWatch:
         slow_s = self._slow_step_s(committed, now - in_step_s, step_s or self._step_s)
         self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
         self._observed_at = now
-        self._note_usual(step_s)
+        self._note_usual(step_s, longest_s)
         self.goes_on_from(committed)
         self.advance(committed, now)
         return slow_s
@@ -149,7 +154,13 @@ class ProgressWatch:
         It may wait in a step, or for others to come to a call, or in a collective of a call that
         others have not reached.
         """
-        self.probed(answer.committed, now, step_s=answer.step_s, in_step_s=answer.in_step_s)
+        self.probed(
+            answer.committed,
+            now,
+            step_s=answer.step_s,
+            longest_s=answer.longest_step_s,
+            in_step_s=answer.in_step_s,
+        )
         patience_s = self._policy.pause_s
         if not self.should_probe(now) or answer.committed <= self._compiles_in:
             return
@@ -165,10 +176,12 @@ class ProgressWatch:
         if len(waiting) < len(known) and min(waiting) > patience_s:
             self.members_wait = True
 
-    def probed(self, committed: int, now: float, *, step_s: float, in_step_s: float) -> None:
+    def probed(
+        self, committed: int, now: float, *, step_s: float, longest_s: float = 0.0, in_step_s: float
+    ) -> None:
         """Take the answer of a member that was asked because another one may be lost. If it waits
         for that one, it is in a step for longer than usual, in which no member compiles."""
-        self._note_usual(step_s)
+        self._note_usual(step_s, longest_s)
         is_long = in_step_s > self._usual_patience_s()
         self.stuck = is_long and committed > self._compiles_in
         self._stuck_since = now - in_step_s
@@ -220,11 +233,12 @@ class ProgressWatch:
         return lasted_s if is_slow else 0.0
 
     def _usual_patience_s(self) -> float:
-        return max(_STUCK_FLOOR_S, _STUCK_FACTOR * self._step_s + _STUCK_MARGIN_S)
+        longest_s = max(self._step_s, self._longest_s)
+        return max(_STUCK_FLOOR_S, _STUCK_FACTOR * longest_s + _STUCK_MARGIN_S)
 
-    def _note_usual(self, step_s: float) -> None:
+    def _note_usual(self, step_s: float, longest_s: float) -> None:
         if step_s > 0.0:
-            self._step_s = step_s
+            self._step_s, self._longest_s = step_s, longest_s
 
     def count_break(self) -> None:
         self._breaks_at_step = (self.fruitless_breaks + 1, self.committed)

@@ -375,7 +375,8 @@ class SlotAccounts:
             worker = event.failure.worker
             slot, group = self._slot_of.get(worker), self._group
             if slot is not None and group is not None and worker in group.worker_ids:
-                self._signs.setdefault("", now)
+                at = now - event.age_s
+                self._signs[""] = min(at, self._signs.get("", at))
                 self._struck(now, event.failure.kind.name.lower(), [slot.node], [worker])
         elif isinstance(event, ev.NodeLost) and self._group is not None:
             if any(m.node == event.node for m in self._group.members):

@@ -228,6 +228,22 @@ async def test_a_recoverys_duration_ends_when_it_was_over_not_when_it_is_reporte
     assert booked == ["w"]
 
 
+@pytest.mark.parametrize(
+    ("told_s", "age_s"), [(4.0, 4.0), (-4.0, 0.0), (math.inf, 0.0), (math.nan, 0.0)]
+)
+async def test_a_loss_begins_when_the_end_of_its_worker_was_noticed(
+    place: Place, told_s: float, age_s: float
+) -> None:
+    once = pb.Once(source="s", number=1, age_s=told_s)
+    now = time.monotonic()
+    place.hear(failure=failure_to_pb(KILLED), once=once)
+    assert place.events == [ev.WorkerFailed(node="n1@0123", failure=KILLED, age_s=age_s)]
+    place.recoveries.lost(fx.Lost(workers=("w",), reason=ChangeReason.MEMBER_LOST, at=now + 9.0))
+    since = place.recoveries.under_way_since
+    assert since is not None
+    assert now - age_s <= since < now - age_s + 1.0
+
+
 PROGRESS = job_pb2.Progress(
     generation=3, committed=7, epoch=1, step_s=0.1, in_step_s=0.05, reported={"loss": 0.5}
 )

@@ -77,10 +77,15 @@ class Job:
         )
 
     def dies(
-        self, node: str, kind: FailureKind = FailureKind.SIGNAL, *effects: fx.Effect, **more: str
+        self,
+        node: str,
+        kind: FailureKind = FailureKind.SIGNAL,
+        *effects: fx.Effect,
+        age_s: float = 0.0,
+        **more: str,
     ) -> None:
         failure = Failure(worker=f"w{node}", kind=kind, code=9, **more)  # type: ignore[arg-type]
-        self.tell(ev.WorkerFailed(node=f"{node}@1", failure=failure), *effects)
+        self.tell(ev.WorkerFailed(node=f"{node}@1", failure=failure, age_s=age_s), *effects)
 
     def loses(self, *workers: str, reason: ChangeReason = ChangeReason.MEMBER_LOST) -> None:
         lost = fx.Lost(workers=workers, reason=reason, at=self.now)
@@ -293,6 +298,18 @@ def test_the_end_of_a_process_is_kept_until_it_is_known_to_be_a_member() -> None
     assert found["cause"] == "worker_failed"
     assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "group_broken"]
     assert (found["processes"][0]["node"], found["unix_s"]) == ("d", 1100.0)
+
+
+def test_the_end_of_a_process_comes_before_signs_that_a_new_leader_heard_of_earlier() -> None:
+    job = Job()
+    job.reports("a", broken=True)
+    job.now += 0.1
+    job.dies("b", age_s=0.5)
+    job.loses("wb")
+    found = job.only()
+    assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "group_broken"]
+    assert [round(n["after_s"], 6) for n in found["noticed"]] == [0.0, 0.4]
+    assert found["unix_s"] == 1100.0 - 0.4
 
 
 def test_a_node_that_never_comes_to_a_new_leader_is_the_cause() -> None:

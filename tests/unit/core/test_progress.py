@@ -32,22 +32,24 @@ def test_the_committed_count_goes_back_only_with_a_report_of_rank_0() -> None:
 
 
 @pytest.mark.parametrize(
-    ("step_s", "in_step_s", "stuck"),
+    ("step_s", "longest_s", "in_step_s", "stuck"),
     [
-        (0.0, 0.5, False),  # the usual step is unknown: half a second
-        (0.0, 0.51, True),
-        (0.01, 0.5, False),
-        (0.01, 0.51, True),
-        (2.0, 2.7, False),  # 1.25 x usual + 0.3 s
-        (2.0, 2.9, True),
-        (2.0, 0.0, False),  # between steps a script may take its time
+        (0.0, 0.0, 1.0, False),  # the usual step is unknown: one second
+        (0.0, 0.0, 1.01, True),
+        (0.01, 0.02, 1.0, False),
+        (0.01, 0.02, 1.01, True),
+        (2.0, 0.0, 2.7, False),  # 1.25 x usual + 0.3 s: the longest one is unknown
+        (2.0, 0.0, 2.9, True),
+        (0.1, 2.0, 2.7, False),  # 1.25 x longest + 0.3 s
+        (0.1, 2.0, 2.9, True),
+        (2.0, 4.0, 0.0, False),  # between steps a script may take its time
     ],
 )
-def test_a_member_that_waits_for_longer_than_usual_is_stuck(
-    step_s: float, in_step_s: float, stuck: bool
+def test_a_member_that_waits_for_longer_than_the_longest_recent_step_is_stuck(
+    step_s: float, longest_s: float, in_step_s: float, stuck: bool
 ) -> None:
     progress = watch()
-    progress.probed(1, 50.0, step_s=step_s, in_step_s=in_step_s)
+    progress.probed(1, 50.0, step_s=step_s, longest_s=longest_s, in_step_s=in_step_s)
     assert progress.stuck is stuck
 
 

@@ -110,10 +110,10 @@ class Job:
         self.accounts.spent(report, self.now)
         self.check()
 
-    def dies(self, node: str, slot: int) -> None:
+    def dies(self, node: str, slot: int, age_s: float = 0.0) -> None:
         worker = self.views[node].pop(slot).worker
         failure = Failure(worker=worker, kind=FailureKind.SIGNAL, code=9)
-        self.tell(ev.WorkerFailed(node=node, failure=failure))
+        self.tell(ev.WorkerFailed(node=node, failure=failure, age_s=age_s))
 
     def loses(self, *workers: str, reason: ChangeReason, standing_s: float | None = None) -> None:
         since = self.now - standing_s if standing_s is not None else None
@@ -248,6 +248,16 @@ def test_the_detection_of_a_loss_counts_from_the_last_commit_if_the_group_trains
     job.forms(2, ChangeReason.MEMBER_LOST, "w1")
     (incident,) = job.incidents()
     assert incident["seconds"]["detection"] == 0.5
+
+
+def test_an_incident_begins_when_an_agent_noticed_it_not_when_it_told_the_new_leader() -> None:
+    job = two_train()
+    job.passes(2.0)
+    job.dies("b", 0, age_s=1.5)
+    job.passes(0.1)
+    job.loses("w2", reason=ChangeReason.MEMBER_LOST)
+    (incident,) = job.incidents()
+    assert (incident["unix_s"], incident["detection_s"]) == (job.now - 1.6, 1.6)
 
 
 def test_an_agent_that_comes_back_does_not_date_a_later_incident() -> None:

@@ -50,6 +50,17 @@ def test_the_usual_duration_follows_changes_slowly(time: Time) -> None:
     assert clock.step_s == pytest.approx(2.0, rel=1e-3)
 
 
+def test_the_longest_recent_duration_fades_to_the_usual_one(time: Time) -> None:
+    clock = StepsClock()
+    assert clock.longest_s == 0.0
+    run(clock, time, 1.0, 1.0, 5.0)
+    assert clock.longest_s == 5.0
+    run(clock, time, 2.0)
+    assert 4.9 < clock.longest_s < 5.0
+    run(clock, time, *[1.0] * 1000)
+    assert clock.longest_s == pytest.approx(1.0, abs=0.01)
+
+
 def test_a_change_of_group_does_not_count_as_a_usual_step(time: Time) -> None:
     clock = StepsClock()
     run(clock, time, 1.0, 1.0)

@@ -14,9 +14,9 @@ from weakref import WeakKeyDictionary
 import torch
 
 from elastic.errors import StepMisused
-from elastic.worker.state.cells import steps_of
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.references import optimizers_inside
+from elastic.worker.state.signs import steps_of
 from elastic.worker.state.tree import same_tensor, tensors_of
 
 _WATCHED_BLOCKS = 64  # the first steps show where a script calls its optimizers

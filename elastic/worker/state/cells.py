@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 import enum
-import functools
-import logging
 import operator
-import os
 import random
-import weakref
-from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import chain, compress
 from types import (
-    BuiltinFunctionType,
-    CellType,
-    FunctionType,
-    MethodType,
-    ModuleType,
     NoneType,
 )
 from typing import Any, Protocol
 
 import numpy as np
 import torch
-import xxhash
 from torch import nn
 
 from elastic.errors import ConfigurationError
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
+from elastic.worker.state.signs import (
+    ADDRESS,
+    VERSION,
+    Walk,
+    address_of,
+    present,
+    signs_of,
+    steps_of,
+)
 from elastic.worker.state.tree import (
     UNCHANGING,
     Copies,
@@ -45,31 +43,14 @@ Copy = Any
 Compare = Callable[[torch.Tensor, torch.Tensor], bool]
 SMALL_BYTES = 2**16
 # map() with these takes half as long as a loop, and every block pays for it.
-_VERSION = operator.attrgetter("_version")
-_ADDRESS = torch.Tensor.data_ptr
 _TRAINED = operator.attrgetter("requires_grad")
 _MODE = operator.attrgetter("training")
 _GRADIENT = operator.attrgetter("grad")
 _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
-_DEEPEST_SIGN = 12
-_MOST_SIGNED = 2048  # objects: more than a millisecond
-_MOST_TENSORS_SIGNED = 4096  # in a list of only tensors: half a millisecond
 _SOME_ELEMENTS = 32
 _ALIGNED_TO = 64  # bytes, like torch's own memory
-_EMPTY_CELL = CellType()
 _EXTRA_STATE = "_extra_state"  # of which ExtraState takes care
-_BY_VALUE = (bool, int, float, complex, str, bytes, np.generic, enum.Enum, os.PathLike)
-_CONSTANTS = (
-    type,
-    ModuleType,
-    logging.Logger,
-    torch.dtype,
-    torch.device,
-    np.dtype,
-    weakref.ref,
-)
-"""What an object may refer to without taking state from it."""
 
 
 class Cell(Protocol):
@@ -165,11 +146,11 @@ class ModuleTensors:
         self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in _present(self.tensors()))
+        return sum(t.numel() * t.element_size() for t in present(self.tensors()))
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         tensors = self.tensors()
-        data = [t.detach() for t in _present(tensors)]
+        data = [t.detach() for t in present(tensors)]
         numbers = {key: _numbers(attributes) for key, attributes in self._attributes.items()}
         return tensors, data, _copied(data, reuse[2] if reuse else None, on_host), numbers
 
@@ -180,7 +161,7 @@ class ModuleTensors:
                 owner[name] = tensor
                 if id(owner) in numbers:
                     self._attributes[id(owner)].update(numbers[id(owner)])
-        for tensor, memory in zip(_present(tensors), data, strict=True):
+        for tensor, memory in zip(present(tensors), data, strict=True):
             if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
                 tensor.data = memory
         _put_back(data, content)
@@ -190,21 +171,21 @@ class ModuleTensors:
         now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
-        return not all(map(same, _present(now), content))
+        return not all(map(same, present(now), content))
 
     def mark(self) -> object:
         self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
-        return _signs(self._marked)
+        return signs_of(self._marked)
 
     def moved(self, mark: Any) -> bool:
         """Look at the tensors that were there at the last `mark`."""
         try:
-            versions = list(map(_VERSION, self._marked))
+            versions = list(map(VERSION, self._marked))
         except RuntimeError:
             return True
         return bool(
             versions != mark[0]
-            or list(map(_ADDRESS, self._marked)) != mark[1]
+            or list(map(ADDRESS, self._marked)) != mark[1]
             or (self._are_buffers and self._ids() != mark[2])  # another one was assigned
         )
 
@@ -281,7 +262,7 @@ class OwnContent:
         tensors: dict[str, torch.Tensor] = dict(module.named_parameters(remove_duplicate=False))
         tensors.update(module.named_buffers(remove_duplicate=False))
         self._names = tensors.keys()
-        self._places = set(map(_address_of, tensors.values()))
+        self._places = set(map(address_of, tensors.values()))
 
     def state_dict(self) -> dict[str, Any]:
         return {k: v for k, v in self._module.state_dict().items() if self._is_own(k, v)}
@@ -294,15 +275,10 @@ class OwnContent:
     def _is_own(self, key: str, value: Any) -> bool:
         if key in self._names or key.rpartition(".")[2] == _EXTRA_STATE:
             return False
-        return not (isinstance(value, torch.Tensor) and _address_of(value) in self._places)
+        return not (isinstance(value, torch.Tensor) and address_of(value) in self._places)
 
 
 # ---- optimizers
-
-
-def steps_of(optimizer: torch.optim.Optimizer) -> int:
-    """Return how often the optimizer has stepped, as `Optimizers` counts."""
-    return getattr(optimizer, "_elastic_steps", 0)
 
 
 class ParameterGroups(_Small):
@@ -404,17 +380,17 @@ class OptimizerState:
         if not {torch.Tensor}.issuperset(map(type, held)):
             first = next(iter(states))
             inside = first.values() if isinstance(first, dict) else [first]
-            rest = _Walk().sign([v for v in inside if not isinstance(v, torch.Tensor)])
+            rest = Walk().sign([v for v in inside if not isinstance(v, torch.Tensor)])
             held = [v for v in held if isinstance(v, torch.Tensor)]
         self._marked = held
-        return steps_of(self._optimizer), _signs(held), len(states), rest
+        return steps_of(self._optimizer), signs_of(held), len(states), rest
 
     def moved(self, mark: Any) -> bool:
         """Look at the tensors that were there at the last `mark`."""
         if steps_of(self._optimizer) != mark[0]:
             return True
         try:
-            return bool(list(map(_VERSION, self._marked)) != mark[1][0])
+            return bool(list(map(VERSION, self._marked)) != mark[1][0])
         except RuntimeError:
             return True
 
@@ -461,7 +437,7 @@ class Object:
         self.name = name
         self._tracked = tracked
         self._elsewhere = elsewhere
-        self._walk: _Walk | None = None
+        self._walk: Walk | None = None
         hides = isinstance(tracked, (ExtraState, OwnContent))
         self._looks_at = _Looks.AT_STATE_DICT if hides else _Looks.AT_OBJECT
 
@@ -483,13 +459,13 @@ class Object:
         return signs of its state_dict(), which may take longer, because many make clones for it. If
         that is too large, return a sign that is equal to no other: every block copies it then."""
         if self._looks_at is _Looks.AT_OBJECT:
-            walk = _Walk(self._elsewhere, known=self._walk)
+            walk = Walk(self._elsewhere, known=self._walk)
             sign, self._walk = walk.sign(self._object()), walk
             if walk.complete:
                 return sign
             self._looks_at, self._walk = _Looks.AT_STATE_DICT, None
         if self._looks_at is _Looks.AT_STATE_DICT:
-            walk = _Walk()
+            walk = Walk()
             sign = walk.sign(self._tracked.state_dict())
             if walk.complete:
                 return sign
@@ -510,107 +486,6 @@ class _Looks(enum.Enum):
     AT_OBJECT = "the object and what it refers to"
     AT_STATE_DICT = "its state_dict()"
     NOWHERE = "nothing"
-
-
-class _Walk:
-    """Signs an object and what it refers to: numbers by value, arrays by hash, tensors, also those
-    of modules, by version.
-
-    Tensors of modules are looked up once: a walk through a deep module takes a millisecond.
-
-    elsewhere: ids of tensors that other cells sign. known: the walk before. Modules that this walk
-    does not meet are forgotten, such as targets that copies have replaced.
-    """
-
-    def __init__(self, elsewhere: Collection[int] = (), known: _Walk | None = None) -> None:
-        self._elsewhere = elsewhere
-        self._before = known._met if known is not None else {}
-        self._met: dict[int, tuple[nn.Module, list[Any]]] = {}
-        self._left = _MOST_SIGNED
-        self.complete = True
-        """False if something can have changed that no sign shows."""
-
-    def sign(self, value: Any, depth: int = 0) -> object:
-        if isinstance(value, torch.Tensor):
-            return id(value), 0 if value.is_inference() else value._version, _address_of(value)
-        if type(value) in UNCHANGING or isinstance(value, _BY_VALUE):
-            return value
-        if isinstance(value, np.ndarray):  # an array counts no versions
-            return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
-        if isinstance(value, (set, frozenset)):
-            return frozenset(value)
-        if isinstance(value, torch.optim.Optimizer):
-            return steps_of(value)
-        if isinstance(value, random.Random):
-            return hash(value.getstate())
-        if isinstance(value, nn.Module):
-            return self._of_module(value)
-        if isinstance(value, _CONSTANTS):
-            return id(value)
-        inner = _referred_by(value)
-        if inner is None or depth > _DEEPEST_SIGN:
-            self.complete = False
-            return None
-        return self._of_all(inner, depth + 1)
-
-    def _of_all(self, inner: list[Any], depth: int) -> object:
-        kinds = set(map(type, inner))
-        if UNCHANGING.issuperset(kinds):
-            return inner
-        if kinds <= {torch.Tensor, nn.Parameter} and len(inner) <= _MOST_TENSORS_SIGNED:
-            return _signs(inner)
-        self._left -= len(inner)
-        if self._left < 0:
-            self.complete = False
-            return None
-        return [self.sign(item, depth) for item in inner]
-
-    def _of_module(self, module: nn.Module) -> object:
-        key = id(module)
-        known = self._met.get(key) or self._before.get(key) or (module, self._held_by(module))
-        self._met[key] = known
-        return key, _signs(_present(chain.from_iterable(known[1])))
-
-    def _held_by(self, module: nn.Module) -> list[Any]:
-        """Return current views of its parameters and buffers that no other tracked module has."""
-        owners = [d for m in module.modules() for d in (m._parameters, m._buffers) if d]
-        own = [any(id(t) not in self._elsewhere for t in _present(o.values())) for o in owners]
-        return [owner.values() for owner in compress(owners, own)]
-
-
-def _referred_by(value: Any) -> list[Any] | None:
-    """Return what the value refers to and may take its state from; None: that cannot be seen."""
-    inner: list[Any] = []
-    attributes = getattr(value, "__dict__", None)
-    if isinstance(value, dict):
-        inner += value.values()
-        if UNCHANGING.issuperset(map(type, value)):
-            inner += value
-    elif isinstance(value, (list, tuple, deque)):
-        inner += value
-    elif isinstance(value, functools.partial):
-        inner += (value.func, *value.args, *value.keywords.values())
-    elif isinstance(value, (MethodType, BuiltinFunctionType)):
-        return [value.__self__, getattr(value, "__func__", None)]
-    elif isinstance(value, FunctionType):
-        return _read_by(value)
-    else:
-        slots = list(_slots_of(type(value)))
-        if not slots and attributes is None:
-            return None
-        inner += (getattr(value, name, None) for name in slots)
-    if attributes:
-        inner += attributes.values()
-    return inner
-
-
-def _read_by(function: FunctionType) -> list[Any]:
-    """Return the variables of other scopes that the function names: a script adapts an object by
-    two lambdas that name it."""
-    cells = [cell for cell in function.__closure__ or () if cell != _EMPTY_CELL]
-    known = function.__globals__
-    named = [known[name] for name in function.__code__.co_names if name in known]
-    return [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named]
 
 
 class ScriptValues(Object):
@@ -700,8 +575,8 @@ class Gradients:
         for name, parameters in self._modules.items():
             gradients = list(map(_GRADIENT, parameters.values()))
             if not {NoneType}.issuperset(map(type, gradients)):
-                left = _present(gradients)
-                self._left[name] = frozenset(zip(map(id, left), map(_VERSION, left), strict=True))
+                left = present(gradients)
+                self._left[name] = frozenset(zip(map(id, left), map(VERSION, left), strict=True))
         return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
@@ -761,7 +636,7 @@ class Gradients:
     def _unchanged(self, name: str, left: frozenset[tuple[int, int]]) -> bool:
         """True if a gradient of the block's begin is still there, unchanged, and is not zero. A
         script may zero those of one optimizer only."""
-        now = _present(map(_GRADIENT, self._modules[name].values()))
+        now = present(map(_GRADIENT, self._modules[name].values()))
         there = [_dense(g) for g in now if (id(g), g._version) in left]
         ends = there[:1] + there[-1:]  # they nearly always tell
         return any(bool(g.any()) for g in chain(ends, there[1:-1]))
@@ -1003,10 +878,6 @@ def _all_same(some: Sequence[object], others: Sequence[object]) -> bool:
     return len(some) == len(others) and all(map(operator.is_, some, others))
 
 
-def _present(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
-    return [tensor for tensor in tensors if tensor is not None]
-
-
 def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
     return (copy.shape, copy.dtype, copy.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
 
@@ -1053,28 +924,3 @@ def _containers(value: Any) -> Any:
 
 def _without_tensors(value: Any) -> Any:
     return copy_tree(value, lambda _: None)
-
-
-def _slots_of(kind: type) -> Iterator[str]:
-    for each in kind.__mro__:
-        slots = each.__dict__.get("__slots__", ())
-        yield from [slots] if isinstance(slots, str) else slots
-
-
-def _signs(tensors: list[torch.Tensor]) -> object:
-    try:
-        versions = list(map(_VERSION, tensors))
-    except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
-        versions = [0 if t.is_inference() else t._version for t in tensors]
-    try:
-        places = list(map(_ADDRESS, tensors))
-    except (RuntimeError, ValueError):
-        places = list(map(_address_of, tensors))
-    return versions, places, list(map(id, tensors))
-
-
-def _address_of(tensor: torch.Tensor) -> int:
-    try:
-        return tensor.data_ptr()
-    except (RuntimeError, ValueError):  # sparse, or a parameter of a lazy module
-        return 0

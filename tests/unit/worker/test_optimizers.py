@@ -12,8 +12,8 @@ from torch import nn
 from elastic.core.learning_rate import LinearScaling, SqrtScaling, retarget
 from elastic.errors import StepMisused
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
-from elastic.worker.state.cells import steps_of
 from elastic.worker.state.job_state import JobState, Values
+from elastic.worker.state.signs import steps_of
 
 
 class Holder:

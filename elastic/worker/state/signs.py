@@ -1,0 +1,179 @@
+"""Signs of objects and tensors: equal as long as nothing shows that their content has changed."""
+
+from __future__ import annotations
+
+import enum
+import functools
+import logging
+import operator
+import os
+import random
+import weakref
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain, compress
+from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from torch import nn
+
+from elastic.worker.state.tree import UNCHANGING
+
+# map() with these takes half as long as a loop, and every block pays for it.
+VERSION = operator.attrgetter("_version")
+ADDRESS = torch.Tensor.data_ptr
+_DEEPEST = 12
+_MOST_SIGNED = 2048  # objects: more than a millisecond
+_MOST_TENSORS_SIGNED = 4096  # in a list of only tensors: half a millisecond
+_EMPTY_CELL = CellType()
+_BY_VALUE = (bool, int, float, complex, str, bytes, np.generic, enum.Enum, os.PathLike)
+_CONSTANTS = (
+    type,
+    ModuleType,
+    logging.Logger,
+    torch.dtype,
+    torch.device,
+    np.dtype,
+    weakref.ref,
+)
+"""What an object may refer to without taking state from it."""
+
+
+def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], list[int]]:
+    """Return the versions, addresses and ids of tensors."""
+    try:
+        versions = list(map(VERSION, tensors))
+    except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
+        versions = [0 if t.is_inference() else t._version for t in tensors]
+    try:
+        places = list(map(ADDRESS, tensors))
+    except (RuntimeError, ValueError):
+        places = list(map(address_of, tensors))
+    return versions, places, list(map(id, tensors))
+
+
+def address_of(tensor: torch.Tensor) -> int:
+    """Return where a tensor's content begins; 0: it has no such place."""
+    try:
+        return tensor.data_ptr()
+    except (RuntimeError, ValueError):  # sparse, or a parameter of a lazy module
+        return 0
+
+
+def present(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def steps_of(optimizer: torch.optim.Optimizer) -> int:
+    """Return how often the optimizer has stepped, as `Optimizers` counts."""
+    return getattr(optimizer, "_elastic_steps", 0)
+
+
+class Walk:
+    """Signs an object and what it refers to: numbers by value, arrays by hash, tensors, also those
+    of modules, by version.
+
+    Tensors of modules are looked up once: a walk through a deep module takes a millisecond.
+
+    elsewhere: ids of tensors that other cells sign. known: the walk before. Modules that this walk
+    does not meet are forgotten, such as targets that copies have replaced.
+    """
+
+    def __init__(self, elsewhere: Collection[int] = (), known: Walk | None = None) -> None:
+        self._elsewhere = elsewhere
+        self._before = known._met if known is not None else {}
+        self._met: dict[int, tuple[nn.Module, list[Any]]] = {}
+        self._left = _MOST_SIGNED
+        self.complete = True
+        """False if something can have changed that no sign shows."""
+
+    def sign(self, value: Any, depth: int = 0) -> object:
+        if isinstance(value, torch.Tensor):
+            return id(value), 0 if value.is_inference() else value._version, address_of(value)
+        if type(value) in UNCHANGING or isinstance(value, _BY_VALUE):
+            return value
+        if isinstance(value, np.ndarray):  # an array counts no versions
+            return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
+        if isinstance(value, (set, frozenset)):
+            return frozenset(value)
+        if isinstance(value, torch.optim.Optimizer):
+            return steps_of(value)
+        if isinstance(value, random.Random):
+            return hash(value.getstate())
+        if isinstance(value, nn.Module):
+            return self._of_module(value)
+        if isinstance(value, _CONSTANTS):
+            return id(value)
+        inner = _referred_by(value)
+        if inner is None or depth > _DEEPEST:
+            self.complete = False
+            return None
+        return self._of_all(inner, depth + 1)
+
+    def _of_all(self, inner: list[Any], depth: int) -> object:
+        kinds = set(map(type, inner))
+        if UNCHANGING.issuperset(kinds):
+            return inner
+        if kinds <= {torch.Tensor, nn.Parameter} and len(inner) <= _MOST_TENSORS_SIGNED:
+            return signs_of(inner)
+        self._left -= len(inner)
+        if self._left < 0:
+            self.complete = False
+            return None
+        return [self.sign(item, depth) for item in inner]
+
+    def _of_module(self, module: nn.Module) -> object:
+        key = id(module)
+        known = self._met.get(key) or self._before.get(key) or (module, self._held_by(module))
+        self._met[key] = known
+        return key, signs_of(present(chain.from_iterable(known[1])))
+
+    def _held_by(self, module: nn.Module) -> list[Any]:
+        """Return current views of its parameters and buffers that no other tracked module has."""
+        owners = [d for m in module.modules() for d in (m._parameters, m._buffers) if d]
+        own = [any(id(t) not in self._elsewhere for t in present(o.values())) for o in owners]
+        return [owner.values() for owner in compress(owners, own)]
+
+
+def _referred_by(value: Any) -> list[Any] | None:
+    """Return what the value refers to and may take its state from; None: that cannot be seen."""
+    inner: list[Any] = []
+    attributes = getattr(value, "__dict__", None)
+    if isinstance(value, dict):
+        inner += value.values()
+        if UNCHANGING.issuperset(map(type, value)):
+            inner += value
+    elif isinstance(value, (list, tuple, deque)):
+        inner += value
+    elif isinstance(value, functools.partial):
+        inner += (value.func, *value.args, *value.keywords.values())
+    elif isinstance(value, (MethodType, BuiltinFunctionType)):
+        return [value.__self__, getattr(value, "__func__", None)]
+    elif isinstance(value, FunctionType):
+        return _read_by(value)
+    else:
+        slots = list(_slots_of(type(value)))
+        if not slots and attributes is None:
+            return None
+        inner += (getattr(value, name, None) for name in slots)
+    if attributes:
+        inner += attributes.values()
+    return inner
+
+
+def _read_by(function: FunctionType) -> list[Any]:
+    """Return the variables of other scopes that the function names: a script adapts an object by
+    two lambdas that name it."""
+    cells = [cell for cell in function.__closure__ or () if cell != _EMPTY_CELL]
+    known = function.__globals__
+    named = [known[name] for name in function.__code__.co_names if name in known]
+    return [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named]
+
+
+def _slots_of(kind: type) -> Iterator[str]:
+    for each in kind.__mro__:
+        slots = each.__dict__.get("__slots__", ())
+        yield from [slots] if isinstance(slots, str) else slots

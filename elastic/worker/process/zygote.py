@@ -142,8 +142,10 @@ class _Zygote:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
-            while not self._is_to_end():
+            idle = False
+            while not self._is_to_end(idle=idle):
                 ready = {key.fileobj for key, _ in selector.select(self._timeout_s())}
+                idle = not ready
                 if wake_read in ready:
                     os.read(wake_read, 4096)
                 self._reap()
@@ -156,8 +158,10 @@ class _Zygote:
         end_children()  # nobody can use them, and nobody else would end them
         return None
 
-    def _is_to_end(self) -> bool:
-        alone = self._agent is None and time.monotonic() >= self._alone_until
+    def _is_to_end(self, *, idle: bool) -> bool:
+        """idle: nobody waits for an answer. On a busy machine, which holds this process up, an
+        agent may have connected before the time for it was over."""
+        alone = idle and self._agent is None and time.monotonic() >= self._alone_until
         abandoned = alone and not self._agent_may_return()
         return self._ending or abandoned or os.getppid() != self._keeper
 

@@ -261,6 +261,31 @@ def test_the_next_agent_ends_detached_processes_if_all_were_killed_at_once(start
     assert is_gone(detached)
 
 
+LONG_FREEZE = """
+import gc, sys, time
+freeze, monotonic = gc.freeze, time.monotonic
+def freeze_for_a_minute():
+    freeze()
+    time.monotonic = lambda: monotonic() + 60.0
+command = str(sys.orig_argv)
+if "process.zygote" in command and "runtime.keeper" not in command:
+    gc.freeze = freeze_for_a_minute
+"""
+
+
+@pytest.mark.parametrize("grace_s", [0.0, 20.0])
+def test_a_zygote_that_takes_long_to_listen_serves_the_agent_that_has_started_it(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float
+) -> None:
+    """On a busy machine it may be held up for longer than it waits for agents."""
+    (tmp_path / "sitecustomize.py").write_text(LONG_FREEZE)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
+    owner = start(grace_s)
+    owner.spawn("w1")
+    owner.tell("close")
+    owner.hear_of("closed")
+
+
 NO_FORKS = """
 import errno, os, sys
 fork = os.fork

@@ -19,7 +19,7 @@ AGAIN = 20
 @pytest.mark.parametrize(
     ("part", "rank", "how", "step_s"),
     [
-        ("data", 1, "sleep", 0.06),
+        ("data", 1, "sleep", 0.15),
         *(
             pytest.param(part, number % 3, how, 0.075, marks=pytest.mark.long)
             for part in ("compute", "optimizer", "data")

@@ -169,6 +169,7 @@ class AgentDaemon:
         self._failed: Counter[str] = Counter()  # workers, by kind
         self._leaves_because = ""
         self._leave_timed_out = False
+        self._restarting = False
         # As reported by this node's workers: generation and step. A later generation may go back.
         self._committed, self._newest_checkpoint = (0, 0), 0
         self._stop_ordered: control_pb2.StopRequest | None = None
@@ -231,6 +232,11 @@ class AgentDaemon:
         """At the first signal: ask to save and leave, then end with this exit code."""
         self._server.tell_all(node_leaves=pb.NodeLeaves())
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
+
+    def announce_restart(self, *, called_off: bool = False) -> None:
+        """Tell the coordinator, so that it waits for this agent to be back."""
+        self._restarting = not called_off
+        self._send_view()
 
     def cut_off(self, silent_s: float) -> None:
         """Called when neither coordinator nor store has answered for `silent_s` seconds."""
@@ -610,8 +616,13 @@ class AgentDaemon:
     def _send_view(self) -> None:
         self._told_pause_s = self._pauses.longest_s
         workers = [status_to_pb(s) for s in self._view]
-        view = control_pb2.NodeView(workers=workers, longest_pause_s=self._told_pause_s)
-        self._link.send(view=view)
+        self._link.send(
+            view=control_pb2.NodeView(
+                workers=workers,
+                longest_pause_s=self._told_pause_s,
+                restarting=self._restarting,
+            )
+        )
 
     # ---- the effects of the machine
 

@@ -517,6 +517,7 @@ class _Node:
         elif not self._restarts:
             self._restarts = True
             self._notice.reloading()
+            self.daemon.announce_restart()
             self.tasks.start(self._restart_in_place(), "begin-anew")
 
     async def _restart_in_place(self) -> None:
@@ -529,6 +530,7 @@ class _Node:
             self._journal.record("not_begun_anew", reason=str(error))
             self._restarts = False
             self._notice.reloaded()
+            self.daemon.announce_restart(called_off=True)
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
         # Copies: Python closes the directory's own once nothing refers to the directory.

@@ -434,7 +434,12 @@ class CoordinatorDaemon:
             if any(s.broken and s.generation == current.number for s in node.statuses):
                 self.recoveries.sign(time.monotonic())
             self.recoveries.reported(node.node, (s.worker for s in node.statuses), current)
-        report = ev.NodeReported(node=node.node, slots=node.stream.slots, workers=node.statuses)
+        report = ev.NodeReported(
+            node=node.node,
+            slots=node.stream.slots,
+            workers=node.statuses,
+            restarting=view.restarting,
+        )
         if (batch := self._views.batch(report)) is not None:
             self._driver.post(batch)
 

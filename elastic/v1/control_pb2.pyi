@@ -41,12 +41,14 @@ class AgentHello(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ..., saves: bool = ...) -> None: ...
 
 class NodeView(_message.Message):
-    __slots__ = ("workers", "longest_pause_s")
+    __slots__ = ("workers", "longest_pause_s", "restarting")
     WORKERS_FIELD_NUMBER: _ClassVar[int]
     LONGEST_PAUSE_S_FIELD_NUMBER: _ClassVar[int]
+    RESTARTING_FIELD_NUMBER: _ClassVar[int]
     workers: _containers.RepeatedCompositeFieldContainer[_job_pb2.WorkerStatus]
     longest_pause_s: float
-    def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ...) -> None: ...
+    restarting: bool
+    def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ..., restarting: bool = ...) -> None: ...
 
 class AgentMessage(_message.Message):
     __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "curve", "worker_pace", "once")

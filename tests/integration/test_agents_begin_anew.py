@@ -59,6 +59,23 @@ def test_a_job_trains_on_while_an_agent_restarts_in_its_process(job: TrainingJob
     _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=2)
 
 
+def test_an_agent_that_restarts_keeps_its_workers_place_while_a_step_takes_long(
+    job: TrainingJob,
+) -> None:
+    agent, generation, pid = job.agents["a"][-1], job.generation(), job.worker_pid("a")
+    connected = len(job.events("node_connected", node="a"))
+    held = job.files / "out" / "held"
+    held.touch()
+    job.wait(lambda: time.monotonic() > job.steps.commits()[-1]["at"] + 1.5, "a long step")
+    agent.process.send_signal(signal.SIGHUP)
+    job.wait(
+        lambda: len(job.events("node_connected", node="a")) > connected, "the agent in contact"
+    )
+    held.unlink()
+    job.wait_for_more_steps(5)
+    assert (job.generation(), job.worker_pid("a")) == (generation, pid)
+
+
 @pytest.mark.long
 def test_many_restarts_of_an_agent_leak_nothing_and_keep_its_workers(job: TrainingJob) -> None:
     _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=MANY_TIMES)

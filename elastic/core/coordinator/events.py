@@ -15,6 +15,8 @@ class NodeReported:
     node: NodeId
     slots: int
     workers: tuple[WorkerStatus, ...]
+    restarting: bool = False
+    """Its agent is about to start again while its workers train on."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

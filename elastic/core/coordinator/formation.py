@@ -408,7 +408,9 @@ class _Formed:
         if len(self._out_of_contact) == len(self._active) and not answered:
             return Wait(reason=WaitReason.OUT_OF_CONTACT)
         arrived = all(self._has_arrived(w) for w in self._active if not w.expected)
-        given_up = bool(self._broken) or self._view.stuck or self._view.stalled or not arrived
+        # An agent that restarts has not died with its workers: only a busy machine is slow then.
+        stuck = self._view.stuck and not all(w.restarting for w in self._out_of_contact)
+        given_up = bool(self._broken) or stuck or self._view.stalled or not arrived
         until = min(map(self._place_kept_until, self._out_of_contact))
         if given_up or self._now >= until:
             return self._form(self._active, ChangeReason.MEMBER_LOST)

@@ -266,7 +266,9 @@ class Coordinator:
                 assert_never(event)
 
     def _node_reported(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
-        lost = self._nodes.reported(event.node, event.slots, event.workers, now)
+        lost = self._nodes.reported(
+            event.node, event.slots, event.workers, now, restarting=event.restarting
+        )
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
             if status.phase is WorkerPhase.TRAINING and status.generation > self._trained_in:

@@ -35,6 +35,7 @@ class _Node:
     """Failed workers that the node's view still has. A name may come back after a restart."""
     out_of_contact_since: float | None = None
     expected: bool = False
+    restarting: bool = False
     in_contact_since: float = -math.inf
     left_behind: bool = False
     seen: dict[WorkerId, ObservedWorker] | None = None
@@ -48,6 +49,7 @@ class _Node:
                     status=status,
                     out_of_contact_since=self.out_of_contact_since,
                     expected=self.expected,
+                    restarting=self.restarting,
                     in_contact_since=self.in_contact_since,
                     left_behind=self.left_behind,
                     on_leaving_node=on_leaving_node,
@@ -176,7 +178,13 @@ class Nodes:
             self._changed(member.node)
 
     def reported(
-        self, name: NodeId, slots: int, workers: Iterable[WorkerStatus], now: float = 0.0
+        self,
+        name: NodeId,
+        slots: int,
+        workers: Iterable[WorkerStatus],
+        now: float = 0.0,
+        *,
+        restarting: bool = False,
     ) -> frozenset[WorkerId]:
         """Replace the previous view of the node; return the workers that it no longer has."""
         node = self._nodes.setdefault(name, _Node(out_of_contact_since=now, left_behind=True))
@@ -188,6 +196,7 @@ class Nodes:
         seen = {s.worker: s for s in workers}
         before = frozenset(node.workers)
         node.slots, node.out_of_contact_since = slots, None
+        node.restarting = restarting
         node.expected = node.left_behind = False
         node.gone.intersection_update(seen)
         for worker in node.gone:

@@ -70,6 +70,8 @@ class ObservedWorker:
     expected: bool = False
     """The node has not reported to this coordinator yet: all of this is what the previous
     coordinator knew or decided."""
+    restarting: bool = False
+    """The node's agent has said that it is about to start again."""
     on_leaving_node: bool = False
     """The node should no longer take part."""
     left_behind: bool = False

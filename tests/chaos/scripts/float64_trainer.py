@@ -3,7 +3,8 @@
 OUT/steps-PID.jsonl has a line for each attempt and for each commit, which has a digest of all
 weights. OUT/initial-PID.pt, OUT/final-PID.pt and OUT/weights-STEP-GENERATION.pt have the weights at
 the start, at the end and after some steps. The script reports its loss, which is NaN while the file
-OUT/not-finite exists. Steps take longer on a host that has a file OUT/slow-HOST.
+OUT/not-finite exists. Steps take longer on a host that has a file OUT/slow-HOST, and do not end
+while the file OUT/held exists.
 """
 
 import argparse
@@ -75,6 +76,8 @@ def main() -> None:
         with step:
             factor = session.lr_factor()
             time.sleep(options.step_s * (SLOWER if slow.exists() else 1.0))
+            while (options.out / "held").exists():
+                time.sleep(0.01)
             for inputs, targets in step.batches():
                 loss = loss_of(model(inputs), targets)
                 step.backward(loss)

@@ -376,6 +376,13 @@ async def test_members_of_a_job_without_a_ledger_are_told_to_forget_steps(place:
     assert told.ledger_stored == local_pb2.LedgerStored(committed=2, run="i", generation=3)
 
 
+async def test_a_view_says_whether_its_agent_restarts(place: Place) -> None:
+    place.hear(view=pb.NodeView(restarting=True))
+    place.hear(view=pb.NodeView())
+    batches = [e for e in place.events if isinstance(e, ev.NodesReported)]
+    assert [r.restarting for batch in batches for r in batch.reports] == [True, False]
+
+
 async def test_the_longest_pause_of_an_agents_loop_is_kept_for_the_status(place: Place) -> None:
     place.hear(view=pb.NodeView(longest_pause_s=0.25))
     assert place.node.longest_pause_s == 0.25

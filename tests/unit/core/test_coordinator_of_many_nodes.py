@@ -222,7 +222,23 @@ def test_members_out_of_contact_are_left_out_when_a_member_is_stuck() -> None:
     assert job.tell(stuck) == ["a0"]
 
 
-def test_members_out_of_contact_are_left_out_when_the_group_breaks() -> None:
+def test_a_member_whose_agent_restarts_is_waited_for_when_a_step_takes_long() -> None:
+    job, b = running("a0", "b0", agent_grace_s=10.0), reported(trains("b0", 1))
+    late = ev.ProgressReported(generation=1, committed=1, step_s=0.1, in_step_s=9.0, probed=True)
+    assert job.tell(replace(b, restarting=True), ev.NodeLost(node="b"), late) is None
+    assert job.told(fx.ProbeGroup)
+    assert job.tell(b, late) is None
+    assert job.tell(ev.NodeLost(node="b"), late) == ["a0"]  # this time it was not announced
+
+
+@pytest.mark.parametrize("how", ["broken", "the grace is over"])
+def test_a_member_whose_agent_restarts_is_left_out_when_it_is_lost(how: str) -> None:
+    job, b = running("a0", "b0", agent_grace_s=10.0), reported(trains("b0", 1))
+    assert job.tell(replace(b, restarting=True), ev.NodeLost(node="b")) is None
+    if how == "broken":
+        assert job.report(status("a0", READY, 1, has_state=True, broken=True)) == ["a0"]
+    else:
+        assert job.tell(ev.TimerFired(), after_s=10.0) == ["a0"]
     job = adopted()
     job.report(trains("a0"))
     assert job.report(status("a0", READY, 5, **BREAKS)) == ["a0"]

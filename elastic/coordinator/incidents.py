@@ -93,6 +93,7 @@ class IncidentRecords:
             number = decided["number"]
             found[number] = max(decided, found.get(number, {}), key=lambda d: len(str(d)))
         self._accounts.number_after(max(found, default=0))
+        self._incidents.committed_before = self._accounts.committed
         self._earlier.update(found)
         for document in [found[n] for n in sorted(found)]:
             if document.get("outcome") in (Outcome.UNDER_WAY.value, Outcome.WAITING.value):

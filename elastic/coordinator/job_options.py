@@ -74,7 +74,14 @@ def make_recorders(
     """Return (ledger's, curve's), None for one that is not wanted. Raises ConfigurationError."""
 
     def recorder(name: str, file: StepFile) -> StepRecorder:
-        return StepRecorder(file, journal, name=name, broadcast=broadcast, may_record=may_record)
+        return StepRecorder(
+            file,
+            journal,
+            name=name,
+            broadcast=broadcast,
+            may_record=may_record,
+            is_required=leadership.last is None,
+        )
 
     run, ledger, curve = leadership.incarnation, None, None
     alone = not options.address  # of `elastic run`, which may be refused before it has begun

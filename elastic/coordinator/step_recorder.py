@@ -63,7 +63,8 @@ class StepRecorder:
     meanwhile.
 
     name: "ledger" or "curve", the first word of events and messages. broadcast: tells every member.
-    may_record: whether this coordinator may write the file now.
+    may_record: whether this coordinator may write the file now. is_required: the job does not begin
+    without the file.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class StepRecorder:
         name: str,
         broadcast: Callable[..., None],
         may_record: Callable[[], bool],
+        is_required: bool = True,
         most_waiting: int = _MOST_WAITING,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -82,6 +84,7 @@ class StepRecorder:
         self._name = name
         self._broadcast = broadcast
         self._may_record = may_record
+        self._is_required = is_required
         self._most_waiting = most_waiting
         self._first_retry_s = retry_s
         self._waiting: list[Any] = []  # the entries that are being written come first
@@ -94,7 +97,8 @@ class StepRecorder:
         self._started = self._closing = False
 
     async def start(self) -> None:
-        """Open the file; raises ElasticError. An OSError that may pass is tried again."""
+        """Open the file. What may pass is tried again, as is any error if the file is not required:
+        a job that is under way goes on. Otherwise raises ElasticError."""
         opening = self._busy = asyncio.ensure_future(self._open())
         done, _ = await asyncio.wait([opening], timeout=_PATIENCE_S)
         self._started = True
@@ -156,7 +160,7 @@ class StepRecorder:
         try:
             await off_loop(self._file.open)
         except Exception as error:
-            if isinstance(error, ElasticError) and not self._started:
+            if isinstance(error, ElasticError) and self._is_required and not self._started:
                 self._busy = None
                 raise
             self._failed(error)
@@ -324,7 +328,7 @@ class LedgerFile:
 
     def _store(self, lines: list[str]) -> None:
         """Write all lines or none: other lines would follow one that is torn."""
-        if self._descriptor is not None and _is_removed(self._descriptor):
+        if self._descriptor is not None and not _is_at(self.path, self._descriptor):
             self.close()
         begins = self._descriptor is None
         if self._descriptor is None:
@@ -397,11 +401,12 @@ def _line(record: dict[str, Any]) -> str:
     return json.dumps(record) + "\n"
 
 
-def _is_removed(descriptor: int) -> bool:
-    """Return True if the file was removed: what is written now is gone when it is closed."""
+def _is_at(path: Path, descriptor: int) -> bool:
+    """Return whether the path leads to the open file. It does not after the file was removed or
+    rotated, and after its file system was unmounted: what is written then is lost, or elsewhere."""
     try:
-        return os.fstat(descriptor).st_nlink == 0
-    except OSError:  # writing will raise it again
+        return os.path.samestat(path.stat(), os.fstat(descriptor))
+    except OSError:  # opening the file will raise it again
         return False
 
 
@@ -632,7 +637,7 @@ class _TextFile:
                 file.close()
 
     def _opened(self) -> io.FileIO:
-        if self._file is not None and _is_removed(self._file.fileno()):
+        if self._file is not None and not _is_at(self._path, self._file.fileno()):
             self.close()
         if self._file is None:
             self._file = io.FileIO(self._path, "a")

@@ -444,6 +444,9 @@ class Incidents:
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._reporter: tuple[WorkerId, int, int] = ("", 0, 0)
         self._batch = 0.0
+        self.committed_before = 0
+        """How many steps were committed as far as earlier leaders knew. It counts until a member
+        has reported to this one."""
         self.changed: set[int] = set()
         """The numbers of the records that have changed."""
         self.news: list[int] = []
@@ -466,6 +469,8 @@ class Incidents:
     ) -> None:
         """The machine has handled the event and returned the effects. incident: the one under way,
         from the accounts."""
+        if self._group is None:  # this leader's first event
+            self._take_group(machine.current)
         self._hear(event, now)
         for effect in effects:
             if isinstance(effect, fx.ExplainHang):
@@ -652,7 +657,7 @@ class Incidents:
         """The record of the incident, with all signs that were noticed up to now."""
         record = self._records.get(incident.number)
         if record is None:
-            record = self._add(incident, machine.committed, now)
+            record = self._add(incident, machine.committed or self.committed_before, now)
         if self._pending:
             known = {(n.sign, n.node, n.worker) for n in record.noticed}
             fresh = [n for n in self._pending if (n.sign, n.node, n.worker) not in known]

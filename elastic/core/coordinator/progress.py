@@ -226,10 +226,11 @@ class ProgressWatch:
         excused = self._first_step or self._under_way <= self._compiles_in
         if committed <= self._under_way or self._in_step_s == 0.0 or excused:
             return 0.0
+        usual_s = max(usual_s, self._step_s)
         others_s = (committed - self._under_way - 1) * usual_s
         lasted_s = self._in_step_s + over_at - self._observed_at - others_s
-        least_s = max(_SLOW_FLOOR_S, self._policy.factor * self._step_s, others_s)
-        is_slow = lasted_s > least_s
+        least_s = max(_SLOW_FLOOR_S, self._policy.factor * usual_s, others_s)
+        is_slow = usual_s > 0.0 and lasted_s > least_s
         return lasted_s if is_slow else 0.0
 
     def _usual_patience_s(self) -> float:

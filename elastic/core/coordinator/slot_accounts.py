@@ -325,9 +325,15 @@ class SlotAccounts:
             "unix_s": round(now + ahead_s, 6),
             "wanted": self._wanted,
             "committed": self._committed,
+            "usual_s": self._usual_s,
             "again": [*self._again, self._again_since],
             "slots": [_stored(slot, many=many) for slot in self._slots.values()],
         }
+
+    @property
+    def committed(self) -> int:
+        """The job's committed steps as last reported to this leader or an earlier one."""
+        return self._committed
 
     def number_after(self, number: int) -> None:
         """Give the next incident a higher number: incidents up to `number` are known elsewhere."""
@@ -350,6 +356,7 @@ class SlotAccounts:
         low, high, again_since = (int(read_number(n)) for n in document["again"])
         self._books, self._wanted = books, min(int(wanted), self._most)
         self._committed, self._again, self._again_since = int(committed), (low, high), again_since
+        self._usual_s = read_number(document.get("usual_s", 0.0))
         self._causes = {i.generation: i for i in books.incidents if i.generation}
         for slot in slots:
             self._slots[slot.node, slot.number] = slot

@@ -289,6 +289,22 @@ def test_removed_files_are_created_again(tmp_path: Path) -> None:
     assert steps_in(curve) == [6]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["moved", "another in its place"])
+def test_a_curve_that_was_rotated_continues_at_its_path(tmp_path: Path, again: bool) -> None:
+    curve = tmp_path / "curve.jsonl"
+    files = CurveFiles(curve, None, incarnation="i")
+    _OPEN.append(files)
+    files.open()
+    files.append(points(0, 9))
+    curve.rename(tmp_path / "curve.old")
+    if again:
+        curve.touch()
+    files.append([point(step, 3, loss=8.0) for step in (5, 6)])
+    assert steps_in(curve) == [5, 6]
+    files.append([point(step, 4, loss=8.0) for step in (6, 7)])
+    assert steps_in(curve) == [5, 6, 7]
+
+
 def test_both_files_catch_up_after_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     files = CurveFiles(tmp_path / "curve.jsonl", tmp_path / "board", incarnation="i")
     files.open()

@@ -155,6 +155,30 @@ def test_a_ledger_that_was_removed_continues_in_a_new_file(ledger: LedgerFile, p
     assert story(path) == [("incarnation", "first"), (2, 1)]
 
 
+@pytest.mark.parametrize("again", [False, True], ids=["moved", "another in its place"])
+def test_a_ledger_that_was_rotated_continues_at_its_path(
+    ledger: LedgerFile, path: Path, again: bool
+) -> None:
+    ledger.append(entries([0, 1]))
+    path.rename(path.with_suffix(".old"))
+    if again:
+        path.touch()
+    assert ledger.append(entries([1, 2])).committed == 3
+    assert story(path) == [("incarnation", "first"), (2, 1)]
+
+
+def test_a_ledger_whose_directory_is_away_continues_when_it_is_back(
+    ledger: LedgerFile, path: Path
+) -> None:
+    ledger.append(entries([0, 1]))
+    away = path.parent.rename(path.parent.with_name("away"))
+    with pytest.raises(FileNotFoundError):
+        ledger.append(entries([2]))
+    away.rename(path.parent)
+    assert ledger.append(entries([2])).committed == 3
+    assert (2, 1) in story(path)
+
+
 def test_a_path_that_cannot_be_written_is_a_configuration_error(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match=r"missing.*--ledger"):
         LedgerFile(tmp_path / "missing" / "ledger", incarnation="first").open()

@@ -52,7 +52,7 @@ class Disk(LedgerFile):
 class Place:
     """A recorder and one node that reports to it."""
 
-    def __init__(self, path: Path, most_waiting: int = 100) -> None:
+    def __init__(self, path: Path, most_waiting: int = 100, *, is_required: bool = True) -> None:
         self.disk, self.diary = Disk(path), Diary()
         self.node = arrived()
         self.told: list[local_pb2.LedgerStored] = []
@@ -63,6 +63,7 @@ class Place:
             name="ledger",
             broadcast=lambda ledger_stored: self.told.append(ledger_stored),
             may_record=lambda: self.leads,
+            is_required=is_required,
             most_waiting=most_waiting,
             retry_s=0.01,
         )
@@ -192,6 +193,19 @@ async def test_a_recorder_does_not_start_with_a_path_that_cannot_be_written(tmp_
     with pytest.raises(ConfigurationError, match="--ledger"):
         await recorder.start()
     await asyncio.wait_for(recorder.close(), DEADLINE_S)
+
+
+async def test_a_job_under_way_goes_on_until_its_file_can_be_opened(tmp_path: Path) -> None:
+    """Otherwise no candidate could take over a job whose file is in a directory that has gone."""
+    path = tmp_path / "missing" / "ledger"
+    place = Place(path, is_required=False)
+    await place.recorder.start()
+    assert place.diary.names() == ["ledger_failed"]
+    place.hear(0, whole=True)
+    path.parent.mkdir()
+    await place.until(lambda: place.stored() == 1)
+    await place.recorder.close()
+    assert place.steps() == [0]
 
 
 @pytest.mark.parametrize("most_waiting", [8])

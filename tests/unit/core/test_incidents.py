@@ -312,6 +312,21 @@ def test_the_end_of_a_process_comes_before_signs_that_a_new_leader_heard_of_earl
     assert found["unix_s"] == 1100.0 - 0.4
 
 
+def test_a_new_leaders_first_incident_begins_with_what_earlier_leaders_knew() -> None:
+    """Leader and worker are killed together: nobody else knows how far the job had come."""
+    job = Job()
+    job.incidents = Incidents(job.accounts.open_incident, name_of=name_of)
+    job.incidents.committed_before = 39
+    job.dies("b")
+    job.loses("wb")
+    job.forms("ac", ChangeReason.MEMBER_LOST)
+    job.recovers(20)
+    found = job.only()
+    assert (found["committed"], found["steps_lost"]) == (39, 19)
+    assert (found["generation"], found["world_size"]) == (1, 3)
+    assert found["processes"][0]["rank"] == 1
+
+
 def test_a_node_that_never_comes_to_a_new_leader_is_the_cause() -> None:
     job = Job("ab")
     job.now += 1.0

@@ -275,6 +275,10 @@ def test_a_slow_step_is_reported_with_its_duration_once_it_is_over() -> None:
     assert progress.observe(7, 14.0, step_s=0.1, in_step_s=4.2) == 0.0
     assert progress.observe(8, 15.0, step_s=0.2, in_step_s=0.3) == pytest.approx(4.9)
     assert progress.observe(9, 16.0, step_s=0.2) == 0.0
+    second = watch()
+    second.observe(1, 10.0, in_step_s=1.4)  # the usual duration is known after this step
+    assert second.observe(2, 11.0, step_s=1.5) == 0.0
+    assert second.observe(2, 11.2, step_s=1.5, in_step_s=0.1) == 0.0
     first = watch()
     first.observe(7, 10.0, step_s=0.1, in_step_s=5.0, first_step=True)
     assert first.observe(8, 11.0, step_s=0.1) == 0.0, "the first of its group"

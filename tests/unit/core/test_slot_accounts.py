@@ -382,6 +382,32 @@ def test_the_next_leader_books_the_time_without_a_leader() -> None:
     assert before.accounts(job.now).wall_s == pytest.approx(job.expected_s)
 
 
+def test_the_next_leader_books_one_step_of_a_lost_worker_as_recomputed() -> None:
+    job = two_train()
+    report = ev.ProgressReported(generation=1, committed=10, step_s=0.5, in_step_s=0.1)
+    job.tell(report)
+    job.passes(20.0)
+    stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
+    job.accounts = SlotAccounts(100)
+    job.accounts.adopt(stored, job.now, AHEAD_S)
+    job.tell(ev.TimerFired())
+    before = job.kinds().get("recomputed", 0.0)
+    job.dies("b", 0)
+    job.loses("w2", reason=ChangeReason.MEMBER_LOST)
+    job.forms(2, ChangeReason.MEMBER_LOST, "w1")
+    assert job.kinds()["recomputed"] - before == pytest.approx(0.5)
+    assert job.accounts.committed == 10
+
+
+def test_a_leader_goes_on_from_a_document_without_the_usual_duration_of_a_step() -> None:
+    job = two_train()
+    stored = job.accounts.to_document(job.now, AHEAD_S)
+    del stored["usual_s"]
+    job.accounts = SlotAccounts(100)
+    job.accounts.adopt(stored, job.now, AHEAD_S)
+    assert job.kinds()
+
+
 def test_no_time_is_open_after_the_end_of_the_job() -> None:
     job = two_train()
     job.passes(2.0)

@@ -77,10 +77,15 @@ def require_parent(directory: CheckpointDirectory) -> None:
 
     Taken for a directory without checkpoints, it would have the job begin anew, and save in it.
     """
-    if MANIFEST not in directory.list() or directory.size_bytes(MANIFEST) is None:
-        return
     parent, _, name = directory.url.rpartition("/")
-    step = parse_step_directory_name(name)
+    step, names = parse_step_directory_name(name), directory.list()
+    if MANIFEST not in names or directory.size_bytes(MANIFEST) is None:
+        if step is not None and any(parse_shard_name(n) or is_structure_name(n) for n in names):
+            raise ConfigurationError(
+                f"{directory.url} is an unfinished checkpoint of step {step}; give its parent "
+                f"directory, {parent}"
+            )
+        return
     try:
         step = manifests.from_json(directory.read(MANIFEST), directory.url).step
     except (CheckpointDamaged, FileNotFoundError):

@@ -154,6 +154,9 @@ def test_the_directory_of_one_checkpoint_is_not_taken_for_one_of_several(
             f"{one} is a checkpoint of step 80; give its parent directory, {directory.url}"
         )
         directory.write(path_in_step(80, "manifest.json"), b"{")
+    directory.remove(path_in_step(80, "manifest.json"))
+    with pytest.raises(ConfigurationError, match="an unfinished checkpoint of step 80; give its"):
+        catalog.require_parent(open_directory(one))
     directory.write("manifest.json", b"{}")
     catalog.require_parent(directory)  # another program's file
 

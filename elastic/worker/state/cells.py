@@ -460,13 +460,13 @@ class Object:
         that is too large, return a sign that is equal to no other: every block copies it then."""
         if self._looks_at is _Looks.AT_OBJECT:
             walk = Walk(self._elsewhere, known=self._walk)
-            sign, self._walk = walk.sign(self._object()), walk
+            sign, self._walk = _Sign(walk.sign(self._object()), walk), walk
             if walk.complete:
                 return sign
             self._looks_at, self._walk = _Looks.AT_STATE_DICT, None
         if self._looks_at is _Looks.AT_STATE_DICT:
             walk = Walk()
-            sign = walk.sign(self._tracked.state_dict())
+            sign = _Sign(walk.sign(self._tracked.state_dict()), walk)
             if walk.complete:
                 return sign
             self._looks_at = _Looks.NOWHERE
@@ -478,6 +478,18 @@ class Object:
 
     def moved(self, mark: Any) -> bool:
         return bool(self.mark() != mark)
+
+
+class _Sign:
+    """What a walk has returned, with the walk: its signs are unique as long as that lives."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, value: object, walk: Walk) -> None:
+        self._value, self._walk = value, walk
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Sign) and bool(self._value == other._value)
 
 
 class _Looks(enum.Enum):
@@ -804,19 +816,27 @@ def _of_module(name: str, module: nn.Module, seen: set[int]) -> Iterator[Cell]:
         if type(inner).get_extra_state is not nn.Module.get_extra_state and id(inner) not in seen:
             seen.add(id(inner))
             yield Object(f"{path}'s extra state", ExtraState(inner), seen)
-    if _writes_own_content(module) and (content := OwnContent(module)).state_dict():
-        yield Object(f"{name}'s own content", content, seen)
+    for path, content in _own_contents(name, module):
+        yield Object(f"{path}'s own content", content, seen)
 
 
-def _writes_own_content(module: nn.Module) -> bool:
-    """Return whether a class may write more than parameters and buffers into state_dict()."""
-    plain = nn.Module
-    return any(
-        type(inner).state_dict is not plain.state_dict
-        or type(inner)._save_to_state_dict is not plain._save_to_state_dict
-        or bool(inner._state_dict_hooks)
-        for inner in module.modules()
-    )
+def _own_contents(name: str, module: nn.Module) -> Iterator[tuple[str, OwnContent]]:
+    """Yield the content of the outermost modules that have their own, with their paths. A metric
+    may have collected nothing when training begins; a module with others inside is asked at each
+    block only if it has content of its own then."""
+    kind, plain = type(module), nn.Module
+    inner = list(module.named_children())
+    if (
+        kind.state_dict is not plain.state_dict
+        or kind._save_to_state_dict is not plain._save_to_state_dict
+        or module._state_dict_hooks
+    ):
+        content = OwnContent(module)
+        if not inner or content.state_dict():
+            yield name, content
+            return
+    for child, each in inner:
+        yield from _own_contents(f"{name}.{child}", each)
 
 
 def _slots(

@@ -40,6 +40,8 @@ _CONSTANTS = (
     weakref.ref,
 )
 """What an object may refer to without taking state from it."""
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+"""The attributes of every module: its tensors, which are signed apart, and hooks."""
 
 
 def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], list[int]]:
@@ -80,31 +82,35 @@ class Walk:
 
     elsewhere: ids of tensors that other cells sign. known: the walk before. Modules that this walk
     does not meet are forgotten, such as targets that copies have replaced.
+
+    A tensor that is freed may leave its id and its memory to another one. So signs have the ids of
+    weak references, which are unique as long as the walk lives, and keep no memory.
     """
 
     def __init__(self, elsewhere: Collection[int] = (), known: Walk | None = None) -> None:
         self._elsewhere = elsewhere
         self._before = known._met if known is not None else {}
-        self._met: dict[int, tuple[nn.Module, list[Any]]] = {}
+        self._met: dict[int, tuple[nn.Module, list[Any], list[dict[str, Any]]]] = {}
+        self._references: list[weakref.ref[torch.Tensor]] = []
         self._left = _MOST_SIGNED
         self.complete = True
         """False if something can have changed that no sign shows."""
 
     def sign(self, value: Any, depth: int = 0) -> object:
         if isinstance(value, torch.Tensor):
-            return id(value), 0 if value.is_inference() else value._version, address_of(value)
+            return self._of_tensors([value])
         if type(value) in UNCHANGING or isinstance(value, _BY_VALUE):
             return value
-        if isinstance(value, np.ndarray):  # an array counts no versions
-            return value.shape, xxhash.xxh3_64_intdigest(np.ascontiguousarray(value).data)
-        if isinstance(value, (set, frozenset)):
+        if isinstance(value, np.ndarray):
+            return self._of_array(value, depth + 1)
+        if isinstance(value, (set, frozenset)) and UNCHANGING.issuperset(map(type, value)):
             return frozenset(value)
         if isinstance(value, torch.optim.Optimizer):
             return steps_of(value)
         if isinstance(value, random.Random):
             return hash(value.getstate())
         if isinstance(value, nn.Module):
-            return self._of_module(value)
+            return self._of_module(value, depth + 1)
         if isinstance(value, _CONSTANTS):
             return id(value)
         inner = _referred_by(value)
@@ -118,18 +124,42 @@ class Walk:
         if UNCHANGING.issuperset(kinds):
             return inner
         if kinds <= {torch.Tensor, nn.Parameter} and len(inner) <= _MOST_TENSORS_SIGNED:
-            return signs_of(inner)
+            return self._of_tensors(inner)
         self._left -= len(inner)
         if self._left < 0:
             self.complete = False
             return None
         return [self.sign(item, depth) for item in inner]
 
-    def _of_module(self, module: nn.Module) -> object:
+    def _of_tensors(self, tensors: list[torch.Tensor]) -> object:
+        references = list(map(weakref.ref, tensors))
+        self._references += references
+        versions, places, _ = signs_of(tensors)
+        return versions, places, list(map(id, references))
+
+    def _of_array(self, array: np.ndarray[Any, Any], depth: int) -> object:
+        """Sign its content, since an array counts no versions, and that of a mask."""
+        if array.dtype.hasobject:
+            return self._of_all(list(array.flat), depth)
+        more = vars(array) if type(array) not in (np.ndarray, np.memmap) else {}
+        try:
+            content = np.ascontiguousarray(array).view(np.uint8).data
+        except (TypeError, ValueError):  # strings of any length are elsewhere in memory
+            self.complete = False
+            return None
+        return (
+            (array.shape, array.dtype.str, xxhash.xxh3_64_intdigest(content)),
+            self._of_all(list(more.values()), depth),
+        )
+
+    def _of_module(self, module: nn.Module, depth: int) -> object:
         key = id(module)
-        known = self._met.get(key) or self._before.get(key) or (module, self._held_by(module))
+        known = self._met.get(key) or self._before.get(key)
+        if known is None:
+            known = module, self._held_by(module), _with_containers(module)
         self._met[key] = known
-        return key, signs_of(present(chain.from_iterable(known[1])))
+        tensors = self._of_tensors(present(chain.from_iterable(known[1])))
+        return key, tensors, [self._of_all(_containers(own), depth) for own in known[2]]
 
     def _held_by(self, module: nn.Module) -> list[Any]:
         """Return current views of its parameters and buffers that no other tracked module has."""
@@ -144,9 +174,8 @@ def _referred_by(value: Any) -> list[Any] | None:
     attributes = getattr(value, "__dict__", None)
     if isinstance(value, dict):
         inner += value.values()
-        if UNCHANGING.issuperset(map(type, value)):
-            inner += value
-    elif isinstance(value, (list, tuple, deque)):
+        inner += value
+    elif isinstance(value, (list, tuple, deque, set, frozenset)):
         inner += value
     elif isinstance(value, functools.partial):
         inner += (value.func, *value.args, *value.keywords.values())
@@ -170,10 +199,33 @@ def _read_by(function: FunctionType) -> list[Any]:
     cells = [cell for cell in function.__closure__ or () if cell != _EMPTY_CELL]
     known = function.__globals__
     named = [known[name] for name in function.__code__.co_names if name in known]
-    return [*(cell.cell_contents for cell in cells), *(function.__defaults__ or ()), *named]
+    defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+    own = vars(function).values()
+    return [*(cell.cell_contents for cell in cells), *defaults, *named, *own]
 
 
 def _slots_of(kind: type) -> Iterator[str]:
+    """Yield the names of slots as attributes: Python mangles private ones."""
     for each in kind.__mro__:
         slots = each.__dict__.get("__slots__", ())
-        yield from [slots] if isinstance(slots, str) else slots
+        for slot in [slots] if isinstance(slots, str) else slots:
+            is_private = slot.startswith("__") and not slot.endswith("__")
+            yield f"_{each.__name__.lstrip('_')}{slot}" if is_private else slot
+
+
+def _with_containers(module: nn.Module) -> list[dict[str, Any]]:
+    """Return the attributes of the modules in which a script keeps containers, as metrics do."""
+    return [vars(m) for m in module.modules() if _is_own(m) and _containers(vars(m))]
+
+
+def _is_own(module: nn.Module) -> bool:
+    """Return whether the class is not torch's: torch's keep their state in buffers."""
+    return not type(module).__module__.startswith("torch.nn.")
+
+
+def _containers(attributes: dict[str, Any]) -> list[Any]:
+    return [
+        value
+        for name, value in attributes.items()
+        if isinstance(value, (list, dict, set, deque, np.ndarray)) and name not in _OF_ANY_MODULE
+    ]

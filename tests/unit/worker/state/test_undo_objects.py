@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.worker.state.cells import Object
+from elastic.worker.state.signs import Walk
 from tests.unit.worker.state.undoing import WIDE, Script, add, layer
 
 
@@ -365,3 +367,147 @@ def test_an_object_whose_changes_cannot_be_seen_is_copied_in_every_block(
     for _ in range(3):
         assert script.lost(item.change)
         script.block(item.change)
+
+
+class Bank(Nested):
+    """Has a large tensor and a list of tensors that is made anew now and then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.features = [torch.zeros(WIDE, WIDE)]
+
+    def rebuild(self, value: float) -> None:
+        self.features.clear()  # the next one may get the id and the memory of the old one
+        self.features.append(torch.full((WIDE, WIDE), value))
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"features": self.features}
+
+
+def test_a_tensor_in_the_place_of_a_freed_one_counts_as_a_change() -> None:
+    bank = Bank()
+    cell = Object("bank", bank)
+    for turn in range(100):
+        mark = cell.mark()
+        assert not cell.moved(mark)
+        bank.rebuild(float(turn))
+        assert cell.moved(mark), turn
+
+
+class PrivateSlots:
+    __slots__ = ("__count",)
+
+    def __init__(self) -> None:
+        self.__count = [0]
+
+    def change(self) -> None:
+        self.__count[0] += 1
+
+
+class Evaluator:
+    def __init__(self) -> None:
+        self.net = nn.Sequential(layer(2), Predictions())
+
+    def change(self) -> None:
+        self.net[1].collected.append(1.0)
+
+
+class Predictions(nn.Module):
+    """A metric whose state_dict() has nothing of its own until it has collected something."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.collected: list[float] = []
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        if self.collected:
+            destination[f"{prefix}collected"] = torch.tensor(self.collected)
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *rest: Any) -> None:
+        self.collected = state_dict.pop(f"{prefix}collected", torch.zeros(0)).tolist()
+        super()._load_from_state_dict(state_dict, prefix, *rest)
+
+
+class InASet:
+    def __init__(self) -> None:
+        self.those = {Holder()}
+
+    def change(self) -> None:
+        next(iter(self.those)).tensor.add_(1)
+
+
+class AsKeys(InASet):
+    def __init__(self) -> None:
+        self.those = dict.fromkeys([Holder()], 1.0)  # type: ignore[assignment]
+
+
+class OfAFunction:
+    def __init__(self) -> None:
+        def call(*, counts: list[int] = [0]) -> None:  # noqa: B006
+            counts[0] += 1
+
+        self.call = call
+
+    def change(self) -> None:
+        self.call()
+
+
+class OnAFunction(OfAFunction):
+    def change(self) -> None:
+        vars(self.call)["calls"] = vars(self.call).get("calls", 0) + 1
+
+
+class Arrays:
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.array = array
+
+    def change(self) -> None:
+        self.array[0] = self.array[1]
+
+
+class ObjectsInAnArray(Arrays):
+    def __init__(self) -> None:
+        super().__init__(np.array([[1], 2], dtype=object))
+
+    def change(self) -> None:
+        self.array[0].append(1)
+
+
+class Masked(Arrays):
+    def __init__(self) -> None:
+        super().__init__(np.ma.masked_array([1.0, 1.0], [False, False]))
+
+    def change(self) -> None:
+        self.array[0] = np.ma.masked
+
+
+HIDING: list[Callable[[], Any]] = [
+    *(PrivateSlots, Evaluator, InASet, AsKeys, OfAFunction, OnAFunction, ObjectsInAnArray, Masked),
+    *(functools.partial(Arrays, np.array([1, 2], dtype=f"datetime64[{unit}]")) for unit in "Ds"),
+    functools.partial(Arrays, np.array([1, 2], dtype="timedelta64[s]")),
+]
+
+
+@pytest.mark.parametrize("make", HIDING, ids=str)
+def test_signs_reach_what_an_object_refers_to(make: Callable[[], Any]) -> None:
+    found = make()
+    before = Walk()
+    sign = before.sign(found)
+    same, after = Walk(known=before), Walk(known=before)
+    assert same.sign(found) == sign
+    found.change()
+    assert after.sign(found) != sign
+    assert before.complete
+    assert after.complete
+
+
+def test_what_a_metric_collects_first_in_a_lost_block_is_removed() -> None:
+    net = nn.Sequential(layer(2), nn.Sequential(layer(2), Predictions()))
+    metric = net[1][1]
+    script = Script(net=net)
+    assert script.lost(lambda: metric.collected.append(1.0))
+    assert metric.collected == []
+    script.block(lambda: metric.collected.append(1.0))
+    assert script.lost(lambda: metric.collected.append(2.0))
+    assert metric.collected == [1.0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -106,3 +107,16 @@ def test_leaving_the_loop_early_finishes_the_job_and_saves_it(place: Place, tmp_
     assert [p.name for p in checkpoints.glob("step-*")] == ["step-000000005"], (
         "the result was not kept"
     )
+
+
+@pytest.mark.parametrize("how", [[], ["raise"]], ids=["ends", "raises"])
+def test_files_that_a_script_leaves_open_are_written_as_under_plain_python(
+    place: Place, how: list[str]
+) -> None:
+    ours, plain = place.files / "ours", place.files / "plain"
+    job = place.start("leaves_files_open.py", ours, *how, nproc=1, options=["--max-restarts", "0"])
+    assert job.wait() == (FAILED if how else 0), job.story()
+    place.python(str(SCRIPTS / "leaves_files_open.py"), str(plain), *how)
+    assert ours.read_bytes() == plain.read_bytes() != b""
+    packed = [gzip.decompress(Path(f"{path}.gz").read_bytes()) for path in (ours, plain)]
+    assert packed[0] == packed[1] != b""

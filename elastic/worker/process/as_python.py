@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import gc
 import importlib
+import io
 import os
 import pkgutil
 import sys
+import threading
 import traceback
 import warnings
+import weakref
 from collections.abc import Sequence
 from importlib.machinery import ModuleSpec, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
@@ -18,6 +22,7 @@ from types import CodeType, ModuleType
 from elastic.errors import ExitCode
 
 _MAIN = "__main__"
+_TOO_LARGE = 1 << 63  # for a C long: Python's exit code is then -1
 
 
 def run_program(argv: Sequence[str], *, module: bool) -> None:
@@ -86,9 +91,13 @@ def run_module_as_main(name: str) -> None:
     _run(code, _main_of(spec))
 
 
+_run_as_main: weakref.WeakSet[ModuleType] = weakref.WeakSet()
+
+
 def _run(code: CodeType, main: ModuleType) -> None:
     main.__builtins__ = builtins  # type: ignore[attr-defined]
     sys.modules[_MAIN] = main
+    _run_as_main.add(main)
     exec(code, main.__dict__)
 
 
@@ -145,6 +154,31 @@ def _code_of(spec: ModuleSpec) -> CodeType:
     return code
 
 
+def finalize_script() -> None:
+    """Flush the files that the script has left open, and finalize its objects, as Python does.
+    Objects that existed before the worker was forked are frozen, so this is quick."""
+    _flush_files()  # first: in garbage, a file may be closed before its buffer is written
+    main = sys.modules.get(_MAIN)
+    if main is not None and main in _run_as_main:
+        threading.excepthook = lambda _: None  # daemon threads lose their globals, as in Python
+        del sys.modules[_MAIN]
+        left = weakref.ref(main)
+        del main
+        gc.collect()
+        if (main := left()) is not None:
+            for name in vars(main).keys() - {"__builtins__"}:
+                vars(main)[name] = None
+            gc.collect()
+    _flush_files()
+
+
+def _flush_files() -> None:
+    for found in gc.get_objects():
+        if issubclass(type(found), io.IOBase):
+            with contextlib.suppress(Exception):
+                found.flush()
+
+
 def flush_output() -> None:
     """Flush stdout and stderr. The script may have closed them, or replaced them with anything."""
     for stream in (sys.stdout, sys.stderr):
@@ -161,7 +195,9 @@ def exit_code_of(ending: SystemExit) -> int:
 def code_of(ending: SystemExit) -> int:
     if ending.code is None:
         return ExitCode.OK
-    return ending.code & 0xFF if isinstance(ending.code, int) else ExitCode.SCRIPT_FAILED
+    if not isinstance(ending.code, int):
+        return ExitCode.SCRIPT_FAILED
+    return ending.code & 0xFF if -_TOO_LARGE <= ending.code < _TOO_LARGE else 0xFF
 
 
 def tell_ending(ending: SystemExit) -> None:

@@ -65,6 +65,7 @@ from elastic.worker.link import Link, received
 from elastic.worker.process.as_python import (
     code_of,
     exit_code_of,
+    finalize_script,
     flush_output,
     format_error,
     run_program,
@@ -608,10 +609,11 @@ def _text(log: LogStream, before: object) -> io.TextIOWrapper:
 
 
 def _end_process(code: int) -> NoReturn:
-    """End as multiprocessing ends its forks: exit handlers run, but the interpreter is not torn
-    down, which would take seconds because of the zygote's modules."""
+    """End as multiprocessing ends its forks: exit handlers run, and what the script has made is
+    finalized, but the zygote's modules are not torn down, which would take seconds."""
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
+    finalize_script()
     flush_output()
     os._exit(code)
 

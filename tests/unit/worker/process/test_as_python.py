@@ -201,3 +201,11 @@ def test_spawned_processes_find_the_functions_of_the_module(tmp_path: Path) -> N
     )
     ran = told("-c", AS_WORKERS_DO, "pkg.train", cwd=tmp_path)
     assert ran.stdout == "[2, 4]\n", ran.stderr
+
+
+@pytest.mark.parametrize(
+    "code", ["0", "256", "-1", "2**40 + 7", "2**64", "-(2**80)", "None", "'no'"]
+)
+def test_an_exit_code_is_that_of_plain_python(code: str) -> None:
+    plain = subprocess.run([sys.executable, "-c", f"import sys; sys.exit({code})"], check=False)
+    assert as_python.code_of(SystemExit(eval(code))) == plain.returncode

@@ -25,6 +25,7 @@ from elastic.worker.compilation import COMPILATIONS, Compilations
 _SMOOTHING = 0.1  # weight of the newest step in the usual duration
 _FADING = 0.01  # in each step, by which the longest recent duration approaches the usual one
 _STANDSTILL_S = 1.5  # without a beat; there is at least one every 0.6 s
+_MOST_STOPS = 1000  # in one step
 _MOST = 10.0  # a step counts for at most so many usual durations
 
 
@@ -47,7 +48,8 @@ class StepsClock:
         self._sets_up_since: float | None = None
         self._waits_since: float | None = None
         self._alive_at: float | None = None
-        self._stood = (0.0, 0.0)
+        self._stopped: deque[tuple[float, float]] = deque(maxlen=_MOST_STOPS)
+        """When the process was stopped, and when it went on."""
         self.in_call = False
         """The script is inside a block or call that all members make together."""
         self.step_s = 0.0
@@ -137,7 +139,7 @@ class StepsClock:
         """The reporting thread beats. Missing beats show that the process was stopped."""
         now, before = time.monotonic(), self._alive_at
         if before is not None and now - before > _STANDSTILL_S:
-            self._stood = before, now
+            self._stopped.append((before, now))
         self._alive_at = now
 
     def waiting_s(self) -> float:
@@ -169,8 +171,8 @@ class StepsClock:
         container: that is no hang."""
         if since is None:
             return 0.0
-        now, alive_at, (began, ended) = time.monotonic(), self._alive_at, self._stood
-        lasts_s = now - since - max(0.0, ended - max(began, since))
+        now, alive_at, stopped = time.monotonic(), self._alive_at, tuple(self._stopped)
+        lasts_s = now - since - sum(max(0.0, end - max(begin, since)) for begin, end in stopped)
         if alive_at is not None and now - alive_at > _STANDSTILL_S:  # no beat yet since the stop
             lasts_s -= now - max(alive_at, since)
         return max(lasts_s, 0.0)

@@ -164,6 +164,20 @@ def test_the_time_of_a_stopped_process_does_not_count_as_step_time(
     assert clock.in_step_s() == clock.waiting_s() == (0.75 if beats_since else 0.5)
 
 
+def test_the_time_of_a_process_that_was_stopped_twice_does_not_count_as_step_time(
+    time: Time,
+) -> None:
+    clock = StepsClock()
+    clock.alive()
+    clock.begin()
+    for stopped_s in (40.0, 0.0, 30.0, 20.0):
+        time.now += 0.5
+        clock.alive()
+        time.now += stopped_s
+        clock.alive()
+    assert clock.in_step_s() == 2.0
+
+
 def test_a_long_step_counts_whole_while_the_process_beats(time: Time) -> None:
     clock = StepsClock()
     clock.begin()

@@ -33,6 +33,13 @@ class Job(TrainingJob):
         own = ("--leader-ttl-s", LEASE_S, "--quarantine-after", "0")
         return super().start_candidate(*own, *options)
 
+    def wait_until_watched(self, leader: CommandProcess, follower: CommandProcess) -> None:
+        """Wait until the leader's end closes a connection of the follower."""
+        address = leader.named("coordinator_started")[0]["address"]
+        port = int(address.rpartition(":")[2])
+        follower.wait_for_event("standing_by", leader=address, run_id="default")
+        self.wait(lambda: is_connected(follower, port), "the follower's connection")
+
     def leader(self) -> CommandProcess:
         """Return the coordinator that was elected last."""
         candidates = [c for c in self.coordinators if c.named("elected")]
@@ -88,10 +95,7 @@ def test_the_job_recovers_when_leader_and_worker_are_killed_together(job: Job, t
         worker = job.worker("b")
         leader = job.leader()
         assert leader is not follower
-        address = leader.named("coordinator_started")[0]["address"]
-        port = int(address.rpartition(":")[2])
-        follower.wait_for_event("standing_by", leader=address, run_id="default")
-        job.wait(lambda f=follower, p=port: is_connected(f, p), "the follower's connection")
+        job.wait_until_watched(leader, follower)
         killed_at = time.time()
         os.kill(leader.process.pid, signal.SIGKILL)
         ended_at = end_and_wait(pid)
@@ -123,7 +127,7 @@ def test_the_group_shrinks_when_a_new_leader_allows_fewer_workers(job: Job) -> N
     leader, follower = job.coordinators
     follower.close()
     job.start_candidate("--max-workers", "1")
-    job.coordinators[-1].wait_for_event("standing_by", run_id="default")
+    job.wait_until_watched(leader, job.coordinators[-1])
     leader.close()
     job.wait(lambda: job.world() == 1, "a group of one", 20.0)
     job.wait_for_more_steps()

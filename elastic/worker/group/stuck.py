@@ -34,7 +34,7 @@ _WAITERS = (f"{_CALLERS[0]}/autograd/", f"{_CALLERS[0]}/distributed/", *_CALLERS
 
 def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s: float) -> None:
     """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` seconds
-    in a call of torch, using no processor. Return when `left` says that it has left the group.
+    in a call of torch, asleep. Return when `left` says that it has left the group.
 
     Gives up earlier if the thread is certainly stuck: it waits for a collective, and gloo's event
     loop has run many times since the connections were cut and has not woken any thread that waits.
@@ -60,13 +60,14 @@ def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s:
 
 
 def _where() -> tuple[int, int, int] | None:
-    """Return what changes as the main thread gets on; None outside of torch or while compiling."""
+    """Return what changes as the main thread gets on; None if it does not wait in torch: while it
+    compiles, while it has a processor, or waits for one on a busy machine."""
     if COMPILATIONS.under_way:
         return None
-    frame = _main_frame()
-    if frame is None or not frame.f_code.co_filename.startswith(_CALLERS):
+    frame, (state, ticks) = _main_frame(), _main_thread()
+    if frame is None or not frame.f_code.co_filename.startswith(_CALLERS) or state == "R":
         return None
-    return id(frame), frame.f_lasti, _ticks()
+    return id(frame), frame.f_lasti, ticks
 
 
 def _waits_for_collective() -> bool:
@@ -78,11 +79,11 @@ def _main_frame() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def _ticks() -> int:
-    """Return the main thread's processor time in clock ticks of 10 ms."""
+def _main_thread() -> tuple[str, int]:
+    """Return the main thread's state, R if it could run, and processor time in ticks of 10 ms."""
     thread = os.getpid()  # Thread.native_id is that of the parent after a fork
     stat = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()
-    return int(stat[11]) + int(stat[12])
+    return stat[0], int(stat[11]) + int(stat[12])
 
 
 def _gloo() -> tuple[int, frozenset[tuple[str, str]]]:

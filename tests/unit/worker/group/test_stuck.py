@@ -18,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.worker.compilation import COMPILATIONS
+from elastic.worker.group import stuck
 from elastic.worker.group.process_group import Group
 from elastic.worker.group.stuck import watch_script
 from tests.unit.worker.together import Seat, run_together
@@ -66,6 +67,21 @@ def test_a_thread_that_waits_in_torch_for_a_compiler_is_not_given_up(
 
     assert given_up(wait_in_torch)
     monkeypatch.setattr(COMPILATIONS, "under_way", True)
+    assert not given_up(wait_in_torch)
+
+
+def test_a_thread_that_waits_for_a_processor_is_not_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A busy machine may let it wait for longer than gloo needs to wake it."""
+
+    def wait_in_torch() -> None:
+        released = torch.futures.Future[None]()
+        threading.Timer(3 * STUCK_S, released.set_result, [None]).start()
+        released.wait()
+
+    assert given_up(wait_in_torch)
+    monkeypatch.setattr(stuck, "_main_thread", lambda: ("R", 7))
     assert not given_up(wait_in_torch)
 
 

@@ -50,6 +50,12 @@ def compute(for_s: float) -> None:
         size = size * 2 if time.monotonic() - began < 0.1 else size
 
 
+def wait_in_torch() -> None:
+    released = torch.futures.Future[None]()
+    threading.Timer(3 * STUCK_S, released.set_result, [None]).start()
+    released.wait()
+
+
 @pytest.mark.parametrize(
     "meanwhile", [lambda: time.sleep(3 * STUCK_S), lambda: compute(3 * STUCK_S)]
 )
@@ -60,11 +66,6 @@ def test_a_slow_script_is_not_given_up(meanwhile: Callable[[], object]) -> None:
 def test_a_thread_that_waits_in_torch_for_a_compiler_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def wait_in_torch() -> None:
-        released = torch.futures.Future[None]()
-        threading.Timer(3 * STUCK_S, released.set_result, [None]).start()
-        released.wait()
-
     assert given_up(wait_in_torch)
     monkeypatch.setattr(COMPILATIONS, "under_way", True)
     assert not given_up(wait_in_torch)
@@ -74,12 +75,6 @@ def test_a_thread_that_waits_for_a_processor_is_not_given_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A busy machine may let it wait for longer than gloo needs to wake it."""
-
-    def wait_in_torch() -> None:
-        released = torch.futures.Future[None]()
-        threading.Timer(3 * STUCK_S, released.set_result, [None]).start()
-        released.wait()
-
     assert given_up(wait_in_torch)
     monkeypatch.setattr(stuck, "_main_thread", lambda: ("R", 7))
     assert not given_up(wait_in_torch)

@@ -527,16 +527,21 @@ class Scaler(Object):
     def put_back(self, copy: Copy) -> None:
         state, stages = copy
         self._tracked.load_state_dict(copy_tree(state))
-        self._tracked._per_optimizer_states.clear()
+        states = self._states()
+        states.clear()
         for optimizer, stage in stages.items():
-            self._tracked._per_optimizer_states[optimizer].update(stage)
+            states[optimizer].update(stage)
 
     def differs(self, copy: Copy) -> bool:
         return self._stages() != copy[1] or not trees_equal(self._tracked.state_dict(), copy[0])
 
     def _stages(self) -> dict[int, dict[str, Any]]:
-        states = self._tracked._per_optimizer_states
+        states = self._states()
         return {optimizer: copy_tree(dict(stage)) for optimizer, stage in states.items()}
+
+    def _states(self) -> dict[int, Any]:
+        """Return the scaler's own record; a scaler that is not enabled has none."""
+        return getattr(self._tracked, "_per_optimizer_states", {})
 
 
 class OwnState(Object):

@@ -56,6 +56,25 @@ def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -
     assert scaler.get_scale() == 2 * scale
 
 
+def test_a_gradscaler_that_is_not_enabled_may_be_tracked() -> None:
+    """As in `GradScaler(enabled=use_amp)`, and in `GradScaler("cuda")` where there is no GPU."""
+    net = layer(4)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", enabled=False)
+    script = Script(model=net, optimizer=optimizer, scaler=scaler)
+
+    def scaled_step() -> None:
+        scaler.scale(net(torch.ones(1, 4)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+
+    script.block(after=scaled_step)
+    before = copy.deepcopy(net.state_dict())
+    assert script.lost(scaled_step)
+    assert same(net.state_dict(), before)
+    script.block(after=scaled_step)
+
+
 def test_optimizer_state_created_in_a_lost_block_is_removed() -> None:
     net, optimizer, script = trained(torch.optim.Adam, 4)
     assert script.lost(step_of(optimizer, net))

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
@@ -38,7 +38,7 @@ from elastic.worker.state.digest import digest_of
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
-from elastic.worker.state.undo import Undo
+from elastic.worker.state.undo import Learnt, Undo
 from elastic.worker.steps_clock import StepsClock
 
 _ELSEWHERE_S = 0.5
@@ -538,7 +538,13 @@ class Training:
                 skeleton, tensors = flat.skeleton, flat.tensors
                 extra = self.state.extra(send.progress)
             specs = describe(tensors)
-            document = {"tensors": to_table(specs), "skeleton": skeleton, "extra": extra}
+            learnt = self._undo.learnt()
+            document = {
+                "tensors": to_table(specs),
+                "skeleton": skeleton,
+                "extra": extra,
+                "learnt": asdict(learnt) if learnt is not None else None,
+            }
             send_json(group, document, send.rank)
             send_tensors(group, {s.name: tensors[s.name] for s in specs}, send.rank)
 
@@ -546,6 +552,8 @@ class Training:
         self._reads.wait()
         group = self._joining()
         document = receive_json(group, receive.rank)
+        if document["learnt"] is not None:
+            self._undo.take_over(Learnt(**document["learnt"]))
         in_place = self.control.backend.queues  # a device has no room for a second state
         later = progress_of(document["extra"]).loop > receive.loop
         tensors, self.outcome.bytes_received = receive_tensors(

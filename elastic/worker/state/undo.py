@@ -6,9 +6,10 @@ checkpoint, so the set of what to copy is learned:
 
 - Small state (rates, schedulers, scalers, `session.state`, generators) is copied at every block.
 - Of large state (tensors of modules, of optimizers, of large objects) everything is copied in the
-  blocks that `_learns` selects, and compared afterwards. What changed before the last collective
+  blocks that `_schedule` selects, and compared afterwards. What changed before the last collective
   belongs to the *block set*, which every block copies from then on. What changed between the end of
-  a block and the begin of the next one belongs to the *gap set*, which every commit copies.
+  a block and the begin of the next one belongs to the *gap set*, which every commit copies. A
+  worker that joins takes over both sets with the state.
 - In other blocks, version counters, optimizers' hooks and objects' attributes show changes outside
   of the sets. Such a change extends the set from the next block on. If the group is lost in that
   very block, the state cannot be put back, and `put_back` returns False.
@@ -42,6 +43,10 @@ from elastic.worker.state.job_state import JobState
 _RELEARN_EVERY = 512  # blocks
 _SIZES_EVERY = 16  # blocks: small state, such as `session.state`, may grow to hold weights
 _LEARNT_AT_ONCE = 3  # blocks
+# Later, learning takes at most one part of the time in this many. Members do not always choose the
+# same blocks, and all wait for one that learns.
+_LEARNING_FACTOR = 300.0
+_QUICKLY_LEARNT_BYTES = 2**24
 _RARE_CALL_FACTOR = 50.0  # calls are rare if this many copies of everything fit between two
 _COSTLY_BYTES = 2**20
 _NO_COPIES: Mapping[int, Copy] = {}
@@ -78,7 +83,16 @@ class Undo:
         self._block_set: set[int] = set()
         self._gap_set: set[int] = set()
         self._blocks = 0
+        self._large_bytes = 0
         self._learning = False
+        """Whether this block learns."""
+        self._learns = True
+        """Whether the next one does."""
+        self._learning_s = 0.0
+        """Seconds that the newest block of those that learn has spent on it."""
+        self._learnt_at_s = 0.0
+        """When it ended, by time.perf_counter()."""
+        self._handed_on: Learnt | None = None
         self._begin = _Mark()
         self._commit: _Mark | None = None
         self._retry: _Mark | None = None
@@ -114,12 +128,13 @@ class Undo:
 
     def begin(self) -> None:
         """A step is handed out: copy what its block may change."""
+        began_s = time.perf_counter()
         if self._version != self._state.version:
             self._enumerate()
         marks = [mark() for mark in self._mark_large]
         if self._commit is not None:
             self._note_gap(self._commit, marks)
-        self._learning = self._learns()
+        self._learning = self._learns
         wanted = set(range(len(self._large))) if self._learning else self._block_set
         if self._cost_unreported and not self._learning and wanted <= self._begin.large.keys():
             self._begin = self._tell_cost(marks)
@@ -128,6 +143,8 @@ class Undo:
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
+        if self._learning:
+            self._learning_s += time.perf_counter() - began_s
 
     def before_backward(self) -> None:
         """The block's first backward pass comes."""
@@ -157,8 +174,11 @@ class Undo:
             self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
             self._enumerate()
+        if self._learning:
+            self._learnt_at_s = time.perf_counter()
+        self._learns = self._schedule()
         self._mark_commit()
-        if self._learns():
+        if self._is_scheduled():
             self._state.capture()
 
     def received(self, *, at_commit: bool) -> None:
@@ -166,6 +186,28 @@ class Undo:
         self._commit = self._ahead = self._call = self._call_undo = None
         if at_commit:
             self._mark_commit()
+
+    # ---- what has been learnt, between members
+
+    def learnt(self) -> Learnt | None:
+        """Return what is known for a worker that joins; None if this one still learns itself."""
+        if self._version != self._state.version or self._blocks < _LEARNT_AT_ONCE:
+            return None
+        names = [cell.name for cell in self._large]
+        return Learnt(
+            blocks=self._blocks,
+            learning_s=self._learning_s,
+            cells=names,
+            block_set=[names[index] for index in sorted(self._block_set)],
+            gap_set=[names[index] for index in sorted(self._gap_set)],
+        )
+
+    def take_over(self, learnt: Learnt | None) -> None:
+        """Take over what another member knows, so that the first blocks of a worker that joins need
+        not copy everything while all wait for it. This applies if it tracks the same objects, and
+        has had no block yet."""
+        if self._version < 0:
+            self._handed_on = learnt
 
     # ---- when a block is given up
 
@@ -323,14 +365,31 @@ class Undo:
 
     # ---- learning
 
-    def _learns(self) -> bool:
+    def _is_scheduled(self) -> bool:
+        """Whether the next block learns, unless that takes too long: the first ones, and then fewer
+        and fewer."""
         count = self._blocks % _RELEARN_EVERY
         return count < _LEARNT_AT_ONCE or count & (count - 1) == 0
 
+    def _schedule(self) -> bool:
+        """Return whether the next block learns. To copy a GPU's gigabytes to the host may take as
+        long as a hundred steps."""
+        if not self._is_scheduled():
+            return False
+        if self._blocks >= _LEARNT_AT_ONCE and self._large_bytes > _QUICKLY_LEARNT_BYTES:
+            since_s = time.perf_counter() - self._learnt_at_s
+            if since_s < _LEARNING_FACTOR * self._learning_s:
+                return False
+        self._learning_s = 0.0
+        return True
+
     def _mark_commit(self) -> None:
-        wanted = set(range(len(self._large))) if self._learns() else self._gap_set
+        began_s = time.perf_counter()
+        wanted = set(range(len(self._large))) if self._learns else self._gap_set
         marks = [mark() for mark in self._mark_large]
         self._commit = self._copy(wanted, reuse=self._commit, marks=marks, for_commit=True)
+        if self._learns:
+            self._learning_s += time.perf_counter() - began_s
 
     def _note_gap(self, commit: _Mark, marks: list[object]) -> None:
         """Add what has changed since the commit to the gap set: the next commits copy it."""
@@ -356,7 +415,9 @@ class Undo:
             return
         changed = self._changed_since(self._begin)  # also while learning: put_back uses signs later
         if self._learning:
+            began_s = time.perf_counter()
             changed |= {i for i, c in self._begin.large.items() if self._large[i].differs(c)}
+            self._learning_s += time.perf_counter() - began_s
         changed -= self._block_set
         if changed and not self._learning:
             self._missed = True
@@ -443,13 +504,21 @@ class Undo:
 
     def _enumerate(self) -> None:
         """List the cells of all that is tracked."""
-        if self._version != self._state.version:
-            self._blocks = 0  # learn, since something is new
+        is_new = self._version != self._state.version
         self._version = self._state.version
         names = [cell.name for cell in self._large]
         block = {names[i] for i in self._block_set}
         gap = {names[i] for i in self._gap_set}
         self._large, self._small = cells_of(self._state.undoable, self._device)
+        self._large_bytes = sum(cell.size_bytes() for cell in self._large)
+        if is_new:
+            known, self._handed_on = self._handed_on, None
+            self._blocks, self._learns = 0, True
+            if known is not None and known.cells == [cell.name for cell in self._large]:
+                block.update(known.block_set)
+                gap.update(known.gap_set)
+                self._blocks, self._learns = known.blocks, False
+                self._learning_s, self._learnt_at_s = known.learning_s, time.perf_counter()
         self._copy_small = [cell.copy for cell in self._small]
         self._copy_for_commit = [
             (lambda: None) if isinstance(cell, DefaultGenerators) else cell.copy
@@ -468,6 +537,18 @@ class Undo:
         self._commit = self._call = None
         self._calls = {}
         self._begin = _Mark()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Learnt:
+    """What a member has learnt about large state: names of all of it, of the block set, and of the
+    gap set; its number of blocks, after which it learns again; seconds that this last took."""
+
+    blocks: int
+    learning_s: float
+    cells: list[str]
+    block_set: list[str]
+    gap_set: list[str]
 
 
 @dataclass(slots=True)

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
+from elastic.worker.state import undo
+from elastic.worker.state.cells import ModuleTensors
 from tests.unit.worker.state.undoing import (
+    LEARNT,
     Script,
     add,
     both,
@@ -98,3 +103,48 @@ def test_learning_is_repeated_after_many_blocks() -> None:
     for _ in range(512):
         script.block()
     assert script.lost(write_data(net))
+
+
+@pytest.mark.parametrize(("factor", "blocks"), [(0.0, [0, 1, 2, 4, 8, 16]), (1e9, [0, 1, 2])])
+def test_learning_takes_a_small_part_of_the_time(
+    monkeypatch: pytest.MonkeyPatch, factor: float, blocks: list[int]
+) -> None:
+    """The first blocks always learn. Later copies wait until they cost little in comparison."""
+    _, script = tracking()
+    copied: list[int] = []
+    number = 0
+    copy = ModuleTensors.copy
+
+    def counted(self: ModuleTensors, *arguments: Any, **named: Any) -> Any:
+        copied.append(number)
+        return copy(self, *arguments, **named)
+
+    monkeypatch.setattr(undo, "_QUICKLY_LEARNT_BYTES", 0)
+    monkeypatch.setattr(undo, "_LEARNING_FACTOR", factor)
+    monkeypatch.setattr(ModuleTensors, "copy", counted)
+    for number in range(LEARNT):  # noqa: B007 - `counted` reads it
+        script.undo.begin()
+        script.reduce()
+        monkeypatch.setattr(ModuleTensors, "copy", copy)
+        script.end()
+        monkeypatch.setattr(ModuleTensors, "copy", counted)
+    assert copied == blocks
+
+
+def test_a_worker_that_joins_takes_over_what_a_member_has_learnt() -> None:
+    """It copies at once what blocks change, and nothing else."""
+    (net, first), (twin, joins) = tracking(), tracking()
+    assert first.undo.learnt() is None
+    first.learn(add(net))
+    joins.undo.take_over(first.undo.learnt())
+    assert joins.lost(add(twin))
+    (net, first), (twin, joins) = learnt(), tracking()
+    joins.undo.take_over(first.undo.learnt())
+    assert not joins.lost(add(twin))
+
+
+def test_a_worker_that_tracks_something_else_learns_by_itself() -> None:
+    (_, first), (twin, joins) = learnt(), tracking()
+    joins.state.track({"late": layer()})
+    joins.undo.take_over(first.undo.learnt())
+    assert joins.lost(add(twin))

@@ -41,8 +41,12 @@ def save(path: Path, steps: int, **objects: Any) -> None:
 def main() -> None:
     options = parse(__doc__)
     size = mlp.SIZES[options.size]
-    dist.init_process_group("gloo")
-    module = mlp.build(size)
+    device = torch.device("cpu")
+    if torch.cuda.is_available():
+        device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
+        torch.cuda.set_device(device)
+    dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
+    module = mlp.build(size).to(device)
     optimizer = mlp.optimizer(module)
     steps = load(options.checkpoint, model=module, optimizer=optimizer)
     model = DistributedDataParallel(module)
@@ -62,6 +66,10 @@ def main() -> None:
             if not turns.wait(steps):
                 return
             log.mark(BEGIN, steps, **group)
+            inputs, labels = (
+                inputs.to(device, non_blocking=True),
+                labels.to(device, non_blocking=True),
+            )
             nn.functional.cross_entropy(model(inputs), labels).backward()
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

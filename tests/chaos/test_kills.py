@@ -20,9 +20,9 @@ def check_outcome(job: JobProcess, out: Path, epochs: int) -> None:
     found = records.read(out)
     assert records.check_equal_weights(found) > len(steps)
     records.check_nothing_lost(found, job.named("generation_formed"))
-    finals = [torch.load(p, weights_only=True) for p in out.glob("final-*.pt")]
+    finals = [torch.load(p, weights_only=True, map_location="cpu") for p in out.glob("final-*.pt")]
     (initial,) = [
-        torch.load(p, weights_only=True)
+        torch.load(p, weights_only=True, map_location="cpu")
         for p in out.glob("initial-*.pt")
         if any(r["rank"] == 0 and r["step"] == 0 for r in found[p.stem.replace("initial", "steps")])
     ][:1]

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 import elastic
-from tests import nccl_manners
+from tests import nccl_manners, shared_gpus
 from tests.chaos.problem import build, dataset, loss_of
 
 SLOWER = 1.6
@@ -46,6 +46,7 @@ def main() -> None:
     parser.add_argument("--nccl-manners", action="store_true")
     options = parser.parse_args()
 
+    shared_gpus.use()
     if options.nccl_manners:
         nccl_manners.use()
     session = elastic.init()

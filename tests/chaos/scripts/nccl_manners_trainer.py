@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 
 import elastic
-from tests import nccl_manners
+from tests import nccl_manners, shared_gpus
 from tests.chaos.problem import build, dataset, loss_of
 from tests.chaos.scripts.float64_trainer import digest
 
@@ -28,7 +28,10 @@ def main() -> None:
     parser.add_argument("--evaluate-every", type=int, default=0, help="steps; 0: never")
     options = parser.parse_args()
 
-    nccl_manners.use()
+    if torch.version.cuda and torch.cuda.device_count():
+        shared_gpus.use()
+    else:
+        nccl_manners.use()
     session = elastic.init()
     model = session.distribute(build(torch.initial_seed() + os.getpid()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
@@ -41,7 +44,7 @@ def main() -> None:
 
     def evaluate() -> float:
         time.sleep(options.step_s)
-        total = torch.ones(1, dtype=torch.float64)
+        total = torch.ones(1, dtype=torch.float64, device=session.device)
         dist.all_reduce(total)
         return float(total / session.world_size)
 
@@ -55,7 +58,7 @@ def main() -> None:
             optimizer.zero_grad(set_to_none=True)
             if options.log_loss:
                 time.sleep(options.step_s)
-                ones = torch.ones(1, dtype=torch.float64)
+                ones = torch.ones(1, dtype=torch.float64, device=session.device)
                 dist.all_reduce(ones)
                 logged = float(ones / session.world_size)
         if step.committed and session.committed == step.index + 1:

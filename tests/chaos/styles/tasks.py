@@ -22,6 +22,12 @@ def regression(samples: int = SAMPLES, features: int = 8) -> TensorDataset:
     return TensorDataset(inputs, torch.sin(inputs).sum(dim=1, keepdim=True))
 
 
+def held_out(device: torch.device, samples: int = 90) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the inputs and targets of an evaluation, on this device."""
+    inputs, targets = regression(samples).tensors
+    return inputs.to(device), targets.to(device)
+
+
 def classes(samples: int = SAMPLES, features: int = 8, number: int = 4) -> TensorDataset:
     inputs, targets = regression(samples, features).tensors
     edges = torch.linspace(-2.0, 2.0, number - 1, dtype=torch.float64)

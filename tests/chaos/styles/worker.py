@@ -6,6 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
+from tests import shared_gpus
 from tests.chaos.styles import pauses, recording
 from tests.chaos.styles.catalogue import STYLES
 
@@ -18,6 +19,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--pace-s", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=0)
     options = parser.parse_args(arguments)
+    shared_gpus.use()
     recording.install(recording.Recorder(options.out))
     if options.pace_s:
         pauses.install(pauses.Pauses(options.out, options.pace_s, options.steps))

@@ -12,6 +12,7 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
 import elastic
+from tests import shared_gpus
 from tests.chaos.problem import dataset, loss_of
 from tests.chaos.scripts.float64_trainer import digest
 
@@ -26,14 +27,18 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument(
-        "--style", choices=["plain", "bf16-hook", "autocast", "scaler"], default="plain"
+        "--style", choices=["plain", "bf16-hook", "autocast", "scaler", "compiled"], default="plain"
     )
+    parser.add_argument("--share", action="store_true", help="workers share the GPUs")
     options = parser.parse_args()
+    if options.share:
+        shared_gpus.use()
     session = elastic.init()
     net = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Tanh(), nn.Linear(64, 1))
     model = session.distribute(nn.SyncBatchNorm.convert_sync_batchnorm(net))
     if options.style == "bf16-hook":
         model.register_comm_hook(None, default_hooks.bf16_compress_hook)
+    forward = torch.compile(model) if options.style == "compiled" else model
     # A fused AdamW keeps its step count on the device, any other on the host.
     fused = options.style == "scaler"
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=fused)
@@ -50,7 +55,7 @@ def main() -> None:
             for inputs, targets in step.batches():
                 assert inputs.is_cuda
                 with torch.autocast("cuda", dtype=mixed) if mixed else contextlib.nullcontext():
-                    loss = loss_of(model(inputs.float()), targets.float())
+                    loss = loss_of(forward(inputs.float()), targets.float())
                 step.backward(scaler.scale(loss))
             scaler.step(optimizer)
             scaler.update()

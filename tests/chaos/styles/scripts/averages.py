@@ -114,10 +114,10 @@ def average_swapped_in(epochs: int) -> None:
     """Averaged weights are swapped in for an evaluation, and back out without a `finally`."""
     session = elastic.init()
     model = session.distribute(tasks.net())
-    average = tasks.net()
+    average = tasks.net().to(session.device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     session.track(model=model, average=average, optimizer=optimizer)
-    validation = tasks.regression(samples=90).tensors
+    validation = tasks.held_out(session.device)
 
     def evaluate() -> float:
         backup = [p.detach().clone() for p in model.parameters()]

@@ -14,7 +14,7 @@ from tests.chaos.styles import tasks
 
 def _evaluate(model: nn.Module, session: elastic.Session) -> float:
     """The mean squared error over a validation set, of which each worker takes its part."""
-    inputs, targets = tasks.regression(samples=90).tensors
+    inputs, targets = tasks.held_out(session.device)
     mine = slice(session.rank, None, session.world_size)
     with torch.no_grad():
         total = F.mse_loss(model.module(inputs[mine]), targets[mine], reduction="sum")
@@ -80,7 +80,7 @@ def evaluation_every_steps(epochs: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     best = Best()
     session.track(model=model, optimizer=optimizer, best=best)
-    validation = tasks.regression(samples=90).tensors
+    validation = tasks.held_out(session.device)
 
     def evaluate() -> float:
         inputs, targets = (t[session.rank :: session.world_size] for t in validation)
@@ -123,7 +123,7 @@ def evaluation_on_rank_zero(epochs: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
     session.track(model=model, optimizer=optimizer)
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    validation = tasks.regression(samples=90).tensors[0].split(16)
+    validation = tasks.held_out(session.device)[0].split(16)
     for step in session.steps(data, epochs=epochs):
         model.train()
         with step:

@@ -21,14 +21,14 @@ def grad_scaler(epochs: int) -> None:
     session = elastic.init()
     model = session.distribute(tasks.exact_net())
     optimizer = torch.optim.SGD(model.parameters(), lr=2**-6)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=6)
+    scaler = torch.amp.GradScaler(session.device.type, init_scale=16.0, growth_interval=6)
     session.track(model=model, optimizer=optimizer, scaler=scaler)
     data = elastic.DataLoader(_dataset(), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):
         with step:
             optimizer.zero_grad(set_to_none=True)
             for inputs, targets in step.batches():
-                with torch.autocast("cpu", dtype=torch.bfloat16):
+                with torch.autocast(session.device.type, dtype=torch.bfloat16):
                     loss = F.l1_loss(model(inputs).float(), targets)
                 step.backward(scaler.scale(loss))
             scaler.unscale_(optimizer)
@@ -43,7 +43,7 @@ def grad_scaler_two_optimizers(epochs: int) -> None:
     model = session.distribute(tasks.exact_net())
     weight = torch.optim.SGD([model.weight], lr=2**-6)
     bias = torch.optim.SGD([model.bias], lr=2**-5)
-    scaler = torch.amp.GradScaler("cpu", init_scale=16.0, growth_interval=25)
+    scaler = torch.amp.GradScaler(session.device.type, init_scale=16.0, growth_interval=25)
     session.track(model=model, weight=weight, bias=bias, scaler=scaler)
     data = elastic.DataLoader(tasks.whole_numbers(), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):

@@ -48,7 +48,7 @@ def loop_per_epoch(epochs: int) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=4, gamma=0.7)
     session.track(model=model, optimizer=optimizer, scheduler=scheduler)
-    validation = tasks.regression(samples=90).tensors
+    validation = tasks.held_out(session.device)
 
     def evaluate() -> float:
         inputs, targets = (t[session.rank :: session.world_size] for t in validation)
@@ -94,8 +94,8 @@ def two_phases(epochs: int) -> None:
             second.zero_grad()
 
 
-def _evaluate(model: nn.Module) -> float:
-    inputs, targets = tasks.regression(20).tensors
+def _evaluate(model: nn.Module, session: elastic.Session) -> float:
+    inputs, targets = tasks.held_out(session.device, samples=20)
     with torch.no_grad():
         return F.mse_loss(model(inputs), targets).item()
 
@@ -122,13 +122,13 @@ def iterators_held(epochs: int) -> None:
         train(step)
         if session.committed >= 16:
             break
-    loss = session.run(_evaluate, model)
+    loss = session.run(_evaluate, model, session)
     for group in optimizer.param_groups:
         group["lr"] = 0.01 / (1.0 + loss)
     steps = session.steps(second, epochs=epochs - 2)
     for step in steps:
         train(step)
-    session.run(_evaluate, model)
+    session.run(_evaluate, model, session)
 
 
 class Counted(nn.Module):

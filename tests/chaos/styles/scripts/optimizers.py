@@ -202,7 +202,7 @@ def schedule_free(epochs: int) -> None:
     optimizer = ScheduleFree(model.parameters(), lr=0.05)
     session.track(model=model, optimizer=optimizer)
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
-    validation = tasks.regression(samples=90).tensors
+    validation = tasks.held_out(session.device)
     for step in session.steps(data, epochs=epochs):
         optimizer.train()
         with step:

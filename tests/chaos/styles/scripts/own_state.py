@@ -54,9 +54,10 @@ class RunningStatistics:
         self.seen_in_epoch: dict[str, int] = {}
 
     def update(self, inputs: torch.Tensor, epoch: int) -> None:
-        rows = torch.tensor([float(len(inputs))], dtype=torch.float64)
+        rows = torch.full_like(inputs[0, :1], len(inputs))
         sums = torch.cat([rows, inputs.sum(dim=0), inputs.square().sum(dim=0)])
         dist.all_reduce(sums)
+        sums = sums.cpu()
         count, total, squares = sums.numpy()[:1], sums.numpy()[1:9], sums.numpy()[9:]
         self.count += int(count[0])
         self.total += total
@@ -67,7 +68,8 @@ class RunningStatistics:
     def normalise(self, inputs: torch.Tensor) -> torch.Tensor:
         mean = self.total / self.count
         deviation = np.sqrt(np.maximum(self.squares / self.count - mean**2, 1e-6))
-        return (inputs - torch.from_numpy(mean)) / torch.from_numpy(deviation)
+        mean, deviation = (torch.from_numpy(a).to(inputs.device) for a in (mean, deviation))
+        return (inputs - mean) / deviation
 
     def state_dict(self) -> dict:
         return {
@@ -101,13 +103,14 @@ def custom_tracked(epochs: int) -> None:
 
 
 class Ring:
-    def __init__(self) -> None:
-        self.rows, self.written = torch.zeros(2000, 8, dtype=torch.float64), 0
+    def __init__(self, device: torch.device) -> None:
+        self.rows = torch.zeros(2000, 8, dtype=torch.float64, device=device)
+        self.written = 0
 
 
 class Bank:
-    def __init__(self) -> None:
-        self.ring = Ring()
+    def __init__(self, device: torch.device) -> None:
+        self.ring = Ring(device)
 
     def add(self, row: torch.Tensor) -> None:
         self.ring.rows[self.ring.written % len(self.ring.rows)] = row
@@ -130,7 +133,7 @@ def memory_bank(epochs: int) -> None:
     session = elastic.init()
     model = session.distribute(tasks.net())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-    bank = Bank()
+    bank = Bank(session.device)
     session.track(model=model, optimizer=optimizer, bank=bank)
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):
@@ -190,7 +193,7 @@ def generator_of_ones_own(epochs: int) -> None:
         with step:
             shift = 0.1 * torch.randn(8, generator=generator, dtype=torch.float64)
             for inputs, targets in step.batches():
-                step.backward(F.mse_loss(model(inputs + shift), targets))
+                step.backward(F.mse_loss(model(inputs + shift.to(inputs.device)), targets))
             optimizer.step()
             optimizer.zero_grad()
 
@@ -207,7 +210,7 @@ def generators(epochs: int) -> None:
     data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
     for step in session.steps(data, epochs=epochs):
         with step:
-            keep = torch.rand(8, generator=masks) > 0.1
+            keep = (torch.rand(8, generator=masks) > 0.1).to(session.device)
             factor = float(mixing.beta(4.0, 1.0))
             sign = choices.choice([-1.0, 1.0])
             for inputs, targets in step.batches():

@@ -36,8 +36,9 @@ def byol(epochs: int) -> None:
 
 def _gathered(mine: torch.Tensor) -> torch.Tensor:
     """Everyone's rows; workers may have different numbers of them."""
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    own = torch.tensor([len(mine)], device=mine.device)
+    sizes = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, own)
     most = int(max(sizes))
     padded = F.pad(mine, (0, 0, 0, most - len(mine)))
     return torch.cat([t[: int(n)] for t, n in zip(all_gather(padded), sizes, strict=True)])
@@ -67,8 +68,9 @@ QUEUE = 32
 
 @torch.no_grad()
 def _concat_all_gather(mine: torch.Tensor) -> torch.Tensor:
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([len(mine)]))
+    own = torch.tensor([len(mine)], device=mine.device)
+    sizes = [torch.zeros_like(own) for _ in range(dist.get_world_size())]
+    dist.all_gather(sizes, own)
     most = int(max(sizes))
     padded = F.pad(mine, (0, 0, 0, most - len(mine)))
     rows = [torch.empty_like(padded) for _ in sizes]
@@ -95,7 +97,7 @@ class MoCo(nn.Module):
     @torch.no_grad()
     def _enqueue(self, keys: torch.Tensor) -> None:
         keys = _concat_all_gather(keys)
-        places = (self.pointer + torch.arange(len(keys))) % QUEUE
+        places = (self.pointer + torch.arange(len(keys), device=keys.device)) % QUEUE
         self.queue[places] = keys
         self.pointer[0] = (self.pointer[0] + len(keys)) % QUEUE
 
@@ -121,7 +123,7 @@ def moco(epochs: int) -> None:
         with step:
             for inputs, targets in step.batches():
                 logits = model(inputs, inputs + 0.1 * targets)
-                labels = torch.zeros(len(logits), dtype=torch.int64)
+                labels = torch.zeros(len(logits), dtype=torch.int64, device=logits.device)
                 step.backward(F.cross_entropy(logits, labels))
             optimizer.step()
             optimizer.zero_grad()

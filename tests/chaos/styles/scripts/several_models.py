@@ -42,7 +42,7 @@ def gan(epochs: int) -> None:
         with step:
             for real, noise in step.batches():
                 fake = generator(noise)
-                ones = torch.ones(len(real), 1, dtype=torch.float64)
+                ones = torch.ones_like(real[:, :1])
 
                 optimizer_d.zero_grad()
                 on_both = discriminator(torch.cat([real, fake.detach()]))
@@ -63,7 +63,7 @@ def gan_toggled(epochs: int) -> None:
     for step in session.steps(data, epochs=epochs):
         with step:
             for real, noise in step.batches():
-                ones = torch.ones(len(real), 1, dtype=torch.float64)
+                ones = torch.ones_like(real[:, :1])
                 discriminator.requires_grad_(True)
                 fake = generator(noise)
                 optimizer_d.zero_grad()

@@ -372,7 +372,7 @@ class JobState:
         grown = _names(extra.get("beyond_modules", []), "tensors")
         built = {name: tensor for name, tensor in tensors.items() if name not in grown}
         self._require_same_structure(as_built(describe(built), reshaped))
-        self.buffers.make_room(states)
+        self.buffers.make_room(states, reshaped)
         self.buffers.receive_caches(_names(extra.get("caches", []), "caches"))
         self._unshare_values()
         # The script's values first: another object may hold a tensor that is among them.
@@ -695,6 +695,7 @@ class BuiltBuffers:
 
     def __init__(self) -> None:
         self._built: dict[str, TensorSpec] = {}
+        self._names: set[str] = set()  # also of those that were None
         self._modules: dict[str, nn.Module] = {}
         self._shapes: dict[str, torch.Size | None] = {}
         self._caches: set[str] = set()
@@ -706,6 +707,7 @@ class BuiltBuffers:
             return
         self._modules[name] = module
         self._built.update(_specs(name, module))
+        self._names.update(f"{name}.{path}" for path, *_ in _slots(module))
         self._shapes.update((path, _shape(owner[key])) for path, owner, key in self._left_out(name))
 
     @property
@@ -737,19 +739,35 @@ class BuiltBuffers:
         now = [pair for name, module in self._modules.items() for pair in _specs(name, module)]
         return {name: self._built.get(name) for name, s in now if self._built.get(name) != s}
 
-    def make_room(self, states: Mapping[str, Any]) -> None:
+    def make_room(
+        self, states: Mapping[str, Any], reshaped: Mapping[str, TensorSpec | None]
+    ) -> None:
         """Give each buffer the shape that it has in the states that come, which are keyed by
-        module: load_state_dict() fills only what is there."""
+        module: load_state_dict() fills only what is there. A script may register buffers only in
+        its first forward pass: such ones are registered, or removed, here.
+
+        reshaped: that of the sender.
+        """
         for name, module in self._modules.items():
             here = module.state_dict().keys()  # a class may leave some out
-            for path, owner, key in _slots(module):
+            device = next((p.device for p in module.parameters()), None)
+            slots = {path: (owner, key) for path, owner, key in _slots(module)}
+            for path, (owner, key) in slots.items():
                 live, saved = owner[key], states[name].get(path)
                 if isinstance(saved, torch.Tensor):
                     if live is None or live.shape != saved.shape:
-                        device = next((p.device for p in module.parameters()), saved.device)
-                        owner[key] = torch.empty_like(saved, device=device)
-                elif f"{name}.{path}" not in self._built and path in here:
+                        owner[key] = torch.empty_like(saved, device=device or saved.device)
+                elif path in here and f"{name}.{path}" not in self._names:
+                    del owner[key]
+                elif path in here and f"{name}.{path}" not in self._built:
                     owner[key] = None
+            inside = dict(module.named_modules())
+            for path, saved in states[name].items():
+                at, _, key = path.rpartition(".")
+                if path not in slots and f"{name}.{path}" in reshaped and at in inside:
+                    inside[at].__dict__.pop(key, None)  # as in `self.center = None`
+                    room = torch.empty_like(saved, device=device or saved.device)
+                    inside[at].register_buffer(key, room)
 
     def _left_out(self, name: str) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str]]:
         for path, owner, key in _slots(self._modules[name], persistent=False):

@@ -84,6 +84,9 @@ class Undo:
         self._gap_set: set[int] = set()
         self._blocks = 0
         self._large_bytes = 0
+        self._buffers: list[dict[str, torch.Tensor | None]] = []
+        """Those of each module. A script may register one in its first forward pass."""
+        self._buffer_counts: list[int] = []
         self._learning = False
         """Whether this block learns."""
         self._learns = True
@@ -100,6 +103,7 @@ class Undo:
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
         self._call_signs: list[object] = []
+        self._call_buffers: list[int] = []
         self._call_undo: Undo | None = None
         """The copies of a call, if more is tracked than at the block's begin. Marks here stay."""
         self._calls: dict[str, _Calls] = {}
@@ -130,7 +134,10 @@ class Undo:
         """A step is handed out: copy what its block may change."""
         began_s = time.perf_counter()
         if self._version != self._state.version:
-            self._enumerate()
+            self._enumerate(is_new=True)
+        elif list(map(len, self._buffers)) != self._buffer_counts:
+            self._copy(set())  # raises if parameters are gone, as by pruning
+            self._enumerate(is_new=True)
         marks = [mark() for mark in self._mark_large]
         if self._commit is not None:
             self._note_gap(self._commit, marks)
@@ -173,7 +180,7 @@ class Undo:
         if self._blocks % _SIZES_EVERY == 0 and any(map(is_large, self._small)):
             self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
-            self._enumerate()
+            self._enumerate(is_new=self._version != self._state.version)
         if self._learning:
             self._learnt_at_s = time.perf_counter()
         self._learns = self._schedule()
@@ -213,6 +220,7 @@ class Undo:
 
     def put_back(self) -> bool:
         """Undo what the block has changed; return whether that was possible."""
+        _remove_newest(self._buffers, self._buffer_counts)
         changed = set() if self._learning else self._changed_since(self._begin)
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
@@ -237,6 +245,7 @@ class Undo:
 
     def put_back_for_retry(self) -> None:
         """The same step is handed out again: put small state back, and large if it has changed."""
+        _remove_newest(self._buffers, self._buffer_counts)
         self._state.put_back_late()
         if self._retry is not None:
             changed = self._changed_since(self._retry) | self._gap_set
@@ -267,9 +276,10 @@ class Undo:
                 wait_for_device=self._wait_for_device,
                 on_costly=self._on_costly,
             )
-            self._call_undo._enumerate()
+            self._call_undo._enumerate(is_new=True)
             self._call_undo.begin_call(place)
             return
+        self._call_buffers = list(map(len, self._buffers))
         known = self._calls.setdefault(place, _Calls())
         began_s = time.perf_counter()
         is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
@@ -293,6 +303,7 @@ class Undo:
         call = self._call
         if call is None:
             return True
+        _remove_newest(self._buffers, self._call_buffers)
         whole = self._changed_since(call) <= call.large.keys()
         self._restore(call)
         self._renew_other_signs(call.marks)
@@ -502,14 +513,16 @@ class Undo:
         for cell, copy in zip(self._small, mark.small, strict=True):
             cell.put_back(copy)
 
-    def _enumerate(self) -> None:
-        """List the cells of all that is tracked."""
-        is_new = self._version != self._state.version
+    def _enumerate(self, *, is_new: bool) -> None:
+        """List the cells of all that is tracked. is_new: learn, since something is new."""
         self._version = self._state.version
         names = [cell.name for cell in self._large]
         block = {names[i] for i in self._block_set}
         gap = {names[i] for i in self._gap_set}
         self._large, self._small = cells_of(self._state.undoable, self._device)
+        modules = self._state.modules().values()
+        self._buffers = [inner._buffers for module in modules for inner in module.modules()]
+        self._buffer_counts = list(map(len, self._buffers))
         self._large_bytes = sum(cell.size_bytes() for cell in self._large)
         if is_new:
             known, self._handed_on = self._handed_on, None
@@ -537,6 +550,13 @@ class Undo:
         self._commit = self._call = None
         self._calls = {}
         self._begin = _Mark()
+
+
+def _remove_newest(buffers: list[dict[str, torch.Tensor | None]], counts: list[int]) -> None:
+    """Remove the buffers that were registered since there were as many as in `counts`."""
+    for held, count in zip(buffers, counts, strict=True):
+        while len(held) > count:
+            held.popitem()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -276,3 +276,28 @@ def wrapper_module(epochs: int) -> None:
                 step.backward(trainer(inputs, targets))
             optimizer.step()
             optimizer.zero_grad()
+
+
+class Scaled(nn.Module):
+    """Scales its outputs by an average norm, in a buffer that its first forward pass makes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = tasks.net()
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "scale"):
+            self.register_buffer("scale", torch.ones_like(self.net[2].bias))
+        if self.training:
+            with torch.no_grad():
+                self.scale.mul_(0.9).add_(0.1 * self.net[0].weight.norm())
+        return self.net(inputs) * self.scale
+
+
+def buffers_made_by_forward(epochs: int) -> None:
+    """A module that registers its buffer in its first forward pass, and changes it in each."""
+    session = elastic.init()
+    model = session.distribute(Scaled())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.005, momentum=0.9)
+    session.track(model=model, optimizer=optimizer)
+    tasks.train(session, model, optimizer, epochs)

@@ -254,6 +254,41 @@ def test_buffers_that_changed_shape_are_restored_on_another_member(there: bool, 
     assert receiver.signature() == observed(seen=False).signature()
 
 
+class Centred(nn.Module):
+    """Registers its buffer in its first forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        if not hasattr(self, "centre"):
+            self.register_buffer("centre", torch.zeros(3))
+        outputs = self.layer(inputs)
+        self.centre = 0.9 * self.centre + outputs.detach().mean(dim=0)
+        return outputs - self.centre
+
+
+@pytest.mark.parametrize(("there", "here"), [(True, False), (False, True), (True, True)])
+def test_buffers_registered_in_a_forward_pass_are_restored_on_another_member(
+    there: bool, here: bool
+) -> None:
+    states = []
+    for seen in (there, here):
+        state = tracking({"model": nn.Sequential(Centred())})
+        if seen:
+            state.modules()["model"](torch.ones(1, 2))
+        states.append(state)
+    sender, receiver = states
+    assert sender.signature() == receiver.signature()
+    restore(receiver, sender)
+    assert receiver.digest() == sender.digest()
+    assert same(receiver.tracked["model"].state_dict(), sender.tracked["model"].state_dict())
+    for state in states:
+        state.modules()["model"](torch.ones(1, 2))
+    assert same(receiver.tracked["model"].state_dict(), sender.tracked["model"].state_dict())
+
+
 def test_tracking_a_module_again_does_not_change_its_signature() -> None:
     sender, receiver = observed(seen=True), observed(seen=False)
     sender.track(dict(sender.modules()))

@@ -45,8 +45,11 @@ class Calls:
     def count(self) -> None:
         self.values["evaluations"] = self.values.get("evaluations", 0) + 1
 
+    def register(self) -> None:
+        self.model.register_buffer("evaluated", torch.ones(2))
 
-@pytest.mark.parametrize("change", ["swap_in", "swap_in_data", "count"])
+
+@pytest.mark.parametrize("change", ["swap_in", "swap_in_data", "count", "register"])
 @pytest.mark.parametrize("earlier", [0, 3])
 def test_changes_of_a_lost_call_are_undone(change: str, earlier: int) -> None:
     calls = Calls()

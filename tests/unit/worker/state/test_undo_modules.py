@@ -169,6 +169,24 @@ def test_a_buffer_first_filled_in_a_lost_block_is_none_again() -> None:
     assert net.cache is None
 
 
+@pytest.mark.parametrize("length", [3, WIDE * WIDE])
+def test_a_buffer_registered_in_a_lost_block_is_removed_and_later_put_back(length: int) -> None:
+    net = nn.Sequential(layer(4), nn.ReLU())
+
+    def centre() -> None:
+        if not hasattr(net[1], "centre"):
+            net[1].register_buffer("centre", torch.zeros(length))
+        net[1].centre += 1.0
+
+    script = Script(model=net)
+    assert script.lost(centre)
+    assert not hasattr(net[1], "centre")
+    for _ in range(3):
+        script.block(centre)
+        assert script.lost(centre)
+    assert net[1].centre.unique().tolist() == [3.0]
+
+
 def test_what_a_metric_collects_in_a_lost_block_is_removed() -> None:
     metric = Collecting()
     script = Script(metric=metric)

@@ -258,8 +258,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"of the others: {f['names']}"
     ),
     "step_copies_state": lambda f: (
-        f"every step copies {int(f['bytes']) / 1e6:.1f} MB in {f['copy_ms']} ms ({f['names']}): "
-        f"{f['advice']}"
+        f"every step copies {f['names']} ({int(f['bytes']) / 1e6:.1f} MB of tensors, "
+        f"{f['copy_ms']} ms): {f['advice']}"
     ),
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
     "output_lost": lambda f: (

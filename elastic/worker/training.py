@@ -110,6 +110,7 @@ class Training:
             device=control.backend.device,
             wait_for_device=control.backend.wait_for_device,
             on_costly=self._tell_cost,
+            on_slow=self._tell_slow_copies,
         )
         self._data: DataLoader | None = None
         self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
@@ -870,6 +871,22 @@ class Training:
                 "advice": "these change before the step's last collective, so every step copies "
                 "them; make all collectives, step.mean() included, before the first "
                 "optimizer.step() to avoid that",
+            },
+        )
+
+    def _tell_slow_copies(self, names: list[str], copy_s: float) -> None:
+        """Report state that takes long to copy although its tensors are small."""
+        if self._joining().rank != 0:
+            return
+        self.control.reports.notice(
+            "step_copies_state",
+            {
+                "names": ", ".join(names),
+                "bytes": "0",
+                "copy_ms": f"{copy_s * 1000:.3g}",
+                "advice": "every step copies these twice, because they are many objects or NumPy's "
+                "arrays, whose changes cannot be seen; keep them in a few tensors, or outside of "
+                "what is tracked",
             },
         )
 

@@ -49,6 +49,8 @@ _LEARNING_FACTOR = 300.0
 _QUICKLY_LEARNT_BYTES = 2**24
 _RARE_CALL_FACTOR = 50.0  # calls are rare if this many copies of everything fit between two
 _COSTLY_BYTES = 2**20
+_SLOW_S = 0.001
+_SLOW_PART = 0.01  # of a block, which makes two copies
 _NO_COPIES: Mapping[int, Copy] = {}
 
 
@@ -57,6 +59,8 @@ class Undo:
 
     wait_for_device: returns when what was queued so far is done.
     on_costly: called with names, bytes and copying time in s of large state copied at every block.
+    on_slow: called with names of small state and the time in s that a copy of it takes, if that is
+        a noticeable part of a block.
     """
 
     def __init__(
@@ -66,11 +70,12 @@ class Undo:
         device: torch.device,
         wait_for_device: Callable[[], None],
         on_costly: Callable[[list[str], int, float], None],
+        on_slow: Callable[[list[str], float], None],
     ) -> None:
         self._state = state
         self._device = device
         self._wait_for_device = wait_for_device
-        self._on_costly = on_costly
+        self._on_costly, self._on_slow = on_costly, on_slow
         self._version = -1
         self._large: list[Cell] = []
         self._small: list[Cell] = []
@@ -113,6 +118,8 @@ class Undo:
         self._missed = False
         self._reported_names: list[str] = []
         self._cost_unreported = False
+        self._slow_names: list[str] = []
+        self._paced_from = (0, 0.0)  # a number of blocks, and when it was reached
 
     @property
     def holds_commit(self) -> bool:
@@ -187,6 +194,7 @@ class Undo:
         self._mark_commit()
         if self._is_scheduled():
             self._state.capture()
+            self._tell_slow()
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, is in place. at_commit: it is a commit mark."""
@@ -275,6 +283,7 @@ class Undo:
                 device=self._device,
                 wait_for_device=self._wait_for_device,
                 on_costly=self._on_costly,
+                on_slow=self._on_slow,
             )
             self._call_undo._enumerate(is_new=True)
             self._call_undo.begin_call(place)
@@ -477,6 +486,20 @@ class Undo:
             self._on_costly(names, total, took_s)
         return mark
 
+    def _tell_slow(self) -> None:
+        """Report small state that takes long to copy, such as many objects, or large arrays."""
+        blocks, at_s = self._paced_from
+        self._paced_from = self._blocks, time.perf_counter()
+        if not 0 < blocks < self._blocks:
+            return
+        block_s = (self._paced_from[1] - at_s) / (self._blocks - blocks)
+        least_s = max(_SLOW_S, _SLOW_PART * block_s)
+        slow = {cell.name: took_s for cell in self._small if (took_s := _copy_s(cell)) > least_s}
+        if [*slow] != self._slow_names:
+            self._slow_names = [*slow]
+            if slow:
+                self._on_slow(self._slow_names, sum(slow.values()))
+
     # ---- copies
 
     def _copy(
@@ -550,6 +573,18 @@ class Undo:
         self._commit = self._call = None
         self._calls = {}
         self._begin = _Mark()
+
+
+def _copy_s(cell: Cell) -> float:
+    """Return the seconds of processor time that a copy takes: the least of two, if it is long."""
+    least_s = math.inf
+    for _ in range(2):
+        began_s = time.thread_time()
+        cell.copy()
+        least_s = min(least_s, time.thread_time() - began_s)
+        if least_s < _SLOW_S:
+            break
+    return least_s
 
 
 def _remove_newest(buffers: list[dict[str, torch.Tensor | None]], counts: list[int]) -> None:

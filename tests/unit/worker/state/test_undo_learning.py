@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -148,3 +149,22 @@ def test_a_worker_that_tracks_something_else_learns_by_itself() -> None:
     joins.state.track({"late": layer()})
     joins.undo.take_over(first.undo.learnt())
     assert joins.lost(add(twin))
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{str(n): {"n": n} for n in range(20_000)}, np.ones(20_000_000)],
+    ids=["dicts", "array"],
+)
+def test_small_state_that_takes_long_to_copy_is_reported_once(values: Any) -> None:
+    script = Script(model=layer())
+    script.state.values["values"] = values
+    script.learn()
+    assert script.slow == [["session.state"]]
+
+
+def test_small_state_that_is_quickly_copied_is_not_reported() -> None:
+    script = Script(model=layer())
+    script.state.values["values"] = list(range(100))
+    script.learn()
+    assert script.slow == []

@@ -33,12 +33,14 @@ class Script:
         self.collectives = 0
         self.told: list[tuple[list[str], int]] = []
         self.copying_s: list[float] = []
+        self.slow: list[list[str]] = []
         self.optimizers = Optimizers(self.state)
         self.undo = Undo(
             self.state,
             device=CPU,
             wait_for_device=nothing,
             on_costly=self.costly,
+            on_slow=lambda names, _: self.slow.append(names),
         )
         for optimizer in self.state.optimizers():
             optimizer.register_step_post_hook(lambda o, *_: self.optimizers.stepped(o))

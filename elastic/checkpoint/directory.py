@@ -112,6 +112,8 @@ def open_directory(url: str) -> CheckpointDirectory:
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 # The errors of opening a path that does not exist, or that lies below a file.
 _ABSENT = (FileNotFoundError, NotADirectoryError)
+# Those of a path that a user must correct.
+_WRONG_PATHS = (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
 
 
 class LocalDirectory:
@@ -189,12 +191,12 @@ class LocalDirectory:
             return sorted(os.listdir(path))
         except FileNotFoundError:
             return []
-        except (NotADirectoryError, PermissionError) as error:
-            raise ConfigurationError(
-                f"the checkpoint directory {path} cannot be listed: "
-                f"{_reason(error)}; {_advice(error)}"
-            ) from error
         except OSError as error:
+            if error.errno in _WRONG_PATHS:
+                raise ConfigurationError(
+                    f"the checkpoint directory {path} cannot be listed: "
+                    f"{_reason(error)}; {_advice(error)}"
+                ) from error
             raise TransientError(f"listing {path} failed: {_reason(error)}") from error
 
     def remove(self, relative: str) -> None:

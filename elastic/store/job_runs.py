@@ -55,7 +55,7 @@ class RunEnd:
     def how_to_go_on(self, job: str) -> str:
         """The advice for a person who wants to train further."""
         if self.left:
-            return "start it again to go on from its newest checkpoint"
+            return "start it again to go on from its newest checkpoint, if it has any"
         forget = f"`elastic forget {self.run_id} --job {job}`"
         return f"train again with another --run-id, or after {forget}"
 

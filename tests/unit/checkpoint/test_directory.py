@@ -176,10 +176,18 @@ class TestLocal:
             with pytest.raises(CheckpointWriteError, match=r"Not a directory.*bytes free"):
                 directory.write("step-000000001/a", b"x")
 
-    def test_listing_a_file_is_a_configuration_error(self, tmp_path: Path) -> None:
+    def test_listing_what_can_be_no_directory_is_a_configuration_error(
+        self, tmp_path: Path
+    ) -> None:
         (tmp_path / "file").write_text("x")
-        with pytest.raises(ConfigurationError, match="Not a directory"):
-            open_directory(str(tmp_path / "file")).list()
+        (tmp_path / "loop").symlink_to("loop")
+        for name, reason in (
+            ("file", "Not a directory"),
+            ("loop", "Too many levels"),
+            ("n" * 300, "File name too long"),
+        ):
+            with pytest.raises(ConfigurationError, match=reason):
+                open_directory(str(tmp_path / name)).list()
 
     @pytest.mark.skipif(os.getuid() != 0, reason="mounting needs root")
     def test_a_full_disk_fails_the_write_and_keeps_older_files(self, small_disk: Path) -> None:

@@ -50,6 +50,7 @@ _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
 _SOME_ELEMENTS = 32
 _ALIGNED_TO = 64  # bytes, like torch's own memory
+_STAGES = "_per_optimizer_states"  # of a GradScaler
 _EXTRA_STATE = "_extra_state"  # of which ExtraState takes care
 
 
@@ -519,21 +520,36 @@ class ScriptValues(Object):
 
 
 class Scaler(Object):
-    """A GradScaler, with each optimizer's stage since `update()`, absent from its state_dict()."""
+    """A GradScaler, with each optimizer's stage since `update()`, absent from its state_dict().
+
+    That reads the scale, for which the host would wait for the device; its attributes are copied on
+    the device.
+    """
 
     def copy(self) -> Copy:
-        return copy_tree(self._tracked.state_dict()), self._stages()
+        return copy_tree(self._attributes()), self._stages()
 
     def put_back(self, copy: Copy) -> None:
-        state, stages = copy
-        self._tracked.load_state_dict(copy_tree(state))
+        attributes, stages = copy
+        for name, value in attributes.items():
+            held = getattr(self._tracked, name, None)
+            if isinstance(held, torch.Tensor) and isinstance(value, torch.Tensor):
+                held.copy_(value)
+            else:
+                setattr(self._tracked, name, copy_tree(value))
         states = self._states()
         states.clear()
         for optimizer, stage in stages.items():
             states[optimizer].update(stage)
 
     def differs(self, copy: Copy) -> bool:
-        return self._stages() != copy[1] or not trees_equal(self._tracked.state_dict(), copy[0])
+        attributes, stages = copy
+        return not (
+            trees_equal(self._attributes(), attributes) and trees_equal(self._stages(), stages)
+        )
+
+    def _attributes(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self._tracked).items() if k != _STAGES}
 
     def _stages(self) -> dict[int, dict[str, Any]]:
         states = self._states()
@@ -541,7 +557,7 @@ class Scaler(Object):
 
     def _states(self) -> dict[int, Any]:
         """Return the scaler's own record; a scaler that is not enabled has none."""
-        return getattr(self._tracked, "_per_optimizer_states", {})
+        return getattr(self._tracked, _STAGES, {})
 
 
 class OwnState(Object):

@@ -118,7 +118,7 @@ class Undo:
         self._missed = False
         self._reported_names: list[str] = []
         self._cost_unreported = False
-        self._slow_names: list[str] = []
+        self._slow_names: set[str] = set()
         self._paced_from = (0, 0.0)  # a number of blocks, and when it was reached
 
     @property
@@ -140,9 +140,7 @@ class Undo:
     def begin(self) -> None:
         """A step is handed out: copy what its block may change."""
         began_s = time.perf_counter()
-        if self._version != self._state.version:
-            self._enumerate(is_new=True)
-        elif list(map(len, self._buffers)) != self._buffer_counts:
+        if self._has_other_state():
             self._copy(set())  # raises if parameters are gone, as by pruning
             self._enumerate(is_new=True)
         marks = [mark() for mark in self._mark_large]
@@ -187,7 +185,7 @@ class Undo:
         if self._blocks % _SIZES_EVERY == 0 and any(map(is_large, self._small)):
             self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
-            self._enumerate(is_new=self._version != self._state.version)
+            self._enumerate(is_new=self._has_other_state())
         if self._learning:
             self._learnt_at_s = time.perf_counter()
         self._learns = self._schedule()
@@ -494,11 +492,11 @@ class Undo:
             return
         block_s = (self._paced_from[1] - at_s) / (self._blocks - blocks)
         least_s = max(_SLOW_S, _SLOW_PART * block_s)
-        slow = {cell.name: took_s for cell in self._small if (took_s := _copy_s(cell)) > least_s}
-        if [*slow] != self._slow_names:
-            self._slow_names = [*slow]
-            if slow:
-                self._on_slow(self._slow_names, sum(slow.values()))
+        others = [cell for cell in self._small if cell.name not in self._slow_names]
+        slow = {cell.name: took_s for cell in others if (took_s := _copy_s(cell)) > least_s}
+        if slow:
+            self._slow_names.update(slow)
+            self._on_slow([*slow], sum(slow.values()))
 
     # ---- copies
 
@@ -535,6 +533,13 @@ class Undo:
             self._large[index].put_back(copy)
         for cell, copy in zip(self._small, mark.small, strict=True):
             cell.put_back(copy)
+
+    def _has_other_state(self) -> bool:
+        """Whether the script has tracked objects or registered buffers since `_enumerate`."""
+        return (
+            self._version != self._state.version
+            or list(map(len, self._buffers)) != self._buffer_counts
+        )
 
     def _enumerate(self, *, is_new: bool) -> None:
         """List the cells of all that is tracked. is_new: learn, since something is new."""
@@ -576,9 +581,9 @@ class Undo:
 
 
 def _copy_s(cell: Cell) -> float:
-    """Return the seconds of processor time that a copy takes: the least of two, if it is long."""
+    """Return the seconds of processor time that a copy takes: the least of three, if it is long."""
     least_s = math.inf
-    for _ in range(2):
+    for _ in range(3):
         began_s = time.thread_time()
         cell.copy()
         least_s = min(least_s, time.thread_time() - began_s)

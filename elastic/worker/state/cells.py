@@ -165,7 +165,7 @@ class ModuleTensors:
         for tensor, memory in zip(present(tensors), data, strict=True):
             if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
                 tensor.data = memory
-        _put_back(data, content)
+        put_content(data, content)
 
     def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
         tensors, _, content, _ = copy
@@ -356,7 +356,7 @@ class OptimizerState:
                 kept.update(_containers(values))
             else:
                 state[parameter] = _containers(values)
-        _put_back(data, content)
+        put_content(data, content)
 
     def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
         keys, data, content = copy
@@ -927,7 +927,11 @@ def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in attributes.items() if type(value) in UNCHANGING}
 
 
-def _put_back(data: list[torch.Tensor], content: list[torch.Tensor]) -> None:
+def put_content(
+    tensors: Sequence[torch.Tensor | None], content: Sequence[torch.Tensor | None]
+) -> None:
+    """Copy `content` into the tensors; None stands for nothing on both sides."""
+    data, content = present(tensors), present(content)
     if not data:
         return
     # A tensor that was made in inference mode can be written to only in it.

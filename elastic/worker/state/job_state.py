@@ -8,12 +8,14 @@ from __future__ import annotations
 import dataclasses
 import operator
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_buffer_registration_hook
 
 from elastic.checkpoint import documents
 from elastic.checkpoint.documents import Json
@@ -122,7 +124,7 @@ class JobState:
         self.results = Values()
         """Results of `session.run` calls between two loops, for workers that skip these."""
         self.gradients = Gradients()
-        self.buffers = BuiltBuffers()
+        self.buffers = BuiltBuffers(self._grew)
         self._scripts: dict[str, Stateful] = {}
         self._rank_local: set[str] = set()
         self.means = Values()
@@ -139,7 +141,8 @@ class JobState:
         self.late: dict[str, Any] = {}
         """First states of the own objects that came to be tracked since the block's begin."""
         self.version = 0
-        """Grows with each object that is tracked."""
+        """Grows with each object that is tracked, and with each buffer that a script registers
+        later, as in a first forward pass."""
 
     def track(self, objects: Mapping[str, Stateful], *, rank_local: bool = False) -> None:
         """Add the script's objects. rank_local: members may differ. Raises ConfigurationError."""
@@ -175,6 +178,9 @@ class JobState:
             tracked.load_state_dict(self._received_early.pop(name))
         self.late[name] = copy_tree(tracked.state_dict())
         self.version += 1
+
+    def _grew(self, by: int) -> None:
+        self.version += by
 
     def put_back_late(self) -> None:
         """Undo changes to objects that came to be tracked in a block that is given up."""
@@ -685,15 +691,36 @@ Slot = tuple[int, str]
 """Where a buffer is: the id of its module, and its name in that module."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class LateBuffer:
+    """A buffer that a script has registered after its module was tracked, and its first content."""
+
+    module: nn.Module
+    name: str
+    tensor: torch.Tensor | None
+    content: torch.Tensor | None
+
+
 class BuiltBuffers:
     """The buffers of tracked modules as the script built them, which all members must build alike.
 
     Buffers that are not part of a module's state (persistent=False) are not sent. If one has
     changed in shape it is a cache, which a worker that joins fills by itself and has in another
     shape until then. So members must not broadcast it, and all must leave out the same ones.
+
+    on_late: called with the number of buffers that a script has registered later. It is negative
+        if they were removed with a block that is given up.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, on_late: Callable[[int], None]) -> None:
+        self.late: list[LateBuffer] = []
+        """Those since the begin of the block."""
+        self._on_late = on_late
+        self._inside: dict[int, nn.Module] = {}
+        self.made: dict[Slot, torch.Tensor] = {}
+        """Those that `make_room` registered, until the script does so, or a block has ended."""
+        self._makes_room = False
+        _call_when_registered(self)
         self._built: dict[str, TensorSpec] = {}
         self._names: set[str] = set()  # also of those that were None
         self._modules: dict[str, nn.Module] = {}
@@ -706,9 +733,37 @@ class BuiltBuffers:
         if name in self._modules:
             return
         self._modules[name] = module
+        self._inside.update((id(inner), inner) for inner in module.modules())
         self._built.update(_specs(name, module))
         self._names.update(f"{name}.{path}" for path, *_ in _slots(module))
         self._shapes.update((path, _shape(owner[key])) for path, owner, key in self._left_out(name))
+
+    def registering(
+        self, module: nn.Module, name: str, tensor: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        """The script registers a buffer. Returns the tensor to register instead, if any: a worker
+        that joins has received this buffer's content before its own first forward pass."""
+        slot = id(module), name
+        if self._makes_room or slot[0] not in self._inside:
+            return None
+        made = self.made.pop(slot, None)
+        if made is not None and tensor is not None and module._buffers.get(name) is made:
+            return made if (made.shape, made.dtype) == (tensor.shape, tensor.dtype) else None
+        if name not in module._buffers:
+            content = None if tensor is None else tensor.detach().clone()
+            self.late.append(LateBuffer(module, name, tensor, content))
+            self._on_late(1)
+        return None
+
+    def remove_late(self, since: int = 0) -> list[nn.Module]:
+        """Remove the buffers of a block that is given up, but the first `since` of them. Returns
+        their modules."""
+        removed, self.late[since:] = self.late[since:], []
+        for late in removed:
+            late.module._buffers.pop(late.name, None)
+            late.module._non_persistent_buffers_set.discard(late.name)
+        self._on_late(-len(removed))
+        return [late.module for late in removed]
 
     @property
     def caches(self) -> list[str]:
@@ -735,9 +790,11 @@ class BuiltBuffers:
         )
 
     def reshaped(self) -> dict[str, TensorSpec | None]:
-        """Return the built specs of buffers that differ by now; None: the buffer was not built."""
-        now = [pair for name, module in self._modules.items() for pair in _specs(name, module)]
-        return {name: self._built.get(name) for name, s in now if self._built.get(name) != s}
+        """Return the built specs of buffers that differ by now, or are gone; None: the buffer was
+        not built."""
+        now = dict(pair for name, module in self._modules.items() for pair in _specs(name, module))
+        names = now.keys() | self._built.keys()
+        return {n: self._built.get(n) for n in sorted(names) if self._built.get(n) != now.get(n)}
 
     def make_room(
         self, states: Mapping[str, Any], reshaped: Mapping[str, TensorSpec | None]
@@ -748,6 +805,7 @@ class BuiltBuffers:
 
         reshaped: that of the sender.
         """
+        rooms: dict[tuple[object, ...], torch.Tensor] = {}
         for name, module in self._modules.items():
             here = module.state_dict().keys()  # a class may leave some out
             device = next((p.device for p in module.parameters()), None)
@@ -758,28 +816,58 @@ class BuiltBuffers:
                     if live is None or live.shape != saved.shape:
                         owner[key] = torch.empty_like(saved, device=device or saved.device)
                 elif path in here and f"{name}.{path}" not in self._names:
-                    del owner[key]
-                elif path in here and f"{name}.{path}" not in self._built:
+                    states[name][path] = live  # the sender will register it, too
+                elif path in here and (
+                    f"{name}.{path}" not in self._built or f"{name}.{path}" in reshaped
+                ):
                     owner[key] = None
             inside = dict(module.named_modules())
             for path, saved in states[name].items():
                 at, _, key = path.rpartition(".")
-                if path not in slots and f"{name}.{path}" in reshaped and at in inside:
-                    inside[at].__dict__.pop(key, None)  # as in `self.center = None`
-                    room = torch.empty_like(saved, device=device or saved.device)
-                    inside[at].register_buffer(key, room)
+                is_buffer = f"{name}.{path}" in reshaped or f"{name}.{path}" in self._names
+                if path not in slots and is_buffer and at in inside:
+                    room = rooms.get(_place(saved))
+                    if room is None:
+                        room = torch.empty_like(saved, device=device or saved.device)
+                        rooms[_place(saved)] = room  # modules may share it
+                    self._register(inside[at], key, room)
+
+    def _register(self, module: nn.Module, name: str, room: torch.Tensor) -> None:
+        module.__dict__.pop(name, None)  # as in `self.center = None`
+        self._makes_room = True
+        try:
+            module.register_buffer(name, room)
+        finally:
+            self._makes_room = False
+        self.made[id(module), name] = room
+        self._on_late(1)
 
     def _left_out(self, name: str) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str]]:
         for path, owner, key in _slots(self._modules[name], persistent=False):
             yield f"{name}.{path}", owner, key
 
 
+def _call_when_registered(buffers: BuiltBuffers) -> None:
+    """Call `buffers.registering` at each registration, as long as the object lives."""
+    known = weakref.ref(buffers)
+
+    def registering(
+        module: nn.Module, name: str, tensor: torch.Tensor | None
+    ) -> torch.Tensor | None:
+        living = known()
+        return None if living is None else living.registering(module, name, tensor)
+
+    handle = register_module_buffer_registration_hook(registering)  # type: ignore[arg-type]
+    weakref.finalize(buffers, handle.remove)
+
+
 def as_built(
     specs: Iterable[TensorSpec], reshaped: Mapping[str, TensorSpec | None]
 ) -> tuple[TensorSpec, ...]:
-    """Return the specs as they were before buffers were given other shapes."""
-    built = (reshaped.get(spec.name, spec) for spec in specs)
-    return tuple(spec for spec in built if spec is not None)
+    """Return the specs as they were before buffers were given other shapes, or removed."""
+    now = {spec.name: spec for spec in specs}
+    built = {**now, **reshaped}
+    return tuple(spec for _, spec in sorted(built.items()) if spec is not None)
 
 
 def to_json(reshaped: Mapping[str, TensorSpec | None]) -> Json:

@@ -215,10 +215,10 @@ def _slots_of(kind: type) -> Iterator[str]:
 
 def _with_containers(module: nn.Module) -> list[dict[str, Any]]:
     """Return the attributes of the modules in which a script keeps containers, as metrics do."""
-    return [vars(m) for m in module.modules() if _is_own(m) and _containers(vars(m))]
+    return [vars(m) for m in module.modules() if is_own(m) and _containers(vars(m))]
 
 
-def _is_own(module: nn.Module) -> bool:
+def is_own(module: nn.Module) -> bool:
     """Return whether the class is not torch's: torch's keep their state in buffers."""
     return not type(module).__module__.startswith("torch.nn.")
 

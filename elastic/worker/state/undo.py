@@ -36,9 +36,12 @@ from elastic.worker.state.cells import (
     OptimizerState,
     cells_of,
     is_large,
+    put_content,
     seems_to_differ,
 )
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.signs import is_own
+from elastic.worker.state.tree import UNCHANGING, copy_tree
 
 _RELEARN_EVERY = 512  # blocks
 _SIZES_EVERY = 16  # blocks: small state, such as `session.state`, may grow to hold weights
@@ -89,9 +92,10 @@ class Undo:
         self._gap_set: set[int] = set()
         self._blocks = 0
         self._large_bytes = 0
-        self._buffers: list[dict[str, torch.Tensor | None]] = []
-        """Those of each module. A script may register one in its first forward pass."""
-        self._buffer_counts: list[int] = []
+        self._attributes: list[dict[str, Any]] = []
+        """Those of each module of the script's own classes. A forward pass that registers a buffer
+        may note there that it has."""
+        self._attributes_at_begin: list[dict[str, Any]] = []
         self._learning = False
         """Whether this block learns."""
         self._learns = True
@@ -108,7 +112,8 @@ class Undo:
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
         self._call_signs: list[object] = []
-        self._call_buffers: list[int] = []
+        self._call_late = 0  # buffers that were registered before the call
+        self._call_attributes: list[dict[str, Any]] = []
         self._call_undo: Undo | None = None
         """The copies of a call, if more is tracked than at the block's begin. Marks here stay."""
         self._calls: dict[str, _Calls] = {}
@@ -140,7 +145,7 @@ class Undo:
     def begin(self) -> None:
         """A step is handed out: copy what its block may change."""
         began_s = time.perf_counter()
-        if self._has_other_state():
+        if self._version != self._state.version:
             self._copy(set())  # raises if parameters are gone, as by pruning
             self._enumerate(is_new=True)
         marks = [mark() for mark in self._mark_large]
@@ -155,6 +160,8 @@ class Undo:
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
+        self._state.buffers.late.clear()
+        self._attributes_at_begin = list(map(dict.copy, self._attributes))
         if self._learning:
             self._learning_s += time.perf_counter() - began_s
 
@@ -182,10 +189,11 @@ class Undo:
         if collectives_since_reduction:
             self._note_block()  # changes since the reductions may precede these
         self._blocks += 1
+        self._state.buffers.made.clear()
         if self._blocks % _SIZES_EVERY == 0 and any(map(is_large, self._small)):
             self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
-            self._enumerate(is_new=self._has_other_state())
+            self._enumerate(is_new=self._version != self._state.version)
         if self._learning:
             self._learnt_at_s = time.perf_counter()
         self._learns = self._schedule()
@@ -219,14 +227,14 @@ class Undo:
         """Take over what another member knows, so that the first blocks of a worker that joins need
         not copy everything while all wait for it. This applies if it tracks the same objects, and
         has had no block yet."""
-        if self._version < 0:
-            self._handed_on = learnt
+        if self._blocks == 0 and self._commit is None:
+            self._handed_on, self._version = learnt, -1
 
     # ---- when a block is given up
 
     def put_back(self) -> bool:
         """Undo what the block has changed; return whether that was possible."""
-        _remove_newest(self._buffers, self._buffer_counts)
+        self._remove_late(self._attributes_at_begin)
         changed = set() if self._learning else self._changed_since(self._begin)
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
@@ -248,10 +256,11 @@ class Undo:
         self._retry = self._copy(set(), marks=[mark() for mark in self._mark_large])
         self._retry.large, self._ahead = self._ahead or {}, None
         self._retry_gradients = self._state.gradients.copy()
+        self._attributes_at_begin = list(map(dict.copy, self._attributes))
 
     def put_back_for_retry(self) -> None:
         """The same step is handed out again: put small state back, and large if it has changed."""
-        _remove_newest(self._buffers, self._buffer_counts)
+        self._remove_late(self._attributes_at_begin)
         self._state.put_back_late()
         if self._retry is not None:
             changed = self._changed_since(self._retry) | self._gap_set
@@ -264,6 +273,18 @@ class Undo:
             self._state.gradients.put_back(self._retry_gradients)
             self._retry, self._retry_gradients = None, []
             self._renew_commit_signs()
+
+    def _remove_late(self, at_begin: list[dict[str, Any]], since: int = 0) -> None:
+        """Remove the buffers that were registered meanwhile, and put back numbers of their modules,
+        such as `self.is_ready = True`."""
+        modules = self._state.buffers.remove_late(since)
+        changed = {id(vars(module)) for module in modules}
+        for now, before in zip(self._attributes, at_begin, strict=True):
+            if id(now) in changed:
+                for key in [k for k in now if k not in before]:
+                    if type(now[key]) in UNCHANGING:
+                        del now[key]
+                now.update((k, v) for k, v in before.items() if type(v) in UNCHANGING)
 
     # ---- calls outside of blocks
 
@@ -286,7 +307,8 @@ class Undo:
             self._call_undo._enumerate(is_new=True)
             self._call_undo.begin_call(place)
             return
-        self._call_buffers = list(map(len, self._buffers))
+        self._call_late = len(self._state.buffers.late)
+        self._call_attributes = list(map(dict.copy, self._attributes))
         known = self._calls.setdefault(place, _Calls())
         began_s = time.perf_counter()
         is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
@@ -310,7 +332,7 @@ class Undo:
         call = self._call
         if call is None:
             return True
-        _remove_newest(self._buffers, self._call_buffers)
+        self._remove_late(self._call_attributes, self._call_late)
         whole = self._changed_since(call) <= call.large.keys()
         self._restore(call)
         self._renew_other_signs(call.marks)
@@ -330,12 +352,16 @@ class Undo:
                 self._renew_other_signs(marks)
             return
         now = self._copy(set(range(len(self._large))), marks=marks)
+        late = self._state.buffers.late[self._call_late :]
+        contents = [copy_tree(each.tensor) for each in late]
         if call is not None:
             self._restore(call)
         try:
+            put_content([e.tensor for e in late], [e.content for e in late])
             yield
         finally:
             self._restore(now)
+            put_content([e.tensor for e in late], contents)
             self._renew_other_signs(marks)
 
     def forget_call(self) -> None:
@@ -534,13 +560,6 @@ class Undo:
         for cell, copy in zip(self._small, mark.small, strict=True):
             cell.put_back(copy)
 
-    def _has_other_state(self) -> bool:
-        """Whether the script has tracked objects or registered buffers since `_enumerate`."""
-        return (
-            self._version != self._state.version
-            or list(map(len, self._buffers)) != self._buffer_counts
-        )
-
     def _enumerate(self, *, is_new: bool) -> None:
         """List the cells of all that is tracked. is_new: learn, since something is new."""
         self._version = self._state.version
@@ -548,9 +567,8 @@ class Undo:
         block = {names[i] for i in self._block_set}
         gap = {names[i] for i in self._gap_set}
         self._large, self._small = cells_of(self._state.undoable, self._device)
-        modules = self._state.modules().values()
-        self._buffers = [inner._buffers for module in modules for inner in module.modules()]
-        self._buffer_counts = list(map(len, self._buffers))
+        inside = {m for each in self._state.modules().values() for m in each.modules()}
+        self._attributes = [vars(module) for module in inside if is_own(module)]
         self._large_bytes = sum(cell.size_bytes() for cell in self._large)
         if is_new:
             known, self._handed_on = self._handed_on, None
@@ -590,13 +608,6 @@ def _copy_s(cell: Cell) -> float:
         if least_s < _SLOW_S:
             break
     return least_s
-
-
-def _remove_newest(buffers: list[dict[str, torch.Tensor | None]], counts: list[int]) -> None:
-    """Remove the buffers that were registered since there were as many as in `counts`."""
-    for held, count in zip(buffers, counts, strict=True):
-        while len(held) > count:
-            held.popitem()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

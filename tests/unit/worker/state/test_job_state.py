@@ -19,6 +19,7 @@ from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.state.collecting import Collecting
 from tests.unit.worker.state.job_states import PROGRESS, RECORD, advanced, make, restore, tracking
+from tests.unit.worker.state.late_buffers import LATE, InPlaceOfAnother, Late, WithNumber
 from tests.unit.worker.trees import same
 
 
@@ -254,39 +255,38 @@ def test_buffers_that_changed_shape_are_restored_on_another_member(there: bool, 
     assert receiver.signature() == observed(seen=False).signature()
 
 
-class Centred(nn.Module):
-    """Registers its buffer in its first forward pass."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 3)
-
-    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        if not hasattr(self, "centre"):
-            self.register_buffer("centre", torch.zeros(3))
-        outputs = self.layer(inputs)
-        self.centre = 0.9 * self.centre + outputs.detach().mean(dim=0)
-        return outputs - self.centre
-
-
 @pytest.mark.parametrize(("there", "here"), [(True, False), (False, True), (True, True)])
+@pytest.mark.parametrize("kind", [kind for kind in LATE if kind is not WithNumber])
 def test_buffers_registered_in_a_forward_pass_are_restored_on_another_member(
-    there: bool, here: bool
+    kind: type[Late], there: bool, here: bool
 ) -> None:
-    states = []
+    models, states = [], []
     for seen in (there, here):
-        state = tracking({"model": nn.Sequential(Centred())})
+        models.append(nn.Sequential(nn.Linear(2, 2), kind()))
+        states.append(tracking({"model": models[-1]}))
         if seen:
-            state.modules()["model"](torch.ones(1, 2))
-        states.append(state)
+            models[-1][1]()
     sender, receiver = states
-    assert sender.signature() == receiver.signature()
+    if kind is not InPlaceOfAnother:
+        assert sender.signature() == receiver.signature()
     restore(receiver, sender)
-    assert receiver.digest() == sender.digest()
-    assert same(receiver.tracked["model"].state_dict(), sender.tracked["model"].state_dict())
-    for state in states:
-        state.modules()["model"](torch.ones(1, 2))
-    assert same(receiver.tracked["model"].state_dict(), sender.tracked["model"].state_dict())
+    if there:
+        assert receiver.digest() == sender.digest()
+        assert same(models[1].state_dict(), models[0].state_dict())
+    for model in models:
+        model[1]()
+    if there:
+        assert [model[1].seen.tolist() for model in models] == [[2.0] * 3] * 2
+
+
+def test_a_late_buffer_that_two_modules_share_is_shared_by_another_member() -> None:
+    models = [nn.Sequential(nn.Linear(2, 2), nn.ReLU(), nn.Tanh()) for _ in range(2)]
+    states = [tracking({"model": model}) for model in models]
+    shared = torch.ones(3)
+    models[0][1].register_buffer("scale", shared)
+    models[0][2].register_buffer("scale", shared)
+    restore(states[1], states[0])
+    assert models[1][1].scale is models[1][2].scale
 
 
 def test_tracking_a_module_again_does_not_change_its_signature() -> None:

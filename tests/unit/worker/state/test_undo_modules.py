@@ -10,7 +10,9 @@ from torch.nn.utils import prune
 from elastic.errors import ConfigurationError
 from elastic.worker.state.cells import cells_of
 from tests.unit.worker.state.collecting import Collecting
+from tests.unit.worker.state.late_buffers import LATE, Late, WithNumber
 from tests.unit.worker.state.undoing import CPU, WIDE, Script, add, layer, nothing, tracking
+from tests.unit.worker.trees import same
 
 
 def test_a_large_buffer_that_is_reassigned_now_and_then_is_put_back() -> None:
@@ -170,21 +172,53 @@ def test_a_buffer_first_filled_in_a_lost_block_is_none_again() -> None:
 
 
 @pytest.mark.parametrize("length", [3, WIDE * WIDE])
-def test_a_buffer_registered_in_a_lost_block_is_removed_and_later_put_back(length: int) -> None:
-    net = nn.Sequential(layer(4), nn.ReLU())
-
-    def centre() -> None:
-        if not hasattr(net[1], "centre"):
-            net[1].register_buffer("centre", torch.zeros(length))
-        net[1].centre += 1.0
-
-    script = Script(model=net)
-    assert script.lost(centre)
-    assert not hasattr(net[1], "centre")
+@pytest.mark.parametrize("kind", LATE)
+def test_a_buffer_registered_in_a_lost_block_is_removed_and_later_put_back(
+    kind: type[Late], length: int
+) -> None:
+    late = kind(length)
+    script = Script(model=nn.Sequential(layer(4), late))
+    assert script.lost(late)
+    assert script.lost(late)
     for _ in range(3):
-        script.block(centre)
-        assert script.lost(centre)
-    assert net[1].centre.unique().tolist() == [3.0]
+        script.block(late)
+        assert script.lost(late)
+    assert late.seen.unique().tolist() == [3.0]
+
+
+@pytest.mark.parametrize("kind", [kind for kind in LATE if kind is not WithNumber])
+def test_a_buffer_registered_below_a_block_that_does_not_count_is_removed(kind: type[Late]) -> None:
+    late = kind()
+    script = Script(model=nn.Sequential(layer(4), late))
+    script.block()
+    script.undo.begin()
+    script.below_void_block(late)
+    script.block(late)
+    assert late.seen.tolist() == [1.0] * 3
+
+
+@pytest.mark.parametrize("kind", LATE)
+@pytest.mark.parametrize("where", ["before the call", "in the call"])
+def test_a_lost_call_is_undone_around_a_late_buffer(kind: type[Late], where: str) -> None:
+    late = kind()
+    script = Script(model=nn.Sequential(layer(4), late))
+    script.block()
+    if where == "before the call":
+        script.block(late)
+    assert script.undo.holds_commit == (where == "in the call")
+    before = script.everything()
+    for _ in range(2):
+        script.undo.begin_call("train.py:9")
+        late()
+        assert script.undo.put_back_call()
+        assert same(script.everything(), before)
+    script.undo.begin_call("train.py:9")
+    late()
+    script.undo.end_call("train.py:9")
+    after = script.everything()
+    with script.undo.as_of_call():
+        late()
+    assert same(script.everything(), after)
 
 
 def test_what_a_metric_collects_in_a_lost_block_is_removed() -> None:

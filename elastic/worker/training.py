@@ -848,6 +848,8 @@ class Training:
             )
         if not self.in_block:
             self.optimizers.steps_below(optimizer)
+        elif self.loss_in_block is not None:
+            raise self.loss_in_block  # which the script has caught, as to skip a bad batch
         elif self._reduce_means():
             self.wait_for_reduction()
 

@@ -161,3 +161,21 @@ def exceptions_caught(epochs: int) -> None:
                 print(f"skipping a batch: {error}")
                 continue
             optimizer.step()
+
+
+def exceptions_caught_before_the_optimizer(epochs: int) -> None:
+    """A batch that fails is skipped, but the optimizer steps all the same."""
+    session = elastic.init()
+    model = session.distribute(tasks.net())
+    optimizer = torch.optim.NAdam(model.parameters(), lr=0.01)
+    session.track(model=model, optimizer=optimizer)
+    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=8, seed=3)
+    for step in session.steps(data, epochs=epochs):
+        with step:
+            for inputs, targets in step.batches():
+                try:
+                    step.backward(F.mse_loss(model(inputs), targets))
+                except RuntimeError as error:
+                    print(f"skipping a batch: {error}")
+            optimizer.step()
+            optimizer.zero_grad()

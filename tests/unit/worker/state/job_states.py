@@ -56,7 +56,9 @@ def advanced(state: JobState) -> JobState:
 def restore(target: JobState, source: JobState) -> None:
     """Restore `target` from `source`, through JSON and copies as over a network."""
     flat = source.capture()
-    tensors = {name: t.clone() for name, t in flat.tensors.items()}
+    tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in flat.tensors.items()}
+    for name, tensor in flat.tensors.items():
+        tensors[name].copy_(tensor)  # row by row, whatever layout it had
     extra = json.loads(json.dumps(source.extra()))
     target.restore(json.loads(json.dumps(flat.skeleton)), tensors, extra)
     target.progress = progress_of(extra)

@@ -54,6 +54,35 @@ def test_received_optimizer_state_keeps_the_types_of_all_its_values() -> None:
     right.step()  # a step works with the received state
 
 
+@pytest.mark.parametrize("around", [False, True])
+@pytest.mark.parametrize("fused", [False, True])
+def test_received_optimizer_state_has_the_memory_layout_of_the_parameters(
+    fused: bool, around: bool
+) -> None:
+    """A fused step takes elements of parameter and state in the order of memory."""
+
+    def tracked() -> tuple[JobState, nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        model = nn.Conv2d(2, 3, 2).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        inner = torch.optim.AdamW(model.parameters(), lr=0.1, fused=fused)
+        optimizer = Lookahead(inner) if around else inner
+        return tracking({"model": model, "optimizer": optimizer}), model, optimizer
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(3):
+            model(torch.randn(4, 2, 4, 4, generator=generator)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    (source, left, left_optimizer), (target, right, right_optimizer) = tracked(), tracked()
+    train(left, left_optimizer)
+    restore(target, source)
+    train(left, left_optimizer)
+    train(right, right_optimizer)
+    assert same(right.state_dict(), left.state_dict())
+
+
 # ---- objects that a script refers to
 
 

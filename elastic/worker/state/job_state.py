@@ -9,7 +9,7 @@ import dataclasses
 import operator
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
 import numpy as np
@@ -355,6 +355,7 @@ class JobState:
             "shared_values": self._shared_values(),
             "caches": cast("list[Json]", self.buffers.caches),
             "reshaped_buffers": to_json(self.buffers.reshaped()),
+            "removed_buffers": cast("list[Json]", self.buffers.removed()),
             "beyond_modules": cast("list[Json]", sorted(self._module_tensors()[1])),
             "ledger": [record._asdict() for record in self.ledger.since(0)],
             "curve": curve_to_json(self.curve),
@@ -378,7 +379,8 @@ class JobState:
         grown = _names(extra.get("beyond_modules", []), "tensors")
         built = {name: tensor for name, tensor in tensors.items() if name not in grown}
         self._require_same_structure(as_built(describe(built), reshaped))
-        self.buffers.make_room(states, reshaped)
+        removed = _names(extra.get("removed_buffers", []), "buffers")
+        self.buffers.make_room(states, reshaped, removed)
         self.buffers.receive_caches(_names(extra.get("caches", []), "caches"))
         self._unshare_values()
         # The script's values first: another object may hold a tensor that is among them.
@@ -816,14 +818,22 @@ class BuiltBuffers:
         names = now.keys() | self._built.keys()
         return {n: self._built.get(n) for n in sorted(names) if self._built.get(n) != now.get(n)}
 
+    def removed(self) -> list[str]:
+        """Return the names of built buffers that the script has deleted."""
+        now = {f"{n}.{path}" for n, m in self._modules.items() for path, *_ in _slots(m)}
+        return sorted(self._names - now)
+
     def make_room(
-        self, states: Mapping[str, Any], reshaped: Mapping[str, TensorSpec | None]
+        self,
+        states: Mapping[str, Any],
+        reshaped: Mapping[str, TensorSpec | None],
+        removed: Collection[str],
     ) -> None:
         """Give each buffer the shape that it has in the states that come, which are keyed by
         module: load_state_dict() fills only what is there. A script may register buffers only in
         its first forward pass: such ones are registered, or removed, here.
 
-        reshaped: that of the sender.
+        reshaped, removed: those of the sender.
         """
         rooms: dict[tuple[object, ...], torch.Tensor] = {}
         for name, module in self._modules.items():
@@ -835,6 +845,8 @@ class BuiltBuffers:
                 if isinstance(saved, torch.Tensor):
                     if live is None or live.shape != saved.shape:
                         owner[key] = torch.empty_like(saved, device=device or saved.device)
+                elif f"{name}.{path}" in removed:
+                    del owner[key]
                 elif path in here and f"{name}.{path}" not in self._names:
                     states[name][path] = live  # the sender will register it, too
                 elif path in here and (

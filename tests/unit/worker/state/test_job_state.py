@@ -129,6 +129,7 @@ UNREADABLE: dict[str, tuple[str, list[Any]]] = {
         [[3], {"model.least": 3}, {"model.least": [["a"]]}, 7],
     ),
     "caches": ("the names of caches", [[3], {"model.cos": 3}, 7, "model.cos", None]),
+    "removed_buffers": ("the names of buffers", [[3], {"model.cos": 3}, 7, "model.cos", None]),
     "beyond_modules": ("the names of tensors", [[3], {"model.seen": 3}, 7, "model.seen", None]),
     "shared_values": (
         "what values share",

@@ -234,6 +234,8 @@ def test_a_worker_that_blocks_in_a_step_is_replaced_with_its_stacks_in_its_log(
     place: Place, tmp_path: Path
 ) -> None:
     options = ["--hang-timeout-s", "1", "--join-timeout-s", "1"]
+    # A pause on a busy machine may count as a hang, and the block may be the next group's first.
+    options += ["--first-step-timeout-s", "10"]
     job = place.start("blocks.py", tmp_path / "blocked", options=options)
     failed = job.wait_for_event("worker_failed")
     assert failed["kind"] == "left_out"

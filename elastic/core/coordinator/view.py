@@ -37,9 +37,10 @@ class FormationPolicy:
     agent_grace_s: float = 0.0
     """How long a node whose stream has ended keeps its place while its group trains on: its agent
     may come back. 0: the node is lost at once."""
-    roll_call_s: float = 1.0
+    roll_call_s: float = 2.0
     """How long a new coordinator waits for nodes that have not reported to it, even if their group
-    does not train. The store tells them at once, so nodes that take longer are cut off."""
+    does not train. The store tells them at once, and a busy one needs a second: nodes that take
+    longer are cut off."""
     probe_interval_s: float = 0.2
     """How often members are asked, while nodes are out of contact, whether the group works."""
     join_debounce_s: float = 0.1

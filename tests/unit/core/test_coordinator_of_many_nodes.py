@@ -396,8 +396,9 @@ def test_members_that_a_provisional_change_drops_are_awaited_if_only_they_have_t
 
 def test_a_group_that_may_train_is_stored_with_the_next_generation() -> None:
     job = Job(Coordinator(settings(), last=PLANNED, may_train=(PAIR,), now=0.0))
-    effects = job.machine.handle(reported(trains("a0")), 1.0)
-    effects += job.machine.handle(ev.NodeGone(node="c"), 1.1)
+    over_s = FormationPolicy().roll_call_s
+    effects = job.machine.handle(reported(trains("a0")), over_s)
+    effects += job.machine.handle(ev.NodeGone(node="c"), over_s + 0.1)
     kept = [e.may_train for e in effects if isinstance(e, fx.PersistGeneration)]
     assert all(PAIR in earlier for earlier in kept)
     assert kept

@@ -91,7 +91,7 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
     pace = ["--pace-s", str(PACE_S), "--steps", str(epochs * STEPS_PER_EPOCH)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
     began = time.monotonic()
-    deadline = 120.0 + 15.0 * kills  # on a busy machine a zygote alone may take 40 s to start
+    deadline = 60.0 + 15.0 * kills
     with JobProcess(
         *("--launch", "elastic", "--console", "none", "--ledger", out / "ledger.jsonl"),
         *(WORKER, *arguments),

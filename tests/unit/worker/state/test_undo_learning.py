@@ -144,6 +144,13 @@ def test_a_worker_that_joins_takes_over_what_a_member_has_learnt() -> None:
     assert not joins.lost(add(twin))
 
 
+def test_a_worker_that_has_warmed_up_takes_over_what_a_member_has_learnt() -> None:
+    (_, first), (twin, joins) = learnt(), tracking()
+    assert joins.lost(add(twin))  # as `session.warm_up` does
+    joins.undo.take_over(first.undo.learnt())
+    assert not joins.lost(add(twin))
+
+
 def test_a_worker_that_tracks_something_else_learns_by_itself() -> None:
     (_, first), (twin, joins) = learnt(), tracking()
     joins.state.track({"late": layer()})

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import math
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
@@ -298,6 +299,7 @@ def _encode_within_limit(document: dict[str, Any]) -> bytes:
 
 
 _MOST_NAMES = 4
+_PEERS_FAIL_WITHIN_S = 10.0  # the processes of a torchrun script notice a lost peer in this time
 
 
 def summary(document: Mapping[str, Any]) -> str:
@@ -362,9 +364,23 @@ def noticed_by(document: Mapping[str, Any]) -> str:
 
 
 def _first_process(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the first process; one that was ended for not answering only if there is no other."""
-    found = sorted(document["processes"], key=lambda p: (p["kind"] == "left_out", p["after_s"]))
-    return found[0] if found else None
+    """Return the first process; one that was ended for not answering only if there is no other.
+
+    An exception does not kill another process, but a process that is killed makes others raise, and
+    these may report first.
+    """
+    processes: list[Mapping[str, Any]] = document["processes"]
+    found = sorted(processes, key=lambda p: (p["kind"] == "left_out", p["after_s"]))
+    if not found:
+        return None
+    until_s = found[0]["after_s"] + _PEERS_FAIL_WITHIN_S
+    killed = [p for p in found if _was_killed(p) and p["after_s"] <= until_s]
+    return (killed or found)[0]
+
+
+def _was_killed(process: Mapping[str, Any]) -> bool:
+    """True if a signal ended the process that torch, NCCL and agents do not send."""
+    return process["kind"] == "signal" and process["code"] not in (signal.SIGABRT, signal.SIGTERM)
 
 
 def _who(found: Mapping[str, Any]) -> str:

@@ -190,7 +190,7 @@ def test_the_job_recovers_when_a_worker_and_the_leader_die_together(cluster: Clu
     assert [(e["reason"], e["world_size"]) for e in formed] == [
         ("member_lost", 2),
         ("member_joined", 3),
-    ]
+    ], cluster.story()
 
 
 def check_no_stall(cluster: Cluster) -> None:

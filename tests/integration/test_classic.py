@@ -76,6 +76,28 @@ def test_a_killed_process_costs_one_restart_of_all(
     assert len(job.named("recovered")) == 1
 
 
+def test_a_killed_process_is_the_cause_even_if_its_peers_report_first(
+    place: Place, tmp_path: Path
+) -> None:
+    arguments = [tmp_path / "checkpoint", "--steps", 40, "--pace-s", 0.05]
+    options = [*ALL, "--silence-timeout-s", "60"]
+    job = place.start("plain_ddp.py", *arguments, options=options, nproc=2)
+    wait_for_step(job, 12)
+    worker = job.members()[1]
+    supervisor = job.pid_of(worker)
+    os.kill(supervisor, signal.SIGSTOP)
+    try:
+        os.kill(next(pid for rank, *_, pid in starts(job) if rank == 1), signal.SIGKILL)
+        # All are restarted now, and the agent has asked the stopped one to end.
+        job.wait_for_event("generation_formed", world_size=0)
+    finally:
+        os.kill(supervisor, signal.SIGCONT)
+    assert job.wait() == 0, job.story()
+    assert [f["kind"] for f in job.named("worker_failed")] == ["exception", "signal"]
+    (incident,) = job.named("incident")
+    assert f"worker {worker}) was ended by SIGKILL" in incident["summary"], job.story()
+
+
 def test_the_environment_is_that_of_torchrun(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -264,8 +264,11 @@ class Agent:
         process = self._processes.pop(event.worker, None)
         if process is None:
             return []
-        if process.retired or process.ended_well(event) or self.phase is AgentPhase.ENDING:
+        if process.ended_well(event) or self.phase is AgentPhase.ENDING:
             return []
+        if process.retired:
+            own = process.failed_by_itself(event)
+            return [fx.ReportFailure(failure=failure_of(process, event))] if own else []
         if self._is_fruitless(process, event):
             self._delay_spawning(now)
         if process.trained and not self._settings.classic and self._survivors():
@@ -639,7 +642,7 @@ class Process:
     compiled: bool = False
     """The script was seen to run torch.compile, so the worker got more time."""
     retired: bool = False
-    """The worker was asked to end together with its group: its end is no failure."""
+    """The worker was asked to end together with its group: to end is no failure then."""
     let_go: bool = False
     """The worker is retired and finished, and was told that nobody needs it any more."""
     kill_at: float | None = None
@@ -666,6 +669,13 @@ class Process:
     def ended_well(self, exited: ev.WorkerExited) -> bool:
         clean = exited.unseen or (exited.exit_code == 0 and exited.signal == 0)
         return clean and self.status.phase is WorkerPhase.FINISHED
+
+    def failed_by_itself(self, exited: ev.WorkerExited) -> bool:
+        """True if the end of a retired worker has another cause. Its peers may have reported first
+        that they lost it, so this may be what broke the group. A worker reports a failure only if
+        its script failed before it was asked to end."""
+        killed = exited.signal == signal.SIGKILL and self.kill_at is not None
+        return self.ending is None and (self.reported is not None or killed)
 
 
 def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:

@@ -67,6 +67,7 @@ class _ScriptSupervisor:
         self._host: StoreHost | None = None
         self._job = ""
         self._done = False
+        self._asked_to_end = False
         self._dismissed = threading.Event()
 
     def run(self) -> int:
@@ -78,8 +79,11 @@ class _ScriptSupervisor:
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
         status = self._script.wait()
         if status != 0 or not self._note_finished():
-            failure = failure_of(self._link.worker, status, self._error_file)
-            self._link.send(failure=failure_to_pb(failure))
+            with self._lock:
+                as_asked = self._asked_to_end and status != -signal.SIGKILL
+            if not as_asked:
+                failure = failure_of(self._link.worker, status, self._error_file)
+                self._link.send(failure=failure_to_pb(failure))
             return ExitCode.SCRIPT_FAILED
         self._dismissed.wait()
         return ExitCode.OK
@@ -139,12 +143,17 @@ class _ScriptSupervisor:
             self._link.send(reformed=reformed)
 
     def _terminate(self) -> None:
-        """Ask the script to end. If it has ended already, there is nothing to wait for."""
+        """Ask the script to end. If it has ended already, there is nothing to wait for.
+
+        A script that has failed by now did not fail because it was asked to end.
+        """
         with self._lock:
             if self._done:
                 self._dismissed.set()
-            else:
-                self._script.terminate()
+                return
+            failed = self._script.has_ended() or self._error_file.exists()
+            self._asked_to_end = self._asked_to_end or not failed
+            self._script.terminate()
 
     def _give_up(self, error: Exception) -> None:
         """Report that this worker cannot work, and end it; the kernel ends the script with it."""
@@ -239,6 +248,14 @@ class ClassicScript:
         with open(self._pipe, "wb") as told:
             told.write(data)
 
+    def has_ended(self) -> bool:
+        """True if the process has ended, even if `wait` does not know that yet."""
+        options = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        try:
+            return os.waitid(os.P_PID, self._pid, options) is not None
+        except ChildProcessError:  # `wait` has reaped it
+            return True
+
     def terminate(self) -> None:
         """Send SIGTERM to the whole process group; this process ignores it."""
         if self._status is None:
@@ -299,6 +316,9 @@ def failure_of(worker: str, status: int, error_file: Path) -> Failure:
 
     Reads the error file that the script may have left, as torch's ProcessFailure does.
     """
+    recorded = _recorded(error_file)
+    if status == -signal.SIGTERM and recorded is not None:
+        status = ExitCode.SCRIPT_FAILED  # it was ended while the interpreter shut down
     if status < 0:
         return Failure(
             worker=worker,
@@ -307,7 +327,6 @@ def failure_of(worker: str, status: int, error_file: Path) -> Failure:
             signature=f"signal {-status}",
             message=f"was ended by {signal_name(-status)}",
         )
-    recorded = _recorded(error_file)
     if recorded is None:
         message = f"the script ended with exit code {status}"
         return Failure(

@@ -90,7 +90,7 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
     out.mkdir(parents=True)
     pace = ["--pace-s", str(PACE_S), "--steps", str(epochs * STEPS_PER_EPOCH)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
-    began = time.monotonic()
+    started = time.monotonic()
     deadline = 60.0 + 15.0 * kills
     with JobProcess(
         *("--launch", "elastic", "--console", "none", "--ledger", out / "ledger.jsonl"),
@@ -99,6 +99,11 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
         log_dir=out / "logs",
         environment=_ENVIRONMENT,
     ) as job:
+        # Workers are forked once torch is imported, which takes long if all tests do so at once.
+        job.wait_for(
+            lambda: job.named("generation_formed") or job.process.poll() is not None, "group"
+        )
+        began = time.monotonic()
         killer = Killer(job, out, zlib.crc32(f"{style.name} {seed}".encode()), NPROC)
         complete = killer.run(kills, deadline) if kills else True
         try:
@@ -109,7 +114,7 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
         style=style,
         out=out,
         exit_code=code,
-        took_s=time.monotonic() - began,
+        took_s=time.monotonic() - started,
         epochs=epochs,
         seed=seed,
         events=job.events,

@@ -241,8 +241,17 @@ PROCESS = {
     "rank": 1,
     "worker": "wb",
     "kind": "signal",
+    "code": 9,
     "after_s": 0.0,
     "message": "was ended by SIGKILL (signal 9)",
+}
+RESET = PROCESS | {
+    "node": "a",
+    "rank": 0,
+    "worker": "wa",
+    "kind": "exception",
+    "code": 1,
+    "message": "RuntimeError: reset by peer",
 }
 HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
 
@@ -277,6 +286,30 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
                 "processes": [PROCESS | {"kind": "exception", "message": "KeyError: 'x'"}],
             },
             "rank 1 (node b, worker wb) raised KeyError: 'x'",
+            "",
+        ),
+        (
+            {
+                "cause": "worker_failed",
+                "processes": [RESET, PROCESS | {"after_s": 3.0}],
+            },
+            "rank 1 (node b, worker wb) was ended by SIGKILL (signal 9); 1 more process ended",
+            "",
+        ),
+        (
+            {
+                "cause": "worker_failed",
+                "processes": [RESET, PROCESS | {"code": 6, "after_s": 3.0}],
+            },
+            "rank 0 (node a, worker wa) raised RuntimeError: reset by peer; 1 more process ended",
+            "",
+        ),
+        (
+            {
+                "cause": "worker_failed",
+                "processes": [RESET, PROCESS | {"after_s": 60.0}],
+            },
+            "rank 0 (node a, worker wa) raised RuntimeError: reset by peer; 1 more process ended",
             "",
         ),
         (

@@ -342,7 +342,7 @@ def test_classic_workers_that_have_run_are_asked_to_end_once_their_group_is_diss
     assert len(of(fx.SpawnWorker, effects)) == 2, "fresh ones are forked meanwhile"
     assert not of(fx.AssignSlot, effects), "a slot is free when nobody runs there any more"
     assert not asked(agent.handle(ev.TimerFired(), 4.1)), "asked twice"
-    effects = agent.handle(killed("a-2"), 4.2)
+    effects = agent.handle(ev.WorkerExited(worker="a-2", exit_code=1), 4.2)
     assert not of(fx.ReportFailure, effects), "its end is no failure of its own"
     assert of(fx.AssignSlot, effects) == [fx.AssignSlot(worker="a-3", slot=1)]
 
@@ -364,6 +364,24 @@ def test_a_classic_script_that_does_not_end_is_killed_after_the_grace() -> None:
     effects = agent.handle(ev.TimerFired(), 9.0)
     assert of(fx.EndWorker, effects) == [fx.EndWorker(worker=w) for w in ("a-1", "a-2")]
     assert not of(fx.EndWorker, agent.handle(ev.TimerFired(), 9.1))
+
+
+def test_a_classic_script_that_failed_before_it_was_asked_to_end_is_reported() -> None:
+    agent = running_pair()
+    agent.handle(dissolved(), 4.0)
+    raised = Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="s", message="no corpus")
+    agent.handle(ev.WorkerReportedFailure(failure=raised), 4.1)
+    effects = agent.handle(ev.WorkerExited(worker="a-1", exit_code=1), 4.2)
+    assert [e.failure for e in of(fx.ReportFailure, effects)] == [raised]
+
+
+def test_a_retired_worker_that_somebody_else_kills_is_reported() -> None:
+    agent = running_pair()
+    agent.handle(dissolved(), 4.0)
+    effects = agent.handle(killed("a-1"), 4.1)
+    assert [e.failure.worker for e in of(fx.ReportFailure, effects)] == ["a-1"]
+    agent.handle(ev.TimerFired(), 9.0)  # kills the other one
+    assert not of(fx.ReportFailure, agent.handle(killed("a-2"), 9.1))
 
 
 def test_restarts_of_classic_scripts_are_not_spaced_out() -> None:

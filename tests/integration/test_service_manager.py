@@ -94,8 +94,10 @@ def test_a_coordinator_tells_its_status_as_leader_follower_and_after_the_end(
 ) -> None:
     def start() -> CommandProcess:
         (port,) = free_ports(1)
-        address = ("--listen", f"127.0.0.1:{port}")
-        return job.start("coordinator", *address, "--events-file", "/dev/stderr", **environment)
+        options = ("--listen", f"127.0.0.1:{port}", "--events-file", "/dev/stderr")
+        # Agents of an earlier leader could come back for this long, and a stop waits for them.
+        options += ("--join-timeout-s", "2", "--agent-grace-s", "2")
+        return job.start("coordinator", *options, **environment)
 
     environment = manager.environment
     leader = start()

@@ -12,6 +12,9 @@ IMAGE ?= elastic:$(shell sed -n "s/^version = \"\(.*\)\"/\1/p" pyproject.toml)
 VARIANT ?= cuda
 BUILD_ARGS ?=
 
+# Tests start hundreds of Python processes: without cached byte code each would compile the project.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: install browser prometheus demo check test test-fast test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants profile bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output bench-page clean
 
 install: $(VENV)/.installed

@@ -37,7 +37,7 @@ class Adapter:
     """Forget the changes before a revision."""
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def shared_cluster() -> Iterator[EtcdCluster]:
     """A cluster for tests that break nothing and use only keys of their own."""
     with etcd_cluster() as cluster:

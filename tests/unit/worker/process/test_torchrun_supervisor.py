@@ -79,6 +79,7 @@ def test_a_script_asked_to_end_is_reported_only_if_something_else_ended_it(
         os.waitid(os.P_PID, script.pid, os.WEXITED | os.WNOWAIT)
     if killed == "after":
         os.kill(script.pid, signal.SIGSTOP)  # so that SIGTERM does not end it
+        os.waitid(os.P_PID, script.pid, os.WSTOPPED | os.WNOWAIT)
     supervisor._command(TERMINATE)
     if killed == "after":
         os.kill(script.pid, signal.SIGKILL)

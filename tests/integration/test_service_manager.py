@@ -85,7 +85,7 @@ def test_an_agent_tells_its_status_from_start_through_reloads_to_its_end(
 
     agent.process.terminate()
     manager.wait_for("STOPPING=1", after=refused)
-    manager.wait_for("STATUS=leaves: SIGTERM", after=refused)
+    manager.wait_for("STATUS=leaving: SIGTERM", after=refused)
     assert agent.wait() == ExitCode.TERMINATED
 
 

@@ -299,7 +299,7 @@ def _encode_within_limit(document: dict[str, Any]) -> bytes:
 
 
 _MOST_NAMES = 4
-_PEERS_FAIL_WITHIN_S = 10.0  # the processes of a torchrun script notice a lost peer in this time
+_PEERS_FAIL_WITHIN_S = 10.0  # a process notices the loss of a peer, and raises, within this time
 
 
 def summary(document: Mapping[str, Any]) -> str:
@@ -379,7 +379,7 @@ def _first_process(document: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _was_killed(process: Mapping[str, Any]) -> bool:
-    """True if a signal ended the process that torch, NCCL and agents do not send."""
+    """True if the process was ended by a signal that torch, NCCL and agents do not send."""
     return process["kind"] == "signal" and process["code"] not in (signal.SIGABRT, signal.SIGTERM)
 
 

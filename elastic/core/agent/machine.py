@@ -642,7 +642,7 @@ class Process:
     compiled: bool = False
     """The script was seen to run torch.compile, so the worker got more time."""
     retired: bool = False
-    """The worker was asked to end together with its group: to end is no failure then."""
+    """The worker was asked to end together with its group. Doing so is no failure."""
     let_go: bool = False
     """The worker is retired and finished, and was told that nobody needs it any more."""
     kill_at: float | None = None
@@ -671,9 +671,11 @@ class Process:
         return clean and self.status.phase is WorkerPhase.FINISHED
 
     def failed_by_itself(self, exited: ev.WorkerExited) -> bool:
-        """True if the end of a retired worker has another cause. Its peers may have reported first
-        that they lost it, so this may be what broke the group. A worker reports a failure only if
-        its script failed before it was asked to end."""
+        """True if this retired worker did not end because it was asked to.
+
+        Its end may even be what broke the group, if its peers were the first to report. A worker
+        reports a failure only if its script failed before it was asked to end.
+        """
         killed = exited.signal == signal.SIGKILL and self.kill_at is not None
         return self.ending is None and (self.reported is not None or killed)
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
-import threading
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, cast
 
@@ -16,6 +18,7 @@ from elastic.v1 import job_pb2
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.link import Link
 from elastic.worker.process.torchrun import ClassicScript, _ScriptSupervisor
+from tests.job_process import DIE_WITH_PARENT
 
 
 class Sent:
@@ -37,27 +40,45 @@ class Sent:
 
 
 class Script(ClassicScript):
-    """A process that waits for a signal, in a process group of its own.
-
-    `terminate` reaches this process and not the process group of the tests.
-    """
+    """A process that only waits. A request to end goes to it, not to the tests' process group."""
 
     def __init__(self) -> None:
-        pid = os.fork()
-        if pid == 0:
-            while True:
-                signal.pause()
-        super().__init__(pid, -1)
-        self.pid = pid
-        self.may_be_reaped = threading.Event()
+        command = [*DIE_WITH_PARENT, "sh", "-c", "read line; exit 3"]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+        self.pid = self._process.pid
+        super().__init__(self.pid, -1)
+
+    def fail(self) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def terminate(self) -> None:
         os.kill(self.pid, signal.SIGTERM)
 
     def wait(self) -> int:
-        self.may_be_reaped.wait(30.0)
-        _, status = os.waitpid(self.pid, 0)
-        return os.waitstatus_to_exitcode(status)
+        return self._process.wait()
+
+    def close(self) -> None:
+        self._process.kill()
+        self._process.communicate()
+
+
+@pytest.fixture
+def script() -> Iterator[Script]:
+    with contextlib.closing(Script()) as script:
+        yield script
+
+
+@pytest.fixture
+def link() -> Sent:
+    return Sent()
+
+
+@pytest.fixture
+def supervisor(script: Script, link: Sent, tmp_path: Path) -> Iterator[_ScriptSupervisor]:
+    supervisor = _ScriptSupervisor(cast("Link", link), script, "train.py", tmp_path / "error.json")
+    yield supervisor
+    supervisor._command(pb.WorkerCommand(dismiss=pb.Dismiss()))  # ends its thread
 
 
 TERMINATE = pb.WorkerCommand(terminate=pb.Terminate())
@@ -68,44 +89,47 @@ def failures(link: Sent) -> list[tuple[int, str]]:
     return [(f.kind, f.message) for f in found]
 
 
-@pytest.mark.parametrize("killed", ["before", "after", "never"])
+@pytest.mark.parametrize(
+    ("ended", "kinds"),
+    [
+        ("exit code before", [FailureKind.EXIT_CODE]),
+        ("SIGKILL before", [FailureKind.SIGNAL]),
+        ("SIGKILL after", [FailureKind.SIGNAL]),
+        ("as asked", []),
+    ],
+)
 def test_a_script_asked_to_end_is_reported_only_if_something_else_ended_it(
-    tmp_path: Path, killed: str
+    supervisor: _ScriptSupervisor, script: Script, link: Sent, ended: str, kinds: list[FailureKind]
 ) -> None:
-    link, script = Sent(), Script()
-    supervisor = _ScriptSupervisor(cast("Link", link), script, "train.py", tmp_path / "e")
-    if killed == "before":
+    if ended == "exit code before":
+        script.fail()
+    if ended == "SIGKILL before":
         os.kill(script.pid, signal.SIGKILL)
+    if ended.endswith("before"):
         os.waitid(os.P_PID, script.pid, os.WEXITED | os.WNOWAIT)
-    if killed == "after":
+    if ended == "SIGKILL after":
         os.kill(script.pid, signal.SIGSTOP)  # so that SIGTERM does not end it
         os.waitid(os.P_PID, script.pid, os.WSTOPPED | os.WNOWAIT)
     supervisor._command(TERMINATE)
-    if killed == "after":
+    if ended == "SIGKILL after":
         os.kill(script.pid, signal.SIGKILL)
-    script.may_be_reaped.set()
     supervisor.run()
-    told = [message for _, message in failures(link)]
-    assert told == ([] if killed == "never" else ["was ended by SIGKILL (signal 9)"])
+    assert [kind for kind, _ in failures(link)] == [kind.value for kind in kinds]
 
 
-def test_an_exception_raised_before_the_script_was_asked_to_end_is_reported(tmp_path: Path) -> None:
-    error_file = tmp_path / "e"
-    link, script = Sent(), Script()
-    supervisor = _ScriptSupervisor(cast("Link", link), script, "train.py", error_file)
+def test_an_exception_raised_before_the_script_was_asked_to_end_is_reported(
+    supervisor: _ScriptSupervisor, link: Sent, tmp_path: Path
+) -> None:
     recorded = {"message": "ValueError: no such corpus", "errorCode": 1}
-    error_file.write_text(json.dumps({"message": recorded}))
+    (tmp_path / "error.json").write_text(json.dumps({"message": recorded}))
     supervisor._command(TERMINATE)  # while the interpreter shuts down
-    script.may_be_reaped.set()
     supervisor.run()
     assert failures(link) == [(FailureKind.EXCEPTION.value, "ValueError: no such corpus")]
 
 
-def test_a_repeated_assignment_of_a_slot_is_ignored(tmp_path: Path) -> None:
-    link = Sent()
-    supervisor = _ScriptSupervisor(
-        cast("Link", link), ClassicScript(0, -1), "train.py", tmp_path / "e"
-    )
+def test_a_repeated_assignment_of_a_slot_is_ignored(
+    supervisor: _ScriptSupervisor, link: Sent
+) -> None:
     supervisor._machine.attached()
     told = pb.WorkerCommand(assignment=pb.Assignment(slot=1))
     supervisor._command(told)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from elastic.checkpoint import catalog
@@ -37,11 +37,12 @@ def bare_tracebacks(process: CommandProcess) -> list[str]:
     return ["a traceback on the console"] if found else []
 
 
-def wrong_words(exit_code: int, said: str, error: int | None) -> list[str]:
-    """What is wrong with the words of a process that ended early. error: the failed call's."""
+def wrong_words(exit_code: int, said: str, errors: Collection[int]) -> list[str]:
+    """What is wrong with the words of a process that ended early. errors: of the failed calls that
+    may have ended it."""
     wrong = [] if exit_code in CLEAN else [f"exit code {exit_code} means nothing"]
-    hidden = error in (errno.EMFILE, errno.ENFILE) and "no file descriptors left" in said  # by gRPC
-    if error is None or (os.strerror(error) not in said and not hidden):
+    by_grpc = "no file descriptors left" in said and {errno.EMFILE, errno.ENFILE} & set(errors)
+    if not by_grpc and not any(os.strerror(error) in said for error in errors):
         wrong.append("what it says does not name the cause")
     return wrong
 

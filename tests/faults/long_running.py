@@ -119,7 +119,7 @@ class LongJob(abc.ABC):
         }
         self.script = (SCRIPT, self._own / "progress")
         self.killed: set[str] = set()
-        self._failed_in: set[int] = set()  # processes that had a failing call
+        self._failed_in: dict[int, set[int]] = {}  # by process, the errors of its failing calls
 
     # ---- what differs between the two kinds
 
@@ -222,15 +222,16 @@ class LongJob(abc.ABC):
 
     def _wrong_end_of(self, process: CommandProcess) -> list[str]:
         process.wait()
-        error = self.armed.fired.error if self.armed.fired is not None else None
-        wrong = wrong_words(process.process.returncode, said_by(process), error)
+        self._remember(self.armed.fired)
+        errors = set(self._failed_in.get(process.process.pid, ()))  # it may end as late as now
+        errors |= {self.armed.fired.error} if self.armed.fired is not None else set()
+        wrong = wrong_words(process.process.returncode, said_by(process), errors)
         return wrong + bare_tracebacks(process)
 
     def _wrong_workers(self, outcome: LongOutcome, before: int) -> list[str]:
         """A worker that its failing call ends must say so, and no other worker may fail."""
         fired = outcome.fired
-        if fired is not None:
-            self._failed_in.add(fired.pid)
+        self._remember(fired)
         victim = self._worker_of(fired.pid) if fired is not None else None
         if victim is not None and fired is not None and not is_alive(fired.pid):
             outcome.ended = "the worker ends"
@@ -252,6 +253,10 @@ class LongJob(abc.ABC):
             others -= {self._worker_of(pid) for pid in self._failed_in}
             wrong += [f"workers fail that had no failing call: {others}"] if others else []
         return wrong
+
+    def _remember(self, fired: Fired | None) -> None:
+        if fired is not None:
+            self._failed_in.setdefault(fired.pid, set()).add(fired.error)
 
     def _worker_of(self, pid: int) -> str | None:
         started = [e for e in self.worker_events("worker_started") if e["pid"] == pid]
@@ -373,8 +378,7 @@ class ClusterJob(LongJob):
         self, library: Path, place: Place, reference: Reference, seed: int, etcd: str
     ) -> None:
         super().__init__(library, place, reference, seed)
-        (port,) = free_ports(1)
-        self._address = f"127.0.0.1:{port}"
+        (self.port,) = free_ports(1)  # of the coordinator
         self._environment = {
             **place.environment,
             **self.environment,
@@ -441,9 +445,9 @@ class ClusterJob(LongJob):
         super().close()
 
     def _start_coordinator(self) -> CommandProcess:
-        files = self.place.files
+        files, address = self.place.files, f"127.0.0.1:{self.port}"
         return self._elastic(
-            *("coordinator", "--listen", self._address, "--advertise", self._address),
+            *("coordinator", "--listen", address, "--advertise", address),
             *("--events-file", "/dev/stderr", "--leader-ttl-s", "2", "--quarantine-after", "0"),
             *("--ledger", files / "ledger.jsonl", "--checkpoint-dir", files / "checkpoints"),
             *("--max-restarts", "100000", "--hang-timeout-s", "20", "--stop-grace-s", "10"),

@@ -130,7 +130,8 @@ def _wrong_end(place: Place, job: JobProcess, outcome: Outcome, weights: list[fl
         return [f"it hangs: still running after {_DEADLINE_S} s"]
     wrong = bare_tracebacks(job) + damaged_checkpoints(place.files / "checkpoints")
     if outcome.exit_code != ExitCode.OK:
-        return wrong + wrong_words(outcome.exit_code, said_by(job), outcome.error)
+        errors = {outcome.error} if outcome.error is not None else set()
+        return wrong + wrong_words(outcome.exit_code, said_by(job), errors)
     lines = text_of(place.files / "ledger.jsonl").splitlines()
     wrong += [f"ledger: {p}" for p in audit(lines, samples=SAMPLES, epochs=EPOCHS).problems]
     found = outcome.weights

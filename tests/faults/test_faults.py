@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,9 +14,11 @@ import pytest
 from tests.etcd_cluster import etcd_cluster
 from tests.faults.campaign import Campaign
 from tests.faults.library import build, require_compiler
-from tests.faults.long_running import LongOutcome
+from tests.faults.long_running import ClusterJob, LongOutcome
 from tests.faults.points import ERRORS, FUNCTIONS, ROLES, Point, drawn
-from tests.faults.running import Outcome, attempt, undisturbed
+from tests.faults.reference import Reference
+from tests.faults.running import Outcome, attempt, new_place, undisturbed
+from tests.waiting import eventually
 
 _WHOLE_JOBS = 8
 _POINTS = 120  # in jobs that train on
@@ -86,6 +90,26 @@ def test_a_coordinator_that_accepts_no_more_connections_makes_way(library: Path)
     with etcd_cluster(size=1) as etcd:
         outcomes = [*Campaign(library, etcd.endpoints(), _SEED).several(points)]
     assert not (found := _wrong(outcomes)), found
+
+
+@pytest.mark.long
+def test_a_process_that_ends_later_is_judged_by_its_own_failing_call(library: Path) -> None:
+    """A coordinator notices only after some seconds that it accepts no more connections, and all
+    train on meanwhile. The next point, in another process, is not the cause that it must name."""
+    earlier = Point.parse("coordinator:accept:+1:ENFILE")
+    never_reached = Point.parse("agent:open:1000000000:EIO")
+    with (
+        etcd_cluster(size=1) as etcd,
+        new_place() as place,
+        contextlib.closing(ClusterJob(library, place, Reference(), _SEED, etcd.endpoints())) as job,
+    ):
+        assert not job.settle().wrong
+        job.armed.arm(earlier, job.processes()["coordinator"].process.pid)
+        with socket.create_connection(("127.0.0.1", job.port)):
+            eventually(lambda: job.armed.fired, "the connection was not refused")
+        outcomes = [job.settle(earlier), job.attempt(never_reached)]
+    assert not (found := _wrong(outcomes)), found
+    assert "coordinator ends 75" in [outcome.ended for outcome in outcomes]
 
 
 @pytest.mark.long

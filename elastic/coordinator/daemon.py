@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from typing_extensions import assert_never
@@ -35,7 +35,6 @@ from elastic.coordinator.node_registry import DepartingNodes, Exclusions, NodeRe
 from elastic.coordinator.record_keeper import RecordKeeper, ToldOnce
 from elastic.coordinator.records import since_boot
 from elastic.coordinator.saves import Saves
-from elastic.coordinator.script_values import ScriptValues
 from elastic.coordinator.totals import SlotTime, Totals
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -63,6 +62,7 @@ from elastic.v1 import job_pb2, local_pb2
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
+_MOST_NOT_FINITE = 100  # names of values that are reported as NaN or infinite
 _STORED_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 _NOTICES = {
@@ -80,6 +80,30 @@ class GroupFigures:
     world_size: int = 0
     step: int = 0
     """Steps committed, as far as members have reported."""
+
+
+class ScriptValues:
+    """Records an event when a value that the script reports turns NaN or infinite, and again only
+    after it was finite."""
+
+    def __init__(self, journal: Journal) -> None:
+        self._journal = journal
+        self._not_finite: set[str] = set()
+
+    @property
+    def not_finite(self) -> Sequence[str]:
+        """Names of the values that are NaN or infinite now."""
+        return sorted(self._not_finite)
+
+    def heard(self, values: Mapping[str, float], step: int) -> None:
+        """Take the values that rank 0 reported. step: how many steps are committed."""
+        bad = sorted(name for name, value in values.items() if not math.isfinite(value))
+        bad = bad[:_MOST_NOT_FINITE]
+        for name in bad:
+            if name not in self._not_finite:
+                shown = str(values[name])
+                self._journal.record("loss_not_finite", name=name, value=shown, step=step)
+        self._not_finite = set(bad)
 
 
 class CoordinatorDaemon:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from elastic.coordinator.script_values import ScriptValues
+from elastic.coordinator.daemon import ScriptValues
 from tests.unit.coordinator.agents import Diary
 
 

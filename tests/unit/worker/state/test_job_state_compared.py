@@ -83,6 +83,14 @@ def test_rank_local_state_is_not_compared() -> None:
     assert differences(left.digests(), right.digests()) == []
 
 
+def test_a_parameter_is_compared_even_if_a_buffer_is_its_transpose() -> None:
+    model = nn.Linear(2, 2, bias=False)
+    model.register_buffer("transposed", model.weight.detach().t())
+    state = JobState()
+    state.track({"model": model})
+    assert state.local_names(state.capture()) == {"model.transposed"}
+
+
 def test_rank_local_parameters_are_not_compared() -> None:
     states = [JobState(), JobState()]
     for seed, state in enumerate(states):

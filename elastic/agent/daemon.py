@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import dataclasses
 import functools
 import os
 import signal
@@ -489,9 +488,7 @@ class AgentDaemon:
                 self._times.tell(worker, time.monotonic())
             self._driver.post(ev.WorkerReported(status=status_from_pb(message.status)))
         elif kind == "failure":
-            failure = failure_from_pb(message.failure)
-            failure = dataclasses.replace(failure, log=str(self._log_files.path(worker)))
-            self._driver.post(ev.WorkerReportedFailure(failure=failure))
+            self._driver.post(ev.WorkerReportedFailure(failure=failure_from_pb(message.failure)))
         elif kind == "progress":
             told = message.progress.probed or self._rank_of(worker) == 0
             self._times.heard(worker, message.progress.spent, time.monotonic(), told=told)
@@ -747,7 +744,8 @@ class AgentDaemon:
     async def _end_unsaved(self, exit_code: int) -> None:
         """End without a save, since no coordinator leads, and record which steps are lost."""
         url, newest = self._options.checkpoint_dir, 0
-        with contextlib.suppress(ElasticError, asyncio.TimeoutError):
+        # RuntimeError: the system has no thread left.
+        with contextlib.suppress(ElasticError, RuntimeError, asyncio.TimeoutError):
             async with timeout(_LOOK_FOR_CHECKPOINT_S):
                 newest = await off_loop(
                     lambda: max(list_checkpoints(open_directory(url)), default=0)

@@ -103,13 +103,17 @@ def list_checkpoints(directory: CheckpointDirectory) -> tuple[int, ...]:
 
 def is_committed(directory: CheckpointDirectory, step: int) -> bool:
     """Return whether the step has a manifest; its files may be damaged all the same."""
-    return directory.size_bytes(path_in_step(step, MANIFEST)) is not None
+    try:
+        return directory.size_bytes(path_in_step(step, MANIFEST)) is not None
+    except CheckpointDamaged:
+        return True  # it is there, but the medium cannot read it
 
 
 def read_manifest(directory: CheckpointDirectory, step: int) -> Manifest:
     """Return a committed checkpoint's manifest.
 
-    Raises CheckpointDamaged if the manifest is missing, unreadable or names another step.
+    Raises CheckpointDamaged if the manifest is missing, unreadable or names another step, and
+    TransientError if the storage cannot be reached.
     """
     relative = path_in_step(step, MANIFEST)
     where = f"{directory.url}/{relative}"

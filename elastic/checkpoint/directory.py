@@ -74,11 +74,17 @@ class CheckpointDirectory(Protocol):
         ...
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return a file's length, None if there is no such file. Raises TransientError."""
+        """Return a file's length, None if there is no such file.
+
+        Raises CheckpointDamaged and TransientError, as `read` does.
+        """
         ...
 
     def list(self, relative: str = "") -> list[str]:
-        """Return the sorted names in the root or a directory below; empty if it is absent."""
+        """Return the sorted names in the root or a directory below; empty if it is absent.
+
+        Raises TransientError, and ConfigurationError if the path is wrong.
+        """
         ...
 
     def remove(self, relative: str) -> None:

@@ -522,19 +522,23 @@ class _Node:
 
     async def _restart_in_place(self) -> None:
         """Start the command again. If it cannot start, this agent goes on."""
+        # Copies: Python closes the directory's own once nothing refers to the directory.
+        descriptors: dict[str, int] = {}
         try:
             await off_loop(try_start)
             await off_loop(functools.partial(require_countable, self._directory.path))
+            for name, own in self._directory.descriptors.items():
+                descriptors[name] = os.dup(own)
             self._require_staying()
-        except (TransientError, ConfigurationError) as error:
+        except (TransientError, ConfigurationError, OSError, RuntimeError) as error:
+            for copy in descriptors.values():
+                os.close(copy)
             self._journal.record("not_begun_anew", reason=str(error))
             self._restarts = False
             self._notice.reloaded()
             self.daemon.announce_restart(called_off=True)
             return
         self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
-        # Copies: Python closes the directory's own once nothing refers to the directory.
-        descriptors = {name: os.dup(own) for name, own in self._directory.descriptors.items()}
         if (listener := self.daemon.keep_listening()) is not None:
             descriptors[AGENT_SOCKET] = listener
         if self._ignores_hangup:

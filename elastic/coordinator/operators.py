@@ -19,6 +19,7 @@ from elastic.runtime.journal import RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, stacks_pb2, timeline_pb2
+from elastic.version import __version__
 
 _MOST_SHOWN = 80  # characters of an unknown name in a message
 
@@ -138,6 +139,7 @@ class Operators:
             verdict_unix_s=leader.hangs.newest_unix_s,
             accounts_json=json.dumps(leader.slot_time.accounts().to_document()),
             slow=leader.slow_ranks.to_pb(),
+            version=__version__,
         )
 
     def figures(self) -> JobFigures:

@@ -498,7 +498,7 @@ def _nccl(found: Accelerator) -> Verdict:
 
 def all_reduce(found: AllReduce) -> Verdict:
     """Whether an all-reduce over the nodes works, and is fast enough for gradients."""
-    subject = f"{found.backend}, {found.nodes} nodes"
+    subject = f"gloo, {found.nodes} nodes"
     if found.error:
         remedy = (
             "the nodes must reach each other at all ports, or those of --worker-port-range and "

@@ -100,6 +100,7 @@ class _Examination:
         self._subject = subject
         self._settings = subject.settings
         self._trial = TrialProcess()
+        self._trial_error = ""
         self._torch = version_of("torch") or "none"
 
     async def run(self) -> list[Verdict]:
@@ -162,6 +163,7 @@ class _Examination:
         try:
             answer = await self._trial.receive(_IMPORT_S)
         except TrialFailed as error:
+            self._trial_error = str(error)
             return list(checks.accelerator(Accelerator(error=str(error))))
         device_files = [n for n in os.listdir("/dev") if n.removeprefix("nvidia").isdigit()]
         found = Accelerator(
@@ -208,12 +210,12 @@ class _Examination:
         try:
             client = ControlClient(address, security=self._subject.security, report=no_report)
             try:
-                await client.status(_COORDINATOR_S)
+                answer = await client.status(_COORDINATOR_S)
             finally:
                 await client.close()
         except ElasticError as error:
             return Coordinator(address=address, error=str(error))
-        return Coordinator(address=address)
+        return Coordinator(address=address, version=answer.version)
 
     # ---- the other nodes
 
@@ -281,6 +283,9 @@ class _Examination:
         nodes = len(meeting.others) + 1
         if nodes < 2:
             return None
+        if self._trial_error:  # its next line may be the late answer to something else
+            told = f"PyTorch cannot be used on this node: {self._trial_error}"
+            return AllReduce(nodes=nodes, error=told)
         group = meeting.group()
         if isinstance(group, str):
             unreached = any(peer.error for peer in meeting.peers)
@@ -431,8 +436,9 @@ def resolve(name: str, of: str) -> Resolution:
 
 def directory(path: Path, of: str) -> Directory:
     """Check the directory, or its nearest parent that exists, for free space and write access."""
-    there = next(one for one in (path, *path.absolute().parents) if one.exists())
+    there = path
     try:
+        there = next(one for one in (path, *path.absolute().parents) if one.exists())
         with tempfile.TemporaryFile(dir=there):
             pass
         system = os.statvfs(there)
@@ -562,12 +568,12 @@ class TrialProcess:
             start_new_session=True,
         )
 
-    async def send(self, meeting: Mapping[str, Any] | None) -> None:
-        """Send the group to all-reduce with; None: there is no group, and the process ends."""
+    async def send(self, meeting: Mapping[str, Any]) -> None:
+        """Send the group to all-reduce with."""
         assert self._process is not None
         assert self._process.stdin is not None
         with contextlib.suppress(ConnectionError):
-            self._process.stdin.write(json.dumps(meeting).encode() + b"\n" if meeting else b"\n")
+            self._process.stdin.write(json.dumps(meeting).encode() + b"\n")
             await self._process.stdin.drain()
 
     async def receive(self, timeout_s: float) -> dict[str, Any]:

@@ -169,7 +169,6 @@ class AllReduce:
     """The speed of all-reduces over one process on each node."""
 
     nodes: int
-    backend: str = "gloo"
     bytes_per_s: float = 0.0
     """Bus bandwidth: 2 (n - 1) / n of the tensor's bytes in each all-reduce over n nodes."""
     latency_s: float = 0.0

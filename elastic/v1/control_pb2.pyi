@@ -231,7 +231,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ..., longest_pause_s: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "leads", "longest_pause_s", "min_workers", "wanted_workers", "verdict", "verdict_unix_s", "accounts_json", "slow")
+    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "leads", "longest_pause_s", "min_workers", "wanted_workers", "verdict", "verdict_unix_s", "accounts_json", "slow", "version")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -252,6 +252,7 @@ class JobStatus(_message.Message):
     VERDICT_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     ACCOUNTS_JSON_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
+    VERSION_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     generation: _job_pb2.Generation
@@ -272,7 +273,8 @@ class JobStatus(_message.Message):
     verdict_unix_s: float
     accounts_json: str
     slow: _containers.RepeatedCompositeFieldContainer[SlowRank]
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., leads: bool = ..., longest_pause_s: _Optional[float] = ..., min_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., verdict: _Optional[str] = ..., verdict_unix_s: _Optional[float] = ..., accounts_json: _Optional[str] = ..., slow: _Optional[_Iterable[_Union[SlowRank, _Mapping]]] = ...) -> None: ...
+    version: str
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., leads: bool = ..., longest_pause_s: _Optional[float] = ..., min_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., verdict: _Optional[str] = ..., verdict_unix_s: _Optional[float] = ..., accounts_json: _Optional[str] = ..., slow: _Optional[_Iterable[_Union[SlowRank, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
 
 class SlowRank(_message.Message):
     __slots__ = ("rank", "worker", "node", "slow_in", "late_s", "step_s", "since_step", "verdict")

@@ -33,7 +33,6 @@ from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.peer_names import never_look_up_peers
 from elastic.worker.group.process_group import Backend, Group, StoreHost
-from elastic.worker.group.stuck import STUCK_S
 from elastic.worker.link import Link
 from elastic.worker.process.as_python import name_of_program
 from elastic.worker.process.children import keep_from_children
@@ -247,14 +246,17 @@ class AgentControl:
             "".join(traceback.format_exception(error)),
         )
 
-    def _give_up(self) -> None:
+    def _give_up(self, stood_s: float) -> None:
         """End the process, after an attempt to give its state to others: its script will never
-        return from a group that was aborted. See group/stuck.py."""
+        return from a group that was aborted. See group/stuck.py.
+
+        stood_s: seconds for which the script's thread has stood still.
+        """
         faulthandler.dump_traceback(all_threads=True)
         giver = threading.Thread(target=self.hand_over_state, name="elastic-bequeath", daemon=True)
         giver.start()
         giver.join(_HAND_OVER_S)
-        message = f"hung for {STUCK_S:g} s in a lost group"
+        message = f"hung for {stood_s:.1f} s in a lost group"
         self._end_with(FailureKind.LEFT_OUT, message)
 
     def _end_with(self, kind: FailureKind, message: str, trace: str = "") -> NoReturn:

@@ -48,7 +48,8 @@ class Membership:
 
     report: sends a status to the agent; called under the lock, must not block for long.
     committed: returns the count of committed steps, for reports.
-    give_up: called if the script's thread does not come out of an aborted group; does not return.
+    give_up: called if the script's thread does not come out of an aborted group, with the seconds
+        for which it has stood still; does not return.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Membership:
         report: Callable[[WorkerStatus], None],
         committed: Callable[[], int],
         join_timeout_s: float = 10.0,
-        give_up: Callable[[], None] = lambda: None,
+        give_up: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.machine = machine
         """The script's protocol asks it questions; this class gives it its events."""

@@ -32,9 +32,13 @@ _WAITERS = (f"{_CALLERS[0]}/autograd/", f"{_CALLERS[0]}/distributed/", *_CALLERS
 """Files in which the main thread waits for a collective, and rarely for anything else."""
 
 
-def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s: float) -> None:
+def watch_script(
+    left: Callable[[], bool], give_up: Callable[[float], None], stuck_s: float
+) -> None:
     """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` seconds
     in a call of torch, asleep. Return when `left` says that it has left the group.
+
+    give_up: called with the seconds for which the thread has stood still.
 
     Gives up earlier if the thread is certainly stuck: it waits for a collective, and gloo's event
     loop has run many times since the connections were cut and has not woken any thread that waits.
@@ -55,7 +59,7 @@ def watch_script(left: Callable[[], bool], give_up: Callable[[], None], stuck_s:
             sure_since, looped, asleep = now, loops, sleepers
         sure = now - sure_since >= _SURE_S and loops - looped >= _SURE_LOOPS
         if sure or now - stood_since >= stuck_s:
-            give_up()
+            give_up(now - stood_since)
             return
 
 

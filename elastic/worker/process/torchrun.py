@@ -101,19 +101,16 @@ class _ScriptSupervisor:
 
     def _command(self, command: pb.WorkerCommand) -> None:
         kind = command.WhichOneof("kind")
-        try:
-            if kind == "assignment":
-                self._take_up(command.assignment)
-            elif kind == "generation":
-                self._announced(generation_from_pb(command.generation))
-            elif kind == "terminate":
-                self._terminate()
-            elif kind == "dismiss":
-                self._dismissed.set()
-            elif kind == "report_again":
-                self._report_again()
-        except (OSError, RuntimeError, ValueError) as error:
-            self._give_up(error)
+        if kind == "assignment":
+            self._take_up(command.assignment)
+        elif kind == "generation":
+            self._announced(generation_from_pb(command.generation))
+        elif kind == "terminate":
+            self._terminate()
+        elif kind == "dismiss":
+            self._dismissed.set()
+        elif kind == "report_again":
+            self._report_again()
 
     def _take_up(self, assignment: pb.Assignment) -> None:
         if self._host is not None:  # repeated: the first one crossed a report of this spare

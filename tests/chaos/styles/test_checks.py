@@ -154,7 +154,7 @@ def test_the_last_step_of_killed_workers_counts_if_no_survivor_has_recorded_it(
 
 
 def stood_still(worker: str) -> Row:
-    message = "hung for 3 s in a lost group"
+    message = "hung for 0.5 s in a lost group"
     return {"event": "worker_failed", "worker": worker, "kind": "left_out", "message": message}
 
 

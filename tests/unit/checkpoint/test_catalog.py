@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -124,6 +126,35 @@ def test_a_damaged_manifest_is_a_problem(directory: CheckpointDirectory) -> None
     directory.write(path_in_step(5, "manifest.json"), b"{")
     (problem,) = catalog.verify(directory, 5)
     assert (problem.name, problem.damage) == ("manifest.json", Damage.UNREADABLE)
+
+
+def test_a_manifest_that_the_medium_cannot_read_is_that_of_a_damaged_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = open_directory(str(tmp_path))
+    for step in (5, 20):
+        _save(directory, step)
+    unreadable = tmp_path / path_in_step(20, "manifest.json")
+    stat, read_bytes = Path.stat, Path.read_bytes
+
+    def fail(path: Path) -> None:
+        if path == unreadable:
+            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
+
+    def failing_stat(path: Path, **options: bool) -> os.stat_result:
+        fail(path)
+        return stat(path, **options)
+
+    def failing_read(path: Path) -> bytes:
+        fail(path)
+        return read_bytes(path)
+
+    monkeypatch.setattr(Path, "stat", failing_stat)
+    monkeypatch.setattr(Path, "read_bytes", failing_read)
+    assert catalog.list_checkpoints(directory) == (20, 5)
+    (problem,) = catalog.verify(directory, 20)
+    assert problem.damage is Damage.UNREADABLE
+    assert not catalog.verify(directory, 5)
 
 
 def test_a_save_with_a_missing_or_wrong_file_is_not_committed(tmp_path: Path) -> None:

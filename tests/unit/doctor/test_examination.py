@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,29 @@ def test_a_directory_below_a_file_is_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     found = examination.directory(tmp_path / "file" / "logs", "logs")
     assert checks.directory(found).fault is Fault.NOT_WRITABLE
+
+
+def test_a_directory_that_the_system_refuses_to_look_for_is_not_writable(tmp_path: Path) -> None:
+    found = examination.directory(tmp_path / ("n" * 300) / "logs", "logs")
+    assert "File name too long" in found.error
+    assert checks.directory(found).fault is Fault.NOT_WRITABLE
+
+
+async def test_what_libraries_print_is_not_taken_for_the_answer_of_the_trial(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import os, types\n"
+        "os.write(1, b'NCCL INFO cudaDriverVersion 13000\\n')\n"
+        "print('NCCL version 2.27.5')\n"
+        "__version__, version = '9.9', types.SimpleNamespace(cuda=None)\n"
+    )
+    trial = examination.TrialProcess()
+    await trial.start({"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])})
+    try:
+        assert (await trial.receive(60.0))["torch"] == "9.9"
+    finally:
+        await trial.close()
 
 
 def test_a_checkpoint_directory_is_measured_and_left_as_it_was(tmp_path: Path) -> None:

@@ -29,15 +29,16 @@ STUCK_S = 0.6
 
 def given_up(meanwhile: Callable[[], object], left: Callable[[], bool] = lambda: False) -> bool:
     """Return whether `watch_script` gives this thread up while it runs `meanwhile`."""
-    ended, calls = threading.Event(), []
+    ended, calls = threading.Event(), list[float]()
     watch = threading.Thread(
         target=watch_script,
-        args=(lambda: left() or ended.is_set(), lambda: calls.append("give up"), STUCK_S),
+        args=(lambda: left() or ended.is_set(), calls.append, STUCK_S),
     )
     watch.start()
     meanwhile()
     ended.set()
     watch.join()
+    assert not calls or calls[0] >= 0.5, calls
     return bool(calls)
 
 
@@ -110,7 +111,8 @@ def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None
         group, pids = seat.join(), seat.exchange(os.getpid())
         given_up = threading.Event()
 
-        def give_up() -> None:
+        def give_up(stood_s: float) -> None:
+            assert 0.5 <= stood_s <= patience_s + 1.0
             given_up.set()
             os.kill(pids[1], signal.SIGKILL)  # this wakes the thread after all
             os._exit(0)

@@ -168,8 +168,9 @@ class Candidate:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if daemon.ended.done():
                 return await self._conclude(leadership, operators)
-            if registry.done():
-                registry.result()
+            for task in (registry, holding):
+                if task.done():
+                    task.result()
             if daemon.store_lost.done() and not holding.done():
                 return daemon.store_lost.result()
             reason = daemon.deposed.result() if daemon.deposed.done() else "the lease was lost"

@@ -23,7 +23,7 @@ _TOKEN_LENGTH = 8
 
 @dataclass(slots=True)
 class ConnectedNode:
-    """A connected node."""
+    """What the coordinator knows of a node from its agent's stream."""
 
     stream: AgentStream
     node: NodeId

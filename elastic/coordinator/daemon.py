@@ -240,7 +240,10 @@ class CoordinatorDaemon:
         """The registered nodes; the candidate sets it."""
 
     async def start(self) -> None:
-        """Load what earlier leaders stored; waits out outages. Raises ConfigurationError."""
+        """Load what earlier leaders stored; waits out outages of the store.
+
+        Raises ConfigurationError, and TransientError if a file of the run cannot be used now.
+        """
         for recorder in self._recorders:
             await recorder.start()
         await self.departing.load()
@@ -603,8 +606,7 @@ class CoordinatorDaemon:
             self._journal.record("node_refused", node=node, reason=_HELD)
             present.stream.close()
 
-    def node_vanished(self, node: str, at: float) -> None:
-        del at
+    def node_vanished(self, node: str) -> None:
         self._journal.record("node_vanished", node=node)
 
     def node_gone(self, node: str, start_token: str | None) -> None:
@@ -648,7 +650,8 @@ class CoordinatorDaemon:
             revision=0,
             command=Command(text=hello.command, digest=hello.command_digest),
         )
-        if not self.machine.writes:  # otherwise _persist does this when its write is done
+        # Otherwise _persist does this when its write is done.
+        if not self.machine.writes and not self.store_lost.done():
             self.store_lost.set_result(self._lost_generation)
 
     # ---- the machine's effects
@@ -779,7 +782,8 @@ class CoordinatorDaemon:
             self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
         if self._lost_generation is not None:
-            self.store_lost.set_result(self._lost_generation)
+            if not self.store_lost.done():
+                self.store_lost.set_result(self._lost_generation)
         else:
             self._driver.post(ev.GenerationPersisted(number=generation.number))
 

@@ -113,7 +113,7 @@ class IncidentRecords:
             record = open_record(document, ahead_s)
             nodes = [read_name(name) for name in document["nodes"]]
             workers = [read_name(name) for name in document["workers"]]
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             return  # the record is malformed
         over = [r for r in recoveries if r.get("generation", 0) > record.generation]
         record.cost = self._accounts.resume_incident(
@@ -134,7 +134,11 @@ class IncidentRecords:
         self._guarded(lambda: self._incidents.observe(event, effects, machine, under_way, now))
 
     def progressed(self, progress: pb.Progress) -> None:
-        self._incidents.progressed(progress.worker, progress.committed, progress.samples)
+        self._guarded(
+            lambda: self._incidents.progressed(
+                progress.worker, progress.committed, progress.samples
+            )
+        )
 
     def left_late(self, node: str) -> None:
         """A node's workers are ended: they did not leave at a step boundary in time."""
@@ -187,10 +191,16 @@ class IncidentRecords:
 
     def newest_open(self) -> bytes:
         """Return the newest open incident's record, as the store keeps it; empty: none is open."""
-        record = self._incidents.newest_open
-        if record is None:
-            return b""
-        return _encode_within_limit(_with_words(record.to_document(time.time() - self._clock())))
+        found = b""
+
+        def read() -> None:
+            nonlocal found
+            if (record := self._incidents.newest_open) is not None:
+                document = record.to_document(time.time() - self._clock())
+                found = _encode_within_limit(_with_words(document))
+
+        self._guarded(read)
+        return found
 
     def _documents(self) -> dict[int, dict[str, Any]]:
         ahead_s = time.time() - self._clock()
@@ -235,9 +245,12 @@ class IncidentRecords:
             action()
             self._tell()
         except Exception as error:  # noqa: BLE001 - the job can do without incidents
-            self._failed = True
-            message = f"incidents are no longer recorded: {type(error).__name__}: {error}"
-            self._journal.record("warning", source="incidents", message=message)
+            self._give_up(error)
+
+    def _give_up(self, error: Exception) -> None:
+        self._failed = True
+        message = f"incidents are no longer recorded: {type(error).__name__}: {error}"
+        self._journal.record("warning", source="incidents", message=message)
 
     def _tell(self) -> None:
         if self._incidents.changed and not self._keeping:
@@ -276,6 +289,8 @@ class IncidentRecords:
                 await asyncio.sleep(0)
         except GuardFailed:
             return  # another coordinator leads
+        except Exception as error:  # noqa: BLE001 - as in _guarded
+            self._give_up(error)
         finally:
             self._keeping = False
 
@@ -351,7 +366,7 @@ def noticed_by(document: Mapping[str, Any]) -> str:
             f"the coordinator: the agent of node {node} has not connected since the leader changed"
         )
     if sign is Sign.NODE_GONE:
-        return f"the coordinator: the registration of node {node} is gone"
+        return f"the coordinator: all workers of node {node} have ended"
     if sign is Sign.OVERDUE:
         hang = document["hang"]
         since = f" for {hang['standing_s']:.1f} s" if hang is not None else " in time"

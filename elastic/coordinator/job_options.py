@@ -84,7 +84,7 @@ def make_recorders(
         )
 
     run, ledger, curve = leadership.incarnation, None, None
-    alone = not options.address  # of `elastic run`, which may be refused before it has begun
+    alone = not options.address  # `elastic run`, which may be refused before it has begun
     if options.ledger is not None:
         ledger = recorder("ledger", LedgerFile(options.ledger, incarnation=run, alone=alone))
     if options.curve is not None or options.tensorboard is not None:

@@ -13,6 +13,7 @@ import functools
 import json
 import logging
 import socket
+import time
 import uuid
 from collections.abc import Callable, Sequence
 from contextlib import aclosing
@@ -434,14 +435,15 @@ async def wait_until_gone(address: str) -> None:
         except (OSError, asyncio.TimeoutError, ValueError):
             pass
         else:
-            was_there = True
+            was_there, began = True, time.monotonic()
             try:
                 with contextlib.suppress(OSError):
                     while await reader.read(4096):
                         pass  # the server's greeting
             finally:
                 writer.close()
-            continue  # the process ended, or closed an idle connection: try at once
+            if time.monotonic() - began >= _AGAIN_S:
+                continue  # the process ended, or closed an idle connection: try at once
         await asyncio.sleep(_AGAIN_S)
 
 

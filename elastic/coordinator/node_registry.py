@@ -49,8 +49,8 @@ class NodeHandler(Protocol):
         """An agent has registered the name; called again when its document changes."""
         ...
 
-    def node_vanished(self, node: str, at: float) -> None:
-        """The registration is lost (`at`: monotonic seconds); the workers may still train."""
+    def node_vanished(self, node: str) -> None:
+        """The registration is lost; the workers may still train."""
         ...
 
     def node_gone(self, node: str, start_token: str | None) -> None:
@@ -153,7 +153,7 @@ class NodeRegistry:
             self._handler.node_registered(node, document)
 
     def _vanish(self, node: str, start_token: str | None) -> None:
-        self._handler.node_vanished(node, time.monotonic())
+        self._handler.node_vanished(node)
         self._count_down((node, start_token))
 
     def _count_down(self, instance: _Instance) -> None:
@@ -222,7 +222,7 @@ class DepartingNodes:
         self._post = post
         self._start = start
         self._leaving: dict[NodeId, str] = {}  # reasons
-        self._machines: dict[NodeId, str] = {}  # of nodes on which something may run
+        self._machines: dict[NodeId, str] = {}  # nodes on which something may run
 
     async def load(self) -> None:
         """Load the exclusions that earlier leaders stored; waits out outages."""

@@ -67,8 +67,11 @@ class Operators:
         return await leader.departing.drain(name, reason)
 
     async def clear(self, name: str, reason: str = "") -> str:
-        """Let a node take part again; return a message for the operator. Raises TransientError, and
-        ConfigurationError if the job has ended."""
+        """Let a node take part again; return a message for the operator.
+
+        Raises TransientError, and ConfigurationError if the job has ended, or if the name is
+        ambiguous or impossible.
+        """
         self._require_going_on()
         return await self.leader.departing.clear(name, reason)
 

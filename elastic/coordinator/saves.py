@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import json
 import threading
 import time
@@ -21,6 +22,7 @@ from elastic.core.coordinator import events as ev
 from elastic.errors import CheckpointWriteError, ElasticError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal
+from elastic.runtime.off_loop import off_loop
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
 
@@ -65,8 +67,8 @@ class Saves:
     async def load(self) -> None:
         """Find the newest checkpoint, and let no other run add to the directory."""
         if self._commits is not None:
-            await asyncio.to_thread(self._commits.claim)
-            self.newest_step = await asyncio.to_thread(self._commits.newest)
+            await off_loop(self._commits.claim)
+            self.newest_step = await off_loop(self._commits.newest)
 
     @property
     def url(self) -> str:
@@ -112,7 +114,8 @@ class Saves:
             return
         try:
             async with self._in_order:
-                done = await asyncio.to_thread(self._commits.commit, effect.step, effect.generation)
+                commit = functools.partial(self._commits.commit, effect.step, effect.generation)
+                done = await off_loop(commit)
         except Exception as error:  # noqa: BLE001 - storage may raise anything; a job goes on
             self._give_up(effect.step, _words(error), effect.generation)
             self._on_failed(effect.step, effect.generation, _words(error))
@@ -130,7 +133,7 @@ class Saves:
         self._post(ev.CheckpointCommitted(generation=effect.generation, step=effect.step))
         self._settle(local_pb2.CheckpointCommitted(step=effect.step))
         try:
-            await asyncio.to_thread(self._commits.prune)
+            await off_loop(self._commits.prune)
         except Exception as error:  # noqa: BLE001 - the checkpoint is committed anyway
             self._journal.record("warning", source="checkpoints", message=_words(error))
 
@@ -167,7 +170,7 @@ class Saves:
 
     async def _discard(self, commits: CheckpointCommits, step: int, generation: int) -> None:
         try:
-            await asyncio.to_thread(commits.discard, step, generation)
+            await off_loop(functools.partial(commits.discard, step, generation))
         except Exception as error:  # noqa: BLE001 - by any storage; the next prune removes it
             self._journal.record("warning", source="checkpoints", message=_words(error))
 

@@ -150,7 +150,7 @@ class Totals:
         found = Totals()
         try:
             found._read(document)
-        except Exception:  # noqa: BLE001 - in whatever way it is no such document
+        except Exception:  # noqa: BLE001 - the document may be malformed in any way
             return
         if found.weight >= self.weight:
             self._take(found)

@@ -227,7 +227,10 @@ class Books:
 
 def read_number(value: Any) -> float:
     """Check a number of seconds or a count: finite, at least 0. Raises ValueError or TypeError."""
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:  # an integer of more than 308 digits
+        number = math.inf
     if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST_S):
         raise ValueError(f"{value!r} is not a valid number")
     return number

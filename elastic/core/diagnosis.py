@@ -38,6 +38,8 @@ _DOING = {
     Place.SAVING: "saving a checkpoint",
 }
 
+_IN_STEP = (Place.FORWARD, Place.BACKWARD, Place.OPTIMIZER, Place.COMMIT)
+
 _VERBS = {
     "is ": "are ",
     "does not answer, and is ": "do not answer, and are ",
@@ -281,7 +283,7 @@ def _missed(waiting: Sequence[Whereabouts]) -> str:
     after = f"after step {step - 1}" if step else "before the first step"
     if place in (Place.MEETING, Place.RUN):
         return f"not reached the call that the others make {after}"
-    if place in (Place.BACKWARD, Place.FORWARD, Place.OPTIMIZER, Place.COMMIT):
+    if place in _IN_STEP:
         what = "all-reduce" if place is Place.BACKWARD else "collective"
         return f"not entered the {what} of step {step}"
     return f"not reached the point where the others wait {after}"
@@ -290,13 +292,15 @@ def _missed(waiting: Sequence[Whereabouts]) -> str:
 def _all_wait(waiting: Sequence[Whereabouts]) -> str:
     first = waiting[0]
     frame = _location(first)[0]
-    at = f", in {frame}" if frame is not None else ""
+    doing = _DOING.get(first.place, "")
+    if first.place in (Place.JOINING, Place.DATA, Place.SAVING):
+        doing = f"while {doing}"
+    elif first.place in _IN_STEP:
+        doing += f" of step {first.committed}"
+    where = "".join((f" {doing}" * bool(doing), f", in {frame}" if frame is not None else ""))
     if len(waiting) == 1:
-        return f"rank {first.rank} (node {first.node}) waits {_DOING.get(first.place, '')}{at}"
-    return (
-        f"all ranks wait {_DOING.get(first.place, 'for each other')} of step {first.committed}"
-        f"{at}: their network traffic does not arrive"
-    )
+        return f"rank {first.rank} (node {first.node}) waits{where}"
+    return f"all ranks wait for each other{where}: their network traffic does not arrive"
 
 
 def _numbers(ranks: Iterable[Whereabouts]) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def load_certificate(
 ) -> OwnCertificate:
     """Load the certificate of `files`, which must be valid now and belong to `job`.
 
-    coordinates: it must also be good for the job's coordinator; None: servers' must.
+    coordinates: it must also be good for the job's coordinator; None: only a server's must be.
     Raises ConfigurationError that names the file, what is wrong and what to do.
     """
     assert files.ca is not None, "mutual TLS needs an authority"

@@ -118,7 +118,10 @@ class OperatorHandler(Protocol):
         ...
 
     async def clear(self, name: str, reason: str = "") -> str:
-        """Let a node take part again; return in words what follows. Raises TransientError."""
+        """Let a node take part again; return in words what follows.
+
+        Raises TransientError, and ConfigurationError if the name is ambiguous or impossible.
+        """
         ...
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:

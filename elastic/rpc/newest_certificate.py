@@ -21,7 +21,7 @@ class NewestCertificate:
     def __init__(
         self, tls: Tls, role: Role, report: Report, *, coordinates: bool | None = None
     ) -> None:
-        """coordinates: it must be good for the coordinator; None: a server's must."""
+        """coordinates: it must be good for the coordinator; None: only a server's must be."""
         self._tls = tls
         self._role = role
         self._coordinates = coordinates

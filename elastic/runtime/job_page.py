@@ -142,13 +142,14 @@ class JobPage:
         async def page(request: Request) -> Response:
             if refused := self._refuses(request, method):
                 return refused
+            node: object = None
             with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-                node, by = json.loads(request.body)["node"], f"at the page, from {request.client}"
-                if isinstance(node, str) and node.isprintable():
-                    act = self._source.act
-                    assert act is not None
-                    return await self._answer(lambda: act(method, node, by), 409)
-            return Response.of(400, 'the body must be {"node": NAME}, as JSON')
+                node = json.loads(request.body)["node"]
+            if not isinstance(node, str) or not node.isprintable():
+                return Response.of(400, 'the body must be {"node": NAME}, as JSON')
+            act, name, by = self._source.act, node, f"at the page, from {request.client}"
+            assert act is not None
+            return await self._answer(lambda: act(method, name, by), 409)
 
         return page
 

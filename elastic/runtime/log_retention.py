@@ -9,7 +9,6 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -51,19 +50,11 @@ def hold(log: int) -> None:
         fcntl.flock(log, fcntl.LOCK_SH | fcntl.LOCK_NB)
 
 
-def prune(
-    present: Path,
-    job: str,
-    *,
-    runs: int | None,
-    size_bytes: int | None,
-    is_in_use: Callable[[Path], bool] | None = None,
-) -> Removed:
+def prune(present: Path, job: str, *, runs: int | None, size_bytes: int | None) -> Removed:
     """Remove the oldest directories of the job beside `present` until the limits hold.
 
     It considers no symbolic links and only names of `make_directory`. It blocks on the file system.
     """
-    in_use = is_in_use if is_in_use is not None else _is_in_use
     removed: list[Path] = []
     problems: list[str] = []
     kept_bytes = removed_bytes = 0
@@ -71,7 +62,7 @@ def prune(
         own_bytes = _size_of(directory) if size_bytes is not None else 0
         too_many = runs is not None and count > runs
         too_large = size_bytes is not None and kept_bytes + own_bytes > size_bytes
-        if directory == present or not (too_many or too_large) or in_use(directory):
+        if directory == present or not (too_many or too_large) or _is_in_use(directory):
             kept_bytes += own_bytes
             continue
         own_bytes = own_bytes or _size_of(directory)

@@ -24,7 +24,7 @@ _KEPT = "_ELASTIC_KEPT_DESCRIPTORS"
 _TRIAL = "_ELASTIC_TRIAL_START"
 _TRIAL_S = 60.0
 _MOST_SHOWN = 500
-_TURNS = 5  # of an event loop, in which it reads of a signal and calls the handler
+_TURNS = 5  # an event loop needs some to read a signal and call its handler
 
 
 def inherited() -> dict[str, int]:

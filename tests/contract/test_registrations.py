@@ -91,9 +91,9 @@ class Heard:
     def node_registered(self, node: str, document: NodeDocument) -> None:
         self.words.append(("registered", node, document.start_token))
 
-    def node_vanished(self, node: str, at: float) -> None:
+    def node_vanished(self, node: str) -> None:
         self.words.append(("vanished", node, None))
-        self.vanished_at.append(at)
+        self.vanished_at.append(time.monotonic())
 
     def node_gone(self, node: str, start_token: str | None) -> None:
         self.words.append(("gone", node, start_token))

@@ -80,7 +80,7 @@ class _Loss:
 
 
 class Agent:
-    """One node's agent. `handle` is the only way in, its result the only way out."""
+    """One node's agent. Only `handle` changes it, and returns the effects to carry out."""
 
     def __init__(self, settings: AgentSettings) -> None:
         self._settings = settings
@@ -453,8 +453,8 @@ class Agent:
                 process.deadline = now + self._settings.start_timeout_s
                 continue
             message = (
-                f"did not call session.steps() or session.run() within "
-                f"{self._settings.start_timeout_s:g} s of its start"
+                "did not call session.steps() or session.run() in the "
+                f"{self._settings.start_timeout_s:g} s that it has for that (--start-timeout-s)"
             )
             yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message)
 

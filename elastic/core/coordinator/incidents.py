@@ -40,7 +40,7 @@ class Sign(enum.Enum):
     NODE_LOST = "node_lost"
     """The stream of a node's agent broke."""
     NODE_GONE = "node_gone"
-    """A node's registration was lost, or another process has its name."""
+    """All workers of a node have certainly ended, without a word from its agent."""
     NODE_ABSENT = "node_absent"
     """A node's agent has not come to a new leader."""
     OVERDUE = "overdue"
@@ -303,7 +303,7 @@ def _document_of_process(casualty: Casualty, since: float) -> dict[str, Any]:
 def open_record(document: Mapping[str, Any], ahead_s: float) -> Record:
     """Read a document of `Record.to_document`; for incidents that are not over.
 
-    Raises ValueError, TypeError, LookupError or AttributeError.
+    Raises ValueError, TypeError, LookupError, AttributeError or OverflowError.
     """
     at = read_number(document["unix_s"]) - ahead_s
     return Record(

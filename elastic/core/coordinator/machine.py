@@ -82,7 +82,7 @@ class CoordinatorSettings:
 
 
 class Coordinator:
-    """One job's coordinator. `handle` is the only way in, its result the only way out."""
+    """One job's coordinator. Only `handle` changes it, and returns the effects to carry out."""
 
     def __init__(
         self,

@@ -189,7 +189,7 @@ class Nodes:
         """Replace the previous view of the node; return the workers that it no longer has."""
         node = self._nodes.setdefault(name, _Node(out_of_contact_since=now, left_behind=True))
         self._changed(name)
-        # Also for a node that was forgotten when it lost contact.
+        # A node that was forgotten when it lost contact comes back here, too.
         if node.out_of_contact_since is not None:
             self._came_back(now)
             node.in_contact_since = now

@@ -217,7 +217,7 @@ class SlotAccounts:
         self._hear(event, now)
         for effect in effects:
             self._decided(effect, machine, now)
-        touched = self._see(event, now)
+        touched = self._see(event)
         group, phase = machine.current, machine.phase
         if group is not self._group or phase is not self._phase:
             before = self._group
@@ -354,9 +354,10 @@ class SlotAccounts:
         slots = [_restored(found, since, causes) for found in document["slots"][:100_000]]
         wanted, committed = read_number(document["wanted"]), read_number(document["committed"])
         low, high, again_since = (int(read_number(n)) for n in document["again"])
+        usual_s = read_number(document.get("usual_s", 0.0))
         self._books, self._wanted = books, min(int(wanted), self._most)
         self._committed, self._again, self._again_since = int(committed), (low, high), again_since
-        self._usual_s = read_number(document.get("usual_s", 0.0))
+        self._usual_s = usual_s
         self._causes = {i.generation: i for i in books.incidents if i.generation}
         for slot in slots:
             self._slots[slot.node, slot.number] = slot
@@ -484,7 +485,7 @@ class SlotAccounts:
 
     # ---- the slots
 
-    def _see(self, event: ev.Event, now: float) -> Iterable[str]:
+    def _see(self, event: ev.Event) -> Iterable[str]:
         """Take over what nodes report; return the names of the nodes that have changed."""
         if isinstance(event, ev.NodeReported):
             return [self._reported(event)]
@@ -498,7 +499,6 @@ class SlotAccounts:
                 return [name]
         if isinstance(event, ev.NodeLost | ev.NodeGone | ev.NodeLeaving | ev.NodeWelcomed):
             return self._moved(event)
-        del now
         return ()
 
     def _reported(self, event: ev.NodeReported) -> str:

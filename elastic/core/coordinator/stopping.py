@@ -20,8 +20,9 @@ from elastic.core.coordinator.view import (
 from elastic.core.coordinator.whole_restart import stop_whole
 from elastic.core.membership import ChangeReason, Failure, Generation, Purpose, WorkerPhase
 from elastic.core.restarts import Verdict
+from elastic.errors import ExitCode
 
-EXIT_LEFT = 143  # as after SIGTERM: the job is not done
+EXIT_LEFT = int(ExitCode.TERMINATED)  # the job is not done
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -219,9 +220,10 @@ def end_complete(stop: Stop | None) -> fx.EndJob:
 def end_failed(verdict: Verdict, failure: Failure, hang: str = "") -> fx.EndJob:
     """The end after a failure that no restart follows. hang: the verdict about the last hang, used
     if the worker failed because it hung."""
-    exit_code = 78 if verdict is Verdict.NOT_RETRYABLE else 1
+    may_not_pass = verdict is Verdict.NOT_RETRYABLE
+    exit_code = ExitCode.CONFIGURATION if may_not_pass else ExitCode.SCRIPT_FAILED
     message = hang if failure.place else ""
-    return fx.EndJob(exit_code=exit_code, verdict=verdict, failure=failure, message=message)
+    return fx.EndJob(exit_code=int(exit_code), verdict=verdict, failure=failure, message=message)
 
 
 def end_given_up(decision: GiveUp) -> fx.EndJob:
@@ -229,7 +231,7 @@ def end_given_up(decision: GiveUp) -> fx.EndJob:
         "the group keeps breaking although no member is lost and no step is committed; "
         f"a member reported: {decision.detail}"
     )
-    return fx.EndJob(exit_code=1, message=message)
+    return fx.EndJob(exit_code=int(ExitCode.SCRIPT_FAILED), message=message)
 
 
 def end_stopped(stop: Stop, *, in_time: bool, grace_s: float, restart_all: bool) -> fx.EndJob:

@@ -117,7 +117,7 @@ class GroupView:
     is_slow: bool = False
     """A member compiles, or the group's first step is under way."""
     slow_until: float = -math.inf
-    """Until when `slow` was true the last time."""
+    """Until when `is_slow` was true the last time."""
     fruitless_breaks: int = 0
     stalled: bool = False
     """The step under way lasts suspiciously long, or members wait too long for another one."""

@@ -2,7 +2,7 @@
 
 Two threads of the process feed the machine under one lock: the link (what the agent says) and the
 script's thread (where it is). The machine never blocks: the script's thread asks `joinable`,
-`must_leave` and `holds`, and waits outside when there is nothing to do.
+`must_leave` and `must_wait`, and waits outside when there is nothing to do.
 
 Without the lock, the script's thread sets only what no event of the link touches: the count of
 committed steps and whether the script is inside `session.run`.
@@ -50,8 +50,8 @@ Effect = AbortGroup | ReportStatus
 
 
 class Worker:
-    """The machine. Methods named in the past tense are its events. Most return effects, which the
-    caller carries out."""
+    """The machine. Methods named in the past tense are its events, except `superseded`. Most return
+    effects, which the caller carries out."""
 
     def __init__(self, worker: WorkerId, *, pid: int = 0) -> None:
         self._status = WorkerStatus(worker=worker, pid=pid)

@@ -1,5 +1,5 @@
 """Calls an etcd cluster: fails over between members, adds the token, turns refusals into errors.
-Also examines each member: its version, its alarms, and how long commits take.
+Examines each member for `elastic doctor`: its version, its alarms, and how long commits take.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from hypothesis import given
 from elastic.coordinator.incidents import IncidentRecords, noticed_by, summary
 from elastic.coordinator.leadership import UNKNOWN_COMMAND, Leadership, Loss, Stored, lead
 from elastic.core.accounting import MOST_INCIDENTS, Kind
+from elastic.core.coordinator.incidents import Record
 from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.membership import ChangeReason, Generation
 from elastic.errors import ConfigurationError
@@ -210,6 +211,19 @@ async def test_an_error_in_the_accounts_holds_nothing_up(monkeypatch: pytest.Mon
     leader.incidents.save_failed(10, 1, "x")
     leader.incidents.save_failed(20, 1, "x")
     assert leader.incidents.brief() == []
+
+
+async def test_an_error_as_a_record_is_stored_ends_the_records_and_not_the_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(*_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    leader = await with_a_failed_save()
+    monkeypatch.setattr(Record, "to_document", fail)
+    assert await leader.kept() == {}
+    (warning,) = leader.diary.of("warning")
+    assert "incidents are no longer recorded: ZeroDivisionError" in warning["message"]
 
 
 @thoroughly

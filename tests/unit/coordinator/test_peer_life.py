@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 
 import pytest
 
@@ -38,7 +39,8 @@ class Peer:
         self.hang_up()
 
 
-async def test_a_peer_that_no_longer_listens_is_gone() -> None:
+async def test_a_peer_that_no_longer_listens_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leadership, "_AGAIN_S", 0.01)
     peer = Peer()
     await peer.start()
     watching = asyncio.create_task(wait_until_gone(f"127.0.0.1:{peer.port}"))
@@ -49,6 +51,20 @@ async def test_a_peer_that_no_longer_listens_is_gone() -> None:
     assert not watching.done()
     peer.end()
     await watching
+
+
+async def test_a_peer_that_hangs_up_at_once_is_not_called_without_a_pause() -> None:
+    """A proxy does that whose server is gone."""
+    peer = Peer()
+    await peer.start()
+    watching = asyncio.create_task(wait_until_gone(f"127.0.0.1:{peer.port}"))
+    began, calls = time.monotonic(), 3
+    for _ in range(calls):
+        await peer.came.wait()
+        peer.hang_up()
+    assert time.monotonic() - began >= (calls - 1) * leadership._AGAIN_S
+    watching.cancel()
+    peer.end()
 
 
 async def test_a_peer_that_was_never_reached_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:

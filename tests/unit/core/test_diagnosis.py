@@ -123,6 +123,20 @@ def test_no_rank_is_odd_when_all_wait_for_the_same_collective(frames: tuple[Fram
     assert [where_it_hangs(r) for r in waiting] == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("place", "where"),
+    [
+        (Place.JOINING, "while joining the group"),
+        (Place.MEETING, "at session.run"),
+        (Place.BACKWARD, "in the backward pass of step 512"),
+    ],
+)
+def test_ranks_that_all_wait_are_put_into_words(place: Place, where: str) -> None:
+    text = diagnose([rank(n, place, ENGINE) for n in range(3)]).text
+    assert text.startswith(f"all ranks wait for each other {where}, in ")
+    assert diagnose([rank(0, place, ENGINE)]).text.startswith(f"rank 0 (node a) waits {where}, in ")
+
+
 def test_a_rank_in_the_same_place_that_has_begun_fewer_collectives_is_odd() -> None:
     """With a GPU the backward pass runs on a thread of the engine, which has no Python stack."""
     found = diagnose([*in_backward(0, 2, collectives=702), *in_backward(1, collectives=701)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.core.accounting import Incident, Kind, TimeSpent
+from elastic.core.accounting import Incident, Kind, TimeSpent, read_number
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.phases import JobPhase
@@ -408,6 +409,17 @@ def test_a_leader_goes_on_from_a_document_without_the_usual_duration_of_a_step()
     assert job.kinds()
 
 
+@pytest.mark.parametrize("invalid", ["x", -1.0, math.nan, 10**400])
+def test_an_invalid_document_of_an_earlier_leader_changes_nothing(invalid: object) -> None:
+    job = two_train()
+    job.passes(3.0)
+    stored = job.accounts.to_document(job.now, AHEAD_S)
+    job.accounts = SlotAccounts(100)
+    before = job.accounts.to_document(job.now, AHEAD_S)
+    job.accounts.adopt({**stored, "usual_s": invalid}, job.now, AHEAD_S)
+    assert job.accounts.to_document(job.now, AHEAD_S) == before
+
+
 def test_no_time_is_open_after_the_end_of_the_job() -> None:
     job = two_train()
     job.passes(2.0)
@@ -415,6 +427,12 @@ def test_no_time_is_open_after_the_end_of_the_job() -> None:
     found = job.accounts.accounts(job.now + 100.0)
     assert found.settled == found.kinds
     assert found.wall_s == pytest.approx(job.expected_s)
+
+
+@pytest.mark.parametrize("value", [10**400, math.inf, math.nan, -1, True])
+def test_a_number_that_is_no_time_is_refused(value: object) -> None:
+    with pytest.raises(ValueError, match="is not a valid number"):
+        read_number(value)
 
 
 NODES = st.sampled_from("abc")

@@ -328,6 +328,13 @@ def test_an_action_that_fails_answers_with_the_reason(
     assert act(acting) == (status, f"{error}\n")
 
 
+def test_an_action_with_a_bug_is_not_blamed_on_the_request(acting: PageSite) -> None:
+    acting.acted_on.error = KeyError("b")
+    status, said = act(acting)
+    assert status == 500
+    assert "the body must be" not in said
+
+
 def test_a_page_is_read_only_by_default(site: PageSite) -> None:
     for path in ("drain", "clear", "stop"):
         assert act(site, path)[0] == 405

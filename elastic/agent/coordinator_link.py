@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from typing import Any, Protocol, TypeVar
 
 from elastic.errors import ConfigurationError, NodeRefused, TransientError
-from elastic.rpc.control import ControlClient, CoordinatorLost
+from elastic.rpc.control_client import ControlClient, CoordinatorLost
 from elastic.rpc.security import Report
 from elastic.v1 import control_pb2 as pb
 

@@ -43,7 +43,7 @@ from elastic.rpc.codec import (
     status_from_pb,
     status_to_pb,
 )
-from elastic.rpc.control import ControlClient
+from elastic.rpc.control_client import ControlClient
 from elastic.rpc.stacks import stack_lines
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal

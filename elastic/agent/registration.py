@@ -32,7 +32,6 @@ from elastic.store.lease_keeper import LeaseState, boot_time_s
 from elastic.store.retries import retry, within
 from elastic.timeouts import timeout
 
-NODE_TTL_S = 10.0
 _PATIENCE_S = 1.0
 """How much longer than its TTL a lease may live, since stores count whole seconds."""
 
@@ -56,7 +55,7 @@ class Registration:
         document: NodeDocument,
         on_change: Callable[[LeaseState], None],
         on_waiting: Callable[[str, float], None] = lambda _who, _at_most_s: None,
-        ttl_s: float = NODE_TTL_S,
+        ttl_s: float,
         clock: Callable[[], float] = boot_time_s,
     ) -> None:
         """A restarted agent takes over its own key: it has the same `document.start_token`."""

@@ -93,7 +93,10 @@ class ZygoteProcess:
         """True once it has imported torch and answered."""
 
     async def open(self) -> bool:
-        """Find or start the zygote; True if it is an earlier agent's. Raises TransientError."""
+        """Find or start the zygote; True if it is an earlier agent's.
+
+        Raises TransientError, ConfigurationError or OSError if it cannot be started.
+        """
         path = str(self._run_directory / _SOCKET)
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(path)

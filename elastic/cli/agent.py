@@ -39,7 +39,7 @@ from elastic.cli.launch import is_classic, log_directory, require_command, worke
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of
-from elastic.rpc.control import ControlClient
+from elastic.rpc.control_client import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal, warnings_to
@@ -65,7 +65,8 @@ from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.settings.limits import require_node_name
 from elastic.settings.masking import masked_arguments, masked_url
-from elastic.settings.node import Launch, NodeSettings, OnQuarantine
+from elastic.settings.node import NodeSettings
+from elastic.settings.shared import Launch, OnQuarantine
 from elastic.store.interface import Store
 from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import AlreadyEnded, RunEnds
@@ -148,7 +149,10 @@ class AgentExit:
 
 
 def attend(command: NodeCommand) -> AgentExit:
-    """Take part until the job ends or this node leaves it. Raises ConfigurationError."""
+    """Take part until the job ends or this node leaves it.
+
+    Raises ConfigurationError, and TransientError if a new start may succeed.
+    """
     kept = inherited()
     notice = ServiceNotice.of_environment(os.environ)
     settings = command.settings

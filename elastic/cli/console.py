@@ -16,7 +16,7 @@ from rich.text import Text
 from elastic.cli.formats import printable
 from elastic.cli.report import ending_lines
 from elastic.runtime.journal import Entry, JsonLines
-from elastic.settings.run import Console
+from elastic.settings.shared import Console
 
 PROGRESS_EVERY_S = 5.0
 _PRINT_EVERY_S = 0.1
@@ -102,7 +102,7 @@ class LiveDisplay:
             self._recovery_s = entry.fields["total_s"]
         text = describe(entry)
         if text is not None:
-            self._show(Text(printable(text), style=_style(entry.name)))
+            self._show(Text(printable(text), style=_style(entry)))
         if entry.name in ENDS:
             for line in ending_lines(entry.fields):
                 self._show(Text(printable(line), style="dim"))
@@ -165,34 +165,13 @@ def _is_shown(choice: Console, rank: int | None, worker: str) -> bool:
     return rank == 0 or (rank is None and worker.endswith("-1"))
 
 
-_BAD = {
-    "worker_failed",
-    "worker_not_started",
-    "not_begun_anew",
-    "newcomers_refused",
-    "job_ended",
-    "checkpoint_abandoned",
-    "checkpoint_damaged",
-    "state_differed",
-    "hang",
-    "loss_not_finite",
-    "report_failed",
-    "output_lost",
-    "run_directory_lost",
-    "ledger_failed",
-    "curve_failed",
-    "cut_off",
-    "node_quarantined",
-    "certificates_refused",
-    "security_warning",
-    "warning",
-}
+_STYLES = {"error": "red", "warning": "yellow"}
 
 
-def _style(name: str) -> str:
-    if name in _BAD:
-        return "red"
-    return "green" if name in ("recovered", "job_finished") else "dim"
+def _style(entry: Entry) -> str:
+    if entry.name in ("recovered", "job_finished"):
+        return "green"
+    return _STYLES.get(entry.severity, "dim")
 
 
 def describe(entry: Entry) -> str | None:

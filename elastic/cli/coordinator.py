@@ -77,7 +77,7 @@ STOP_TIMEOUT_S = 10.0
 def coordinate(settings: CoordinatorSettings) -> int:
     """Follow and lead until the job ends or a signal comes; return the exit code.
 
-    Raises ConfigurationError.
+    Raises ConfigurationError, and TransientError if a new start may succeed.
     """
     notice = ServiceNotice.of_environment(os.environ)
     checkpoints = checkpoint_directory(settings.checkpoint_dir)

@@ -86,7 +86,7 @@ class SettingsCommand(TyperCommand):
                     formatter.write_dl([_plain(*r) for r in records], col_max=_FLAG_COLUMNS)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """As in click. Types and errors come from click, or from the copy of click inside typer."""
+        """Parse as click does. Types and errors are click's, or those of typer's copy of click."""
         try:
             return super().parse_args(ctx, args)
         except Exception as error:

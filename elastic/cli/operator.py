@@ -4,6 +4,7 @@ answer as text or JSON."""
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import dataclasses
 import json
 import signal
@@ -25,17 +26,19 @@ from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
 
+from elastic.cli.console import describe
 from elastic.cli.etcd import open_store
 from elastic.cli.formats import print_json, print_table, printable, require_format
-from elastic.cli.report import accounts_of, duration, goodput_line, print_report
-from elastic.cli.trace import build_trace
+from elastic.cli.report import UNREADABLE, accounts_of, duration, goodput_line, print_report
+from elastic.cli.trace import PHASES, build_trace
 from elastic.core.diagnosis import doing
 from elastic.core.legible import is_representable_time
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
-from elastic.rpc.control import ControlClient
+from elastic.rpc.control_client import ControlClient
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket, no_report
 from elastic.rpc.stacks import stack_lines, whereabouts_from_pb
+from elastic.runtime.journal import Entry
 from elastic.runtime.run_directory import find_job
 from elastic.settings.limits import is_address
 from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
@@ -385,8 +388,12 @@ def _show_event(line: str) -> None:
     at, name, fields = event_from(line)
     clock = time.strftime("%H:%M:%S", time.localtime(at))
     told = {key: value for key, value in fields.items() if key not in _OF_EVERY_EVENT}
-    facts = " ".join(f"{key}={value}" for key, value in told.items() if value not in ("", None))
-    print(printable(f"{clock} {name} {facts}".rstrip()), flush=True)
+    words = None
+    with contextlib.suppress(*UNREADABLE):  # another version may give other fields
+        words = describe(Entry(unix_s=at, name=name, fields=fields))
+    if words is None:
+        words = " ".join(f"{key}={value}" for key, value in told.items() if value not in ("", None))
+    print(printable(f"{clock} {name}: {words}" if words else f"{clock} {name}"), flush=True)
 
 
 def _node_row(node: pb.NodeStatus) -> tuple[object, ...]:
@@ -653,8 +660,6 @@ def _process_document(process: stacks_pb2.ProcessStacks) -> dict[str, Any]:
     return {"pid": process.pid, "name": process.name, "threads": threads}
 
 
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
-_PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
 _OUTCOMES = {
     "under_way": "under way",
     "waiting": "workers wait until there are enough of them",
@@ -681,7 +686,7 @@ def print_incidents(documents: Sequence[Mapping[str, Any]]) -> None:
     """Print a line for each incident. Raises ConfigurationError if one cannot be read here."""
     try:
         rows = [_incident_row(document) for document in documents]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _unreadable() from error
     if rows:
         print_table(("incident", "at", "step", "took", "lost", "what"), rows)
@@ -693,7 +698,7 @@ def print_explained(document: Mapping[str, Any]) -> None:
     """Print everything about an incident. Raises ConfigurationError if it cannot be read here."""
     try:
         lines = list(_page(document))
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise _unreadable() from error
     for line in lines:
         print(printable(line))
@@ -757,7 +762,7 @@ def _effect(document: Mapping[str, Any]) -> Iterator[str]:
         yield f"saves:        those of step {steps} were given up because of it"
     phases = [
         f"{name} {duration(float(document['recovery'][f'{name}_s']))}"
-        for name in _PHASES
+        for name in PHASES
         if f"{name}_s" in document["recovery"]
     ]
     if phases:

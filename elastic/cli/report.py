@@ -15,7 +15,8 @@ from elastic.v1 import control_pb2 as pb
 
 _MOST_SHOWN = 20  # incidents and nodes; `--output json` has more of them
 _MOST_NAMES = 3
-_UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError)
+"""What reading an answer of another version may raise."""
 
 
 def accounts_of(reply: pb.JobStatus) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def print_report(reply: pb.JobStatus) -> None:
         incidents = [_incident_row(i) for i in accounts["incidents"][-_MOST_SHOWN:]]
         lost = sorted(accounts["nodes"], key=lambda n: -float(n["lost_s"]))
         nodes = [_node_row(node) for node in lost[:_MOST_SHOWN] if float(node["lost_s"])]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise ConfigurationError(
             "this version of elastic cannot read the coordinator's accounts of time; use the "
             "version that the coordinator has"
@@ -62,7 +63,7 @@ def goodput_line(reply: pb.JobStatus) -> str:
         lost = {k: float(s) for k, s in accounts["kinds"].items() if k != Kind.PRODUCTIVE.value}
         most = f", lost mostly: {_mostly(lost)}" if any(lost.values()) else ""
         return f"goodput {float(accounts['goodput']):.1%}{most} (elastic report)"
-    except _UNREADABLE:
+    except UNREADABLE:
         return ""
 
 

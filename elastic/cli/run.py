@@ -38,7 +38,8 @@ from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.restarts import Backoff
 from elastic.errors import ConfigurationError, ExitCode
-from elastic.rpc.control import CONTROL_SERVICE, ControlClient, ControlServer
+from elastic.rpc.control import CONTROL_SERVICE, ControlServer
+from elastic.rpc.control_client import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security, stays_here
@@ -54,7 +55,8 @@ from elastic.runtime.process_title import set_title
 from elastic.runtime.reexec import has_controlling_terminal, unblock_signals
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.tasks import TaskSupervisor
-from elastic.settings.run import Console, OutputMode, RunSettings
+from elastic.settings.run import OutputMode, RunSettings
+from elastic.settings.shared import Console
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
@@ -83,7 +85,10 @@ class Command:
 
 
 def run(command: Command) -> int:
-    """Run the job to its end; return the exit code. Raises ConfigurationError."""
+    """Run the job to its end; return the exit code.
+
+    Raises ConfigurationError, and TransientError if a new start may succeed.
+    """
     settings = command.settings
     require_command(command.argv, module=settings.module)
     _require_one_machine(settings)

@@ -14,7 +14,8 @@ from elastic.v1 import timeline_pb2 as pb
 _CONTROL = 1  # the pid of the coordinator's tracks; those of nodes begin at _FIRST_NODE
 _FIRST_NODE = 10
 _GENERATIONS, _INCIDENTS, _CHECKPOINTS, _DECISIONS = 1, 2, 3, 4
-_PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
+PHASES = ("detect", "persist", "notify", "join", "sync", "first_step")
+"""The parts of a recovery, in order."""
 _FOR_TRACKS = ("generation_formed", "checkpoint_committed", "recovered", "incident", "progress")
 _LEAST_GAP_S = 1e-4  # a machine's clocks are read one after the other
 _WHAT = pb.Stretch.What
@@ -132,7 +133,7 @@ class _Slots:
 def _incident(incident: Mapping[str, Any]) -> Slice:
     began, parts = float(incident["unix_s"]), []
     at, recovery = began, incident["recovery"] or {}
-    for phase in _PHASES:
+    for phase in PHASES:
         lasted_s = float(recovery.get(f"{phase}_s", 0.0))
         parts.append(Slice(name=phase, category="recovery", began=at, ended=at + lasted_s))
         at += lasted_s

@@ -74,7 +74,7 @@ class JobView:
 def state_of(view: JobView) -> str:
     """Return the job's state in one word:
 
-    finished, stopped (as somebody asked), ended (with another exit code), leaving, recovering,
+    finished, stopped (as somebody asked), ended (with another exit code), stopping, recovering,
     gathering, forming, waiting (below the minimum), starting (no step yet), standing (the step
     lasts suspiciously long), between (steps: the script does something else), running (a script
     written for torchrun), training.
@@ -84,7 +84,7 @@ def state_of(view: JobView) -> str:
         as_asked = "finished" if figures.exit_code == 0 else "stopped"
         return as_asked if figures.exit_code in _AS_ASKED else "ended"
     if figures.phase == JobPhase.DRAINING.value:
-        return "leaving"
+        return "stopping"
     if view.recovering_since_unix_s is not None:
         return "recovering"
     if figures.phase != JobPhase.RUNNING.value:

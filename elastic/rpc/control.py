@@ -13,7 +13,7 @@ import grpc.aio
 
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.admission import Admission, MessageRefused
-from elastic.rpc.control_client import LET_IN, OPTIONS, ControlClient, CoordinatorLost
+from elastic.rpc.control_client import LET_IN, OPTIONS
 from elastic.rpc.handshake_probe import is_served
 from elastic.rpc.newest_certificate import server_credentials
 from elastic.rpc.security import (
@@ -29,8 +29,6 @@ from elastic.timeouts import timeout
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc
 from elastic.v1 import stacks_pb2, timeline_pb2
-
-__all__ = ["AgentStream", "ControlClient", "ControlHandler", "ControlServer", "CoordinatorLost"]
 
 CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 _HELLO_TIMEOUT_S = 5.0

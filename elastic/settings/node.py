@@ -25,8 +25,6 @@ from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console, Launch, OnQuarantine
 from elastic.settings.store import StoreSettings
 
-__all__ = ["Console", "Launch", "NodeSettings", "OnQuarantine"]
-
 
 def _renewed_in_time(values: Mapping[str, Any], naming: Naming) -> Iterator[str]:
     if values["isolation_timeout_s"] < values["node_ttl_s"]:

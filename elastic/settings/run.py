@@ -14,8 +14,6 @@ from elastic.settings.limits import LISTENING_ADDRESS, NODES, KeptLogs, NodeRang
 from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console, Launch
 
-__all__ = ["Console", "Launch", "OutputMode", "RunSettings"]
-
 
 class OutputMode(enum.Enum):
     """How `elastic run` itself reports: a live line, JSON lines, or auto: live on a terminal."""

@@ -172,13 +172,13 @@ class DataLoader:
         return self._full_step(world_size) / self._full_step(reference_world)
 
     def batches(
-        self, stretches: Iterator[_Stretch], *, position: DataPosition, rank: int
+        self, sections: Iterator[_Section], *, position: DataPosition, rank: int
     ) -> Iterator[Any]:
-        """The collated micro-batch of each span of positions in `stretches`. `position` and `rank`
+        """The collated micro-batch of each span of positions in `sections`. `position` and `rank`
         seed what torch's loader draws."""
         if self._is_in_memory():
-            return _rows(self.dataset, stretches)
-        loader = self._torch_loader(_indices(stretches), position=position, rank=rank)
+            return _rows(self.dataset, sections)
+        loader = self._torch_loader(_indices(sections), position=position, rank=rank)
         if torch.empty(0).device.type == "cpu":
             return iter(loader)
         with torch.device("cpu"):  # on the script's default device it would refuse our generator
@@ -216,7 +216,7 @@ class DataLoader:
         return min(self.policy.global_batch(world_size), self.length)
 
 
-_Stretch: TypeAlias = tuple[Permutation | range, list[range]]
+_Section: TypeAlias = tuple[Permutation | range, list[range]]
 """An epoch's order, and the positions of some micro-batches in it."""
 
 
@@ -246,7 +246,7 @@ class BatchPlanner:
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
         self._plans, ahead = tee(self._plans_from(position))
-        self._batches = loader.batches(self._stretches(ahead), position=position, rank=rank)
+        self._batches = loader.batches(self._sections(ahead), position=position, rank=rank)
 
     def next_plan(self) -> BatchPlan | None:
         """The plan of the next step. None after the last epoch's end."""
@@ -283,16 +283,16 @@ class BatchPlanner:
             )
             samples = following
 
-    def _stretches(self, plans: Iterator[BatchPlan]) -> Iterator[_Stretch]:
+    def _sections(self, plans: Iterator[BatchPlan]) -> Iterator[_Section]:
         for epoch, in_epoch in groupby(plans, key=lambda plan: plan.samples.epoch):
             self._loader.require_same_length()
             order = self._loader.position_to_index(epoch)
             yield from ((order, spans) for spans in _spans(in_epoch))
 
 
-def _indices(stretches: Iterator[_Stretch]) -> Iterator[list[int]]:
+def _indices(sections: Iterator[_Section]) -> Iterator[list[int]]:
     """The dataset's indices of each span."""
-    for order, spans in stretches:
+    for order, spans in sections:
         if isinstance(order, range):
             yield from (list(order[span.start : span.stop]) for span in spans)
         else:
@@ -332,9 +332,9 @@ def _is_of_rows(dataset: Any) -> bool:
     )
 
 
-def _rows(dataset: Any, stretches: Iterator[_Stretch]) -> Iterator[list[torch.Tensor]]:
+def _rows(dataset: Any, sections: Iterator[_Section]) -> Iterator[list[torch.Tensor]]:
     """The batches that torch's loader would give for a dataset of rows."""
-    for order, spans in stretches:
+    for order, spans in sections:
         if isinstance(order, range):
             indices = torch.cat([torch.arange(span.start, span.stop) for span in spans])
         else:

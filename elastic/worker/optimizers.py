@@ -133,7 +133,7 @@ class ScaledOptimizer:
         optimizer.register_step_post_hook(self._after)
 
     def restore(self) -> None:
-        """Put the unscaled rates back. Also needed after a step that raised."""
+        """Put the unscaled rates back. A step that raised needs this, too."""
         for group, rate in self._unscaled:
             if isinstance(group["lr"], torch.Tensor):
                 group["lr"].copy_(rate)

@@ -202,7 +202,7 @@ class Reporter(Reports):
         self._send_whole_curve = True
 
     def curve_stored(self, stored: local_pb2.LedgerStored) -> None:
-        """As `ledger_stored`, for the curve."""
+        """Do for the curve what `ledger_stored` does for the ledger."""
         self.curve.backlog.stored(stored.committed, stored.run, stored.generation)
         if stored.send_again:
             self._send_whole_curve = True

@@ -153,8 +153,8 @@ class Session:
     def track_local(self, **objects: Stateful) -> None:
         """Track objects whose state may differ between workers, such as a rank's own statistics.
 
-        As `track`, but these objects are not compared between workers. A worker that joins begins
-        with rank 0's state of them, which is also the one that checkpoints hold.
+        This does what `track` does, but workers do not compare these objects. A worker that joins
+        begins with rank 0's state of them, which is also the one that checkpoints hold.
         """
         self._require_known_in_loop(objects)
         self._training.state.track(objects, rank_local=True)

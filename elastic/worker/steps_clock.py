@@ -157,7 +157,7 @@ class StepsClock:
         return self._lasts_s(self._began)
 
     def under_way_s(self) -> float:
-        """As `in_step_s`, but during the set-up of a group, how long that has lasted."""
+        """How long the set-up of a group has lasted, during one; otherwise `in_step_s`."""
         since = self._sets_up_since
         return self._lasts_s(since) if since is not None else self.in_step_s()
 

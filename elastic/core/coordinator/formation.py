@@ -58,9 +58,12 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         until = view.adopted_at + return_patience_s(policy)
         if now < until:  # holders of the state may not have come back yet
             return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    silent = worth_waiting_for(view.workers)
-    until = max((w.out_of_contact_since or 0.0 for w in silent), default=now) + policy.agent_grace_s
-    if silent and now < until:  # the same for workers that have lost their agent
+    out_of_contact = worth_waiting_for(view.workers)
+    until = (
+        max((w.out_of_contact_since or 0.0 for w in out_of_contact), default=now)
+        + policy.agent_grace_s
+    )
+    if out_of_contact and now < until:  # the same for workers that have lost their agent
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     in_contact = {name: w for name, w in view.workers.items() if w.out_of_contact_since is None}
     if len(in_contact) < len(view.workers):

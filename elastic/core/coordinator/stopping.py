@@ -50,11 +50,12 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if policy.restart_all:
         return stop_whole(view, stop.deadline, now)
     grouped = current is not None and len(current.members) > 0
-    silent = worth_waiting_for(view.workers)
+    out_of_contact = worth_waiting_for(view.workers)
     holders = [
         w
         for w in view.workers.values()
-        if may_hold_state(w.status, current) and (w.out_of_contact_since is None or w in silent)
+        if may_hold_state(w.status, current)
+        and (w.out_of_contact_since is None or w in out_of_contact)
     ]
     if now >= stop.deadline:
         return End(in_time=not grouped and not holders)
@@ -109,11 +110,13 @@ def _is_away(active: list[ObservedWorker], view: GroupView) -> bool:
     contact, or back and not yet out of their group."""
     if any(w.status.has_state for w in active) or view.trained_in == 0:
         return False
-    silent = worth_waiting_for(view.workers)
+    out_of_contact = worth_waiting_for(view.workers)
     return any(
         w.status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING) or w.status.has_state
         for w in view.workers.values()
-        if w not in active and not _finished(w) and (w.out_of_contact_since is None or w in silent)
+        if w not in active
+        and not _finished(w)
+        and (w.out_of_contact_since is None or w in out_of_contact)
     )
 
 

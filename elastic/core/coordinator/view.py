@@ -174,8 +174,8 @@ def worth_waiting_for(workers: Mapping[WorkerId, ObservedWorker]) -> list[Observ
     """The workers out of contact. Those left behind are not among them if a worker in contact has
     the state: as a member of the group that went on, it has all that they hold."""
     here = any(w.status.has_state and w.out_of_contact_since is None for w in workers.values())
-    silent = [w for w in workers.values() if w.out_of_contact_since is not None]
-    return [w for w in silent if not (w.left_behind and here)]
+    out_of_contact = [w for w in workers.values() if w.out_of_contact_since is not None]
+    return [w for w in out_of_contact if not (w.left_behind and here)]
 
 
 def enough(workers: Mapping[WorkerId, ObservedWorker], policy: FormationPolicy) -> bool:

@@ -66,9 +66,9 @@ def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: f
         return _dissolve(ChangeReason.MEMBER_LOST)
     if all(map(_finished, present)):
         return Complete()
-    silent = [w for w in present if w.out_of_contact_since is not None]
-    if silent:
-        return _await_contact(silent, len(silent) == len(present), policy, now)
+    out_of_contact = [w for w in present if w.out_of_contact_since is not None]
+    if out_of_contact:
+        return _await_contact(out_of_contact, len(out_of_contact) == len(present), policy, now)
     late = [w for w in present if not _arrived(w, current)]
     if late:
         until = view.formed_at + policy.join_timeout_s
@@ -84,15 +84,15 @@ def _watch(view: GroupView, current: Generation, policy: FormationPolicy, now: f
 
 
 def _await_contact(
-    silent: list[ObservedWorker], are_all: bool, policy: FormationPolicy, now: float
+    out_of_contact: list[ObservedWorker], are_all: bool, policy: FormationPolicy, now: float
 ) -> Decision:
     """Members out of contact run on for a while. If all are, the coordinator is cut off: wait."""
     if are_all:
         return Wait(reason=WaitReason.OUT_OF_CONTACT)
-    expected = any(w.expected for w in silent)
+    expected = any(w.expected for w in out_of_contact)
     patience_s = return_patience_s(policy) if expected else policy.agent_grace_s
     until = (
-        min(w.out_of_contact_since for w in silent if w.out_of_contact_since is not None)
+        min(w.out_of_contact_since for w in out_of_contact if w.out_of_contact_since is not None)
         + patience_s
     )
     if now < until:

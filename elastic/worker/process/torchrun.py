@@ -261,7 +261,7 @@ class ClassicScript:
     def wait(self) -> int:
         """Wait for the script's end; return its exit code, or minus the signal that ended it.
 
-        Also reaps what the script has left behind, which is this process's child by then.
+        It reaps what the script has left behind, too, which is this process's child by then.
         """
         while True:
             pid, status = os.waitpid(-1, 0)

@@ -451,8 +451,8 @@ _ADVICE = {
 def run_script(link: Link, argv: list[str], *, module: bool = False) -> int:
     """Run `argv[0]`, a script or a module's name, as `python` would; return the exit code.
 
-    Also returns in each process that the script has forked and that reaches the script's end. Such
-    a process is no worker, and ends as it would with plain Python.
+    It returns, too, in each process that the script has forked and that reaches the script's end.
+    Such a process is no worker, and ends as it would with plain Python.
     """
     worker = os.getpid()
     link.hello()

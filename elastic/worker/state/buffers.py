@@ -17,7 +17,7 @@ from elastic.errors import CheckpointDamaged
 from elastic.worker.state.tensor_specs import TensorSpec, describe, from_table, to_table
 from elastic.worker.state.tree import memory_of
 
-Slot = tuple[int, str]
+BufferKey = tuple[int, str]
 """Where a buffer is: the id of its module, and its name in that module."""
 
 
@@ -47,7 +47,7 @@ class BuiltBuffers:
         """Those since the begin of the block."""
         self._on_late = on_late
         self._inside: dict[int, nn.Module] = {}
-        self.made: dict[Slot, torch.Tensor] = {}
+        self.made: dict[BufferKey, torch.Tensor] = {}
         """Those that `make_room` registered, until the script does so, or a block has ended."""
         self._makes_room = False
         _call_when_registered(self)
@@ -65,7 +65,7 @@ class BuiltBuffers:
         self._modules[name] = module
         self._inside.update((id(inner), inner) for inner in module.modules())
         self._built.update(_specs(name, module))
-        self._names.update(f"{name}.{path}" for path, *_ in _slots(module))
+        self._names.update(f"{name}.{path}" for path, *_ in _buffers_of(module))
         self._shapes.update((path, _shape(owner[key])) for path, owner, key in self._left_out(name))
 
     def registering(
@@ -73,10 +73,10 @@ class BuiltBuffers:
     ) -> torch.Tensor | None:
         """The script registers a buffer. Returns the tensor to register instead, if any: a worker
         that joins has received this buffer's content before its own first forward pass."""
-        slot = id(module), name
-        if self._makes_room or slot[0] not in self._inside:
+        key = id(module), name
+        if self._makes_room or key[0] not in self._inside:
             return None
-        made = self.made.pop(slot, None)
+        made = self.made.pop(key, None)
         if made is not None and tensor is not None and module._buffers.get(name) is made:
             return made if (made.shape, made.dtype) == (tensor.shape, tensor.dtype) else None
         if name not in module._buffers:
@@ -98,15 +98,15 @@ class BuiltBuffers:
     @property
     def caches(self) -> list[str]:
         """Names of caches, for another member and for checkpoints."""
-        slots = [slot for name in self._modules for slot in self._left_out(name)]
-        changed = {p for p, owner, key in slots if _shape(owner[key]) != self._shapes.get(p)}
+        buffers = [one for name in self._modules for one in self._left_out(name)]
+        changed = {p for p, owner, key in buffers if _shape(owner[key]) != self._shapes.get(p)}
         return sorted(self._caches | changed)
 
     def receive_caches(self, names: Iterable[str]) -> None:
         """Take over the caches of the member whose state this one takes over."""
         self._caches, self._received = set(names), True
 
-    def caches_of_group(self) -> frozenset[Slot]:
+    def caches_of_group(self) -> frozenset[BufferKey]:
         """Return the caches that are known as a group forms: the same on all of its members."""
         if not self._received:
             self._caches.update(self.caches)
@@ -128,7 +128,7 @@ class BuiltBuffers:
 
     def removed(self) -> list[str]:
         """Return the names of built buffers that the script has deleted."""
-        now = {f"{n}.{path}" for n, m in self._modules.items() for path, *_ in _slots(m)}
+        now = {f"{n}.{path}" for n, m in self._modules.items() for path, *_ in _buffers_of(m)}
         return sorted(self._names - now)
 
     def make_room(
@@ -147,8 +147,8 @@ class BuiltBuffers:
         for name, module in self._modules.items():
             here = module.state_dict().keys()  # a class may leave some out
             device = next((p.device for p in module.parameters()), None)
-            slots = {path: (owner, key) for path, owner, key in _slots(module)}
-            for path, (owner, key) in slots.items():
+            buffers = {path: (owner, key) for path, owner, key in _buffers_of(module)}
+            for path, (owner, key) in buffers.items():
                 live, saved = owner[key], states[name].get(path)
                 if isinstance(saved, torch.Tensor):
                     if live is None or live.shape != saved.shape:
@@ -165,7 +165,7 @@ class BuiltBuffers:
             for path, saved in states[name].items():
                 at, _, key = path.rpartition(".")
                 is_buffer = f"{name}.{path}" in reshaped or f"{name}.{path}" in self._names
-                if path not in slots and is_buffer and at in inside:
+                if path not in buffers and is_buffer and at in inside:
                     room = rooms.get(memory_of(saved))
                     if room is None:
                         room = torch.empty_like(saved, device=device or saved.device)
@@ -183,7 +183,7 @@ class BuiltBuffers:
         self._on_late(1)
 
     def _left_out(self, name: str) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str]]:
-        for path, owner, key in _slots(self._modules[name], persistent=False):
+        for path, owner, key in _buffers_of(self._modules[name], persistent=False):
             yield f"{name}.{path}", owner, key
 
 
@@ -225,12 +225,12 @@ def reshaped_from_json(document: Json) -> dict[str, TensorSpec | None]:
 
 
 def _specs(name: str, module: nn.Module) -> Iterator[tuple[str, TensorSpec]]:
-    tensors = {f"{name}.{path}": owner[key] for path, owner, key in _slots(module)}
+    tensors = {f"{name}.{path}": owner[key] for path, owner, key in _buffers_of(module)}
     present = {path: tensor for path, tensor in tensors.items() if tensor is not None}
     return ((spec.name, spec) for spec in describe(present))
 
 
-def _slots(
+def _buffers_of(
     module: nn.Module, *, persistent: bool = True
 ) -> Iterator[tuple[str, dict[str, torch.Tensor | None], str]]:
     """Yield (name in the module's state, dictionary, key) of buffers, or of non-persistent ones."""

@@ -75,11 +75,11 @@ class Cell(Protocol):
         """Compare the content itself with a copy."""
         ...
 
-    def mark(self) -> object:
+    def sign(self) -> object:
         """Return a cheap sign, which is equal as long as no change is noticed."""
         ...
 
-    def moved(self, mark: Any) -> bool:
+    def moved(self, sign: Any) -> bool:
         """Return whether the sign has changed. A cheaper look, which may miss some changes."""
         ...
 
@@ -93,11 +93,11 @@ class _Small(Cell):
     def differs(self, copy: Copy) -> bool:
         return bool(self.copy() != copy)
 
-    def mark(self) -> object:
+    def sign(self) -> object:
         return None
 
-    def moved(self, mark: Any) -> bool:
-        del mark
+    def moved(self, sign: Any) -> bool:
+        del sign
         return False
 
 
@@ -174,20 +174,20 @@ class ModuleTensors:
             return True
         return not all(map(same, present(now), content))
 
-    def mark(self) -> object:
+    def sign(self) -> object:
         self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
         return signs_of(self._marked)
 
-    def moved(self, mark: Any) -> bool:
-        """Look at the tensors that were there at the last `mark`."""
+    def moved(self, sign: Any) -> bool:
+        """Look at the tensors that were there at the last `sign`."""
         try:
             versions = list(map(VERSION, self._marked))
         except RuntimeError:
             return True
         return bool(
-            versions != mark[0]
-            or list(map(ADDRESS, self._marked)) != mark[1]
-            or (self._are_buffers and self._ids() != mark[2])  # another one was assigned
+            versions != sign[0]
+            or list(map(ADDRESS, self._marked)) != sign[1]
+            or (self._are_buffers and self._ids() != sign[2])  # another one was assigned
         )
 
     def _ids(self) -> list[int]:
@@ -370,7 +370,7 @@ class OptimizerState:
             not trees_equal(_without_tensors(state[p]), _without_tensors(v)) for p, v in keys
         )
 
-    def mark(self) -> object:
+    def sign(self) -> object:
         """Return the step count and, for a script that changes the state itself, signs of all its
         tensors; of the first parameter's state, also of what is no tensor."""
         states, rest = list(self._optimizer.state.values()), None
@@ -386,12 +386,12 @@ class OptimizerState:
         self._marked = held
         return steps_of(self._optimizer), signs_of(held), len(states), rest
 
-    def moved(self, mark: Any) -> bool:
-        """Look at the tensors that were there at the last `mark`."""
-        if steps_of(self._optimizer) != mark[0]:
+    def moved(self, sign: Any) -> bool:
+        """Look at the tensors that were there at the last `sign`."""
+        if steps_of(self._optimizer) != sign[0]:
             return True
         try:
-            return bool(list(map(VERSION, self._marked)) != mark[1][0])
+            return bool(list(map(VERSION, self._marked)) != sign[1][0])
         except RuntimeError:
             return True
 
@@ -455,7 +455,7 @@ class Object:
     def differs(self, copy: Copy) -> bool:
         return not trees_equal(self._tracked.state_dict(), copy)
 
-    def mark(self) -> object:
+    def sign(self) -> object:
         """Return signs of its attributes and of the objects in them. If these hide something,
         return signs of its state_dict(), which may take longer, because many make clones for it. If
         that is too large, return a sign that is equal to no other: every block copies it then."""
@@ -477,8 +477,8 @@ class Object:
         """What to sign: all that its state_dict() may take something from."""
         return self._tracked
 
-    def moved(self, mark: Any) -> bool:
-        return bool(self.mark() != mark)
+    def moved(self, sign: Any) -> bool:
+        return bool(self.sign() != sign)
 
 
 class _Sign:
@@ -568,8 +568,8 @@ class OwnState(Object):
         with kept_in_place([self._tracked]):
             super().put_back(copy)
 
-    def mark(self) -> object:
-        return steps_of(self._tracked), super().mark()
+    def sign(self) -> object:
+        return steps_of(self._tracked), super().sign()
 
     def _object(self) -> object:
         return vars(self._tracked)

@@ -84,7 +84,7 @@ class Undo:
         self._small: list[Cell] = []
         self._copy_small: list[Callable[[], Copy]] = []
         self._copy_for_commit: list[Callable[[], Copy]] = []
-        self._mark_large: list[Callable[[], object]] = []
+        self._sign_large: list[Callable[[], object]] = []
         self._holders: dict[int, int] = {}
         """The large cell that has each tensor of a module, by the tensor's id."""
         self._looks: list[tuple[int, Callable[[Any], bool]]] | None = None
@@ -148,15 +148,15 @@ class Undo:
         if self._version != self._state.version:
             self._copy(set())  # raises if parameters are gone, as by pruning
             self._enumerate(is_new=True)
-        marks = [mark() for mark in self._mark_large]
+        signs = [sign() for sign in self._sign_large]
         if self._commit is not None:
-            self._note_gap(self._commit, marks)
+            self._note_gap(self._commit, signs)
         self._learning = self._learns
         wanted = set(range(len(self._large))) if self._learning else self._block_set
         if self._cost_unreported and not self._learning and wanted <= self._begin.large.keys():
-            self._begin = self._tell_cost(marks)
+            self._begin = self._tell_cost(signs)
         else:
-            self._begin = self._copy(wanted, reuse=self._begin, marks=marks)
+            self._begin = self._copy(wanted, reuse=self._begin, signs=signs)
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
@@ -253,7 +253,7 @@ class Undo:
         """
         if self._ahead is None:
             self.keep_ahead()
-        self._retry = self._copy(set(), marks=[mark() for mark in self._mark_large])
+        self._retry = self._copy(set(), signs=[sign() for sign in self._sign_large])
         self._retry.large, self._ahead = self._ahead or {}, None
         self._retry_gradients = self._state.gradients.copy()
         self._attributes_at_begin = list(map(dict.copy, self._attributes))
@@ -295,7 +295,7 @@ class Undo:
         that it costs little. Otherwise copies what earlier calls from that place have changed.
         """
         self._call, self._call_undo = None, None
-        self._call_signs = [mark() for mark in self._mark_large]
+        self._call_signs = [sign() for sign in self._sign_large]
         if self._version != self._state.version:
             self._call_undo = Undo(
                 self._state,
@@ -313,7 +313,7 @@ class Undo:
         began_s = time.perf_counter()
         is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
         wanted = set(range(len(self._large))) if is_rare else known.changes
-        self._call = self._copy(wanted, marks=self._call_signs)
+        self._call = self._copy(wanted, signs=self._call_signs)
         known.at_s = time.perf_counter()
         if is_rare:
             known.copy_s = known.at_s - began_s
@@ -335,7 +335,7 @@ class Undo:
         self._remove_late(self._call_attributes, self._call_late)
         whole = self._changed_since(call) <= call.large.keys()
         self._restore(call)
-        self._renew_other_signs(call.marks)
+        self._renew_other_signs(call.signs)
         return whole
 
     @contextlib.contextmanager
@@ -343,15 +343,15 @@ class Undo:
         """Within, the state is that of the last call's begin, as far as it was copied: for a call
         that is made again only for members that have not completed it."""
         call = self._call
-        marks = [mark() for mark in self._mark_large]
+        signs = [sign() for sign in self._sign_large]
         if self._call_undo is not None:
             try:
                 with self._call_undo.as_of_call():
                     yield
             finally:
-                self._renew_other_signs(marks)
+                self._renew_other_signs(signs)
             return
-        now = self._copy(set(range(len(self._large))), marks=marks)
+        now = self._copy(set(range(len(self._large))), signs=signs)
         late = self._state.buffers.late[self._call_late :]
         contents = [copy_tree(each.tensor) for each in late]
         if call is not None:
@@ -362,7 +362,7 @@ class Undo:
         finally:
             self._restore(now)
             put_content([e.tensor for e in late], contents)
-            self._renew_other_signs(marks)
+            self._renew_other_signs(signs)
 
     def forget_call(self) -> None:
         """Drop the call's copies: no member will have to make it again."""
@@ -372,12 +372,12 @@ class Undo:
         """Renew the signs of the commit and begin marks: putting back has moved them for state that
         had not changed since the commit, or since the begin of a block that the call comes before.
         signs: those of the state that is back."""
-        looks = self._mark_large
+        looks = self._sign_large
         for other in (self._commit, self._begin):
-            if other is not None and len(other.marks) == len(signs) == len(looks):
-                other.marks = [
+            if other is not None and len(other.signs) == len(signs) == len(looks):
+                other.signs = [
                     look() if before == then else before
-                    for look, before, then in zip(looks, other.marks, signs, strict=True)
+                    for look, before, then in zip(looks, other.signs, signs, strict=True)
                 ]
 
     # ---- the commit mark
@@ -430,19 +430,19 @@ class Undo:
     def _mark_commit(self) -> None:
         began_s = time.perf_counter()
         wanted = set(range(len(self._large))) if self._learns else self._gap_set
-        marks = [mark() for mark in self._mark_large]
-        self._commit = self._copy(wanted, reuse=self._commit, marks=marks, for_commit=True)
+        signs = [sign() for sign in self._sign_large]
+        self._commit = self._copy(wanted, reuse=self._commit, signs=signs, for_commit=True)
         if self._learns:
             self._learning_s += time.perf_counter() - began_s
 
-    def _note_gap(self, commit: _Mark, marks: list[object]) -> None:
+    def _note_gap(self, commit: _Mark, signs: list[object]) -> None:
         """Add what has changed since the commit to the gap set: the next commits copy it."""
         if len(commit.large) == len(self._large):  # compare the content itself
             changed = {i for i, copy in commit.large.items() if self._large[i].differs(copy)}
-        elif marks == commit.marks:
+        elif signs == commit.signs:
             return
         else:
-            changed = self._differing(marks, commit.marks)
+            changed = self._differing(signs, commit.signs)
         self._gap_set |= changed
         if changed - commit.large.keys():
             self._commit = None  # this time, that mark cannot be given to others
@@ -450,8 +450,8 @@ class Undo:
     def _renew_commit_signs(self) -> None:
         """Renew the commit mark's signs, which putting back has moved. The content is that of the
         block's begin: `begin` has found that it equals the commit's, or is copied there."""
-        if self._commit is not None and len(self._commit.marks) == len(self._mark_large):
-            self._commit.marks = [mark() for mark in self._mark_large]
+        if self._commit is not None and len(self._commit.signs) == len(self._sign_large):
+            self._commit.signs = [sign() for sign in self._sign_large]
 
     def _note_block(self) -> None:
         """Add what has changed since the block's begin to the block set: the next ones copy it."""
@@ -475,18 +475,18 @@ class Undo:
         if self._looks is None:
             cells = enumerate(self._large)
             self._looks = [(i, cell.moved) for i, cell in cells if i not in self._block_set]
-        marks = self._begin.marks
-        return any(moved(marks[index]) for index, moved in self._looks)
+        signs = self._begin.signs
+        return any(moved(signs[index]) for index, moved in self._looks)
 
     def _changed_since(self, earlier: _Mark) -> set[int]:
-        now = [mark() for mark in self._mark_large]
-        if now == earlier.marks:
+        now = [sign() for sign in self._sign_large]
+        if now == earlier.signs:
             return set()
-        return self._differing(now, earlier.marks)
+        return self._differing(now, earlier.signs)
 
     def _differing(self, now: list[object], before: list[object]) -> set[int]:
         """Return the cells whose signs differ; if an optimizer has stepped, also what it trains."""
-        changed = {index for index, mark in enumerate(now) if mark != before[index]}
+        changed = {index for index, sign in enumerate(now) if sign != before[index]}
         for index in tuple(changed):
             cell = self._large[index]
             if isinstance(cell, OptimizerState) and cell.moved(before[index]):
@@ -494,11 +494,11 @@ class Undo:
                 changed.update(holders[id(p)] for p in cell.trained() if id(p) in holders)
         return changed
 
-    def _tell_cost(self, marks: list[object]) -> _Mark:
+    def _tell_cost(self, signs: list[object]) -> _Mark:
         """Copy the block set, into memory of an earlier copy, and report how long that takes."""
         self._wait_for_device()
         began_s = time.perf_counter()
-        mark = self._copy(self._block_set, reuse=self._begin, marks=marks)
+        mark = self._copy(self._block_set, reuse=self._begin, signs=signs)
         self._wait_for_device()
         took_s = time.perf_counter() - began_s
         costly = [self._large[i] for i in sorted(self._block_set)]
@@ -531,13 +531,13 @@ class Undo:
         wanted: set[int],
         *,
         reuse: _Mark | None = None,
-        marks: list[object] | None = None,
+        signs: list[object] | None = None,
         for_commit: bool = False,
     ) -> _Mark:
         copies = self._copy_for_commit if for_commit else self._copy_small
         small = [copy() for copy in copies]
         large = self._copy_large(wanted, reuse.large if reuse is not None else {}) if wanted else {}
-        return _Mark(small=small, large=large, marks=marks or [])
+        return _Mark(small=small, large=large, signs=signs or [])
 
     def _copy_large(
         self, wanted: set[int], reuse: Mapping[int, Copy] = _NO_COPIES
@@ -584,7 +584,7 @@ class Undo:
             for cell in self._small  # default generators are not sent to others
         ]
         self._looks = None
-        self._mark_large = [cell.mark for cell in self._large]
+        self._sign_large = [cell.sign for cell in self._large]
         self._holders = {
             id(tensor): index
             for index, cell in enumerate(self._large)
@@ -628,7 +628,7 @@ class _Mark:
 
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
-    marks: list[object] = field(default_factory=list)
+    signs: list[object] = field(default_factory=list)
 
 
 @dataclass(slots=True)

@@ -13,7 +13,8 @@ import pytest
 from elastic.agent import coordinator_link
 from elastic.agent.coordinator_link import CoordinatorLink, FixedLeader, Leader, Outgoing
 from elastic.errors import ConfigurationError
-from elastic.rpc.control import AgentStream, ControlClient, ControlServer
+from elastic.rpc.control import AgentStream, ControlServer
+from elastic.rpc.control_client import ControlClient
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2
 from tests.unit.rpc.conversation import DEADLINE_S, Recorder

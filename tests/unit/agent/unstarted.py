@@ -7,7 +7,7 @@ from pathlib import Path
 from elastic.agent.coordinator_link import FixedLeader
 from elastic.agent.daemon import AgentDaemon, NodeOptions
 from elastic.core.agent.machine import AgentSettings
-from elastic.rpc.control import ControlClient
+from elastic.rpc.control_client import ControlClient
 from elastic.runtime.journal import Entry, Journal
 from elastic.settings.run import RunSettings
 from elastic.v1 import control_pb2 as pb

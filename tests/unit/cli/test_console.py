@@ -18,7 +18,7 @@ from elastic.cli import console
 from elastic.cli.console import JsonDisplay, LiveDisplay, describe
 from elastic.runtime import journal
 from elastic.runtime.journal import Entry
-from elastic.settings.run import Console
+from elastic.settings.shared import Console
 
 # Recorded for programs: too frequent, or of no use to a person who watches.
 FOR_PROGRAMS = {"progress", "node_connected", "worker_started"}

@@ -560,10 +560,11 @@ def test_events_are_printed_as_json_lines(place: Place, capsys: Printed) -> None
     assert lines == [entry.to_json() for entry in EVENTS]
 
 
-def test_events_as_text_omit_empty_strings(place: Place, capsys: Printed) -> None:
+def test_events_as_text_are_sentences_or_their_fields(place: Place, capsys: Printed) -> None:
+    """Fields stand for an event without a sentence, and for one of another version."""
     assert operator.events(place.target, follow=False, output="table") == 0
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["node_lost node=n1", "elected address=h:1 members=[]"]
+    assert lines == ["node_lost: node n1 is lost", "elected: address=h:1 members=[]"]
 
 
 def test_a_coordinator_that_does_not_lead_says_so(place: Place) -> None:

@@ -22,7 +22,8 @@ from elastic.cli.run import (
 )
 from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime import leave_signals
-from elastic.settings.run import Launch, RunSettings
+from elastic.settings.run import RunSettings
+from elastic.settings.shared import Launch
 
 
 def test_workers_inherit_no_secret_of_their_agent(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -34,7 +34,7 @@ def committed(ago_s: float) -> JobView:
         (page_jobs.recovering(), "recovering"),
         (having(phase="waiting"), "waiting"),
         (having(phase="forming"), "forming"),
-        (having(phase="draining"), "leaving"),
+        (having(phase="draining"), "stopping"),
         (having(step_elapsed_s=2.9), "training"),
         (having(step_elapsed_s=3.1), "standing"),
         (having(step_usual_s=60.0, step_elapsed_s=200.0), "training"),

@@ -9,7 +9,8 @@ from contextlib import asynccontextmanager
 import grpc
 
 from elastic.errors import TransientError
-from elastic.rpc.control import AgentStream, ControlClient, ControlServer
+from elastic.rpc.control import AgentStream, ControlServer
+from elastic.rpc.control_client import ControlClient
 from elastic.rpc.security import Security
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import stacks_pb2, timeline_pb2

@@ -13,7 +13,8 @@ import grpc.aio
 import pytest
 
 from elastic.errors import ConfigurationError, TransientError
-from elastic.rpc.control import AgentStream, ControlClient, ControlServer, CoordinatorLost
+from elastic.rpc.control import AgentStream, ControlServer
+from elastic.rpc.control_client import ControlClient, CoordinatorLost
 from elastic.rpc.security import Plaintext
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from elastic.errors import ConfigurationError
-from elastic.rpc.control import ControlClient, ControlServer
+from elastic.rpc.control import ControlServer
+from elastic.rpc.control_client import ControlClient
 from elastic.rpc.security import (
     PLAINTEXT,
     Plaintext,

@@ -16,7 +16,7 @@ import pytest
 
 from elastic.errors import TransientError
 from elastic.rpc import admission, control, control_client
-from elastic.rpc.control import CoordinatorLost
+from elastic.rpc.control_client import CoordinatorLost
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import control_pb2_grpc as pb_grpc

@@ -16,8 +16,7 @@ import grpc.aio
 import pytest
 
 from elastic.errors import ConfigurationError
-from elastic.rpc.control import ControlClient, CoordinatorLost
-from elastic.rpc.control_client import CoordinatorRefused
+from elastic.rpc.control_client import ControlClient, CoordinatorLost, CoordinatorRefused
 from elastic.rpc.handshake_probe import explain
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.settings.tls_files import TlsFiles

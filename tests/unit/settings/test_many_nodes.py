@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from elastic.settings.coordinator import CoordinatorSettings
-from elastic.settings.node import Launch, NodeSettings
+from elastic.settings.node import NodeSettings
 from elastic.settings.operator import OperatorSettings
 from elastic.settings.run import RunSettings
 from elastic.settings.security import SecuritySettings
-from elastic.settings.shared import Console
+from elastic.settings.shared import Console, Launch
 from elastic.settings.sources import is_given, load_settings
 from elastic.settings.store import CoordinatorStoreSettings, StoreKind, StoreSettings
 from tests.unit.settings.loading import ETCD, load, problem, problems

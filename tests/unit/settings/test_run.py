@@ -9,7 +9,8 @@ import pytest
 
 from elastic.settings.fields import options_of
 from elastic.settings.limits import NodeRange
-from elastic.settings.run import Console, RunSettings
+from elastic.settings.run import RunSettings
+from elastic.settings.shared import Console
 from tests.unit.settings.loading import load, problems
 
 

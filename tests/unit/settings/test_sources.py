@@ -10,7 +10,8 @@ import pytest
 from elastic.errors import ConfigurationError
 from elastic.settings.fields import options_of
 from elastic.settings.limits import NodeRange
-from elastic.settings.run import Console, OutputMode, RunSettings
+from elastic.settings.run import OutputMode, RunSettings
+from elastic.settings.shared import Console
 from elastic.settings.sources import DeviceCounts, load_settings
 
 

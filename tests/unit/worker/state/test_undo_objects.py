@@ -388,10 +388,10 @@ def test_a_tensor_in_the_place_of_a_freed_one_counts_as_a_change() -> None:
     bank = Bank()
     cell = Object("bank", bank)
     for turn in range(100):
-        mark = cell.mark()
-        assert not cell.moved(mark)
+        sign = cell.sign()
+        assert not cell.moved(sign)
         bank.rebuild(float(turn))
-        assert cell.moved(mark), turn
+        assert cell.moved(sign), turn
 
 
 class PrivateSlots:

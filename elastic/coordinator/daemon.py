@@ -428,7 +428,7 @@ class CoordinatorDaemon:
                 case "known":
                     self._agent_knows(node, message.known)
                 case "stacks":
-                    self.hangs.told(node, message.stacks)
+                    self.rounds.told(node, message.stacks)
                 case "leave":
                     self.departing.leave_requested(node, message.leave.reason)
                 case "leave_timed_out":

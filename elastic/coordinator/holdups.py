@@ -214,9 +214,6 @@ class Hangs:
         """The verdict of the newest hang or slow step."""
         self.newest_unix_s = 0.0
 
-    def told(self, node: ConnectedNode, stacks: pb.NodeStacks) -> None:
-        self._rounds.told(node, stacks)
-
     def explain(self, effect: fx.ExplainHang) -> None:
         """Explain a hang. Members are asked at once, before they learn of a new group."""
         asking = self._rounds.ask(brief=True)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from elastic.coordinator.connected_agents import name_of
-from elastic.core.accounting import TimeSpent
+from elastic.core.accounting import TimeSpent, read_name, read_number
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
@@ -22,8 +22,6 @@ from elastic.runtime.journal import Entry, Journal
 from elastic.v1 import job_pb2 as pb
 
 PHASES = ("detect", "persist", "notify", "abort", "join", "sync", "first_step")
-_MOST = 2.0**53  # the highest stored count: above it floats cannot count by one
-_LONGEST = 100  # characters of a stored name
 _MOST_NAMES = 1000
 
 _COUNTED = {  # entries of the journal, and the field by which they are counted apart
@@ -161,17 +159,17 @@ class Totals:
         self._reporter = _Reporter()
 
     def _read(self, document: Mapping[str, Any]) -> None:
-        self.weight = int(_count(document["weight"]))
+        self.weight = int(read_number(document["weight"]))
         for name in _NUMBERS:
-            setattr(self, name, int(_count(document["counts"][name])))
+            setattr(self, name, int(read_number(document["counts"][name])))
         for name in _INSTANTS:
-            setattr(self, name, _count(document["instants"][name]))
+            setattr(self, name, read_number(document["instants"][name]))
         for name, by, count in document["events"][:_MOST_NAMES]:
-            self.events[_name(name), _name(by)] = _count(count)
+            self.events[read_name(name), read_name(by)] = read_number(count)
         for name, by, counts, total in document["histograms"][:_MOST_NAMES]:
-            histogram = self._named(_name(name), _name(by))
+            histogram = self._named(read_name(name), read_name(by))
             if histogram is not None and len(counts) == len(histogram.counts):
-                histogram.add([int(_count(count)) for count in counts], _count(total))
+                histogram.add([int(read_number(count)) for count in counts], read_number(total))
 
     def _histograms(self) -> list[tuple[str, str, Histogram]]:
         return [
@@ -227,19 +225,6 @@ class _Reporter:
         if self._counts and min(fresh) >= 0:
             into.add(fresh, max(0.0, total_s - self._total_s))
         self._counts, self._total_s = counts, total_s
-
-
-def _count(value: Any) -> float:
-    number = float(value)
-    if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST):
-        raise ValueError(f"{value!r} is not a valid number")
-    return number
-
-
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or len(value) > _LONGEST:
-        raise ValueError(f"{value!r} is not a valid name")
-    return value
 
 
 T = TypeVar("T")

@@ -16,7 +16,7 @@ MOST_INCIDENTS = 50
 _MOST_NODES = 1000
 _MOST_NAMES = 100  # most node names, and most worker names, kept for one incident
 _LONGEST = 300  # most characters of a name that is read
-_MOST_S = 2.0**53
+_MOST = 2.0**53  # above it floats cannot count by one
 
 
 class Kind(enum.Enum):
@@ -231,7 +231,7 @@ def read_number(value: Any) -> float:
         number = float(value)
     except OverflowError:  # an integer of more than 308 digits
         number = math.inf
-    if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST_S):
+    if isinstance(value, bool) or not (math.isfinite(number) and 0.0 <= number <= _MOST):
         raise ValueError(f"{value!r} is not a valid number")
     return number
 

@@ -77,7 +77,7 @@ class Place:
             node = self.nodes.by_name(name)
             assert node is not None
             told = pb.NodeStacks(request=request.request, workers=[worker(name)])
-            self.hangs.told(node, told)
+            self.rounds.told(node, told)
 
 
 def worker(node: str) -> pb.WorkerStacks:

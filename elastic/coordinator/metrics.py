@@ -128,12 +128,16 @@ DOUBTS = CATALOG.counter(
 ROLL_BACKS = CATALOG.counter(
     "elastic_store_roll_backs_total", "Times that etcd was emptied or restored from a backup."
 )
+ROLL_BACK_TIME = CATALOG.gauge(
+    "elastic_store_roll_back_timestamp_seconds",
+    "When a leader last found that etcd was emptied or restored from a backup; 0: never.",
+)
 CHECKPOINT_STEP = CATALOG.gauge(
     "elastic_checkpoint_step", "The step of the newest checkpoint; 0: there is none."
 )
 CHECKPOINT_TIME = CATALOG.gauge(
     "elastic_checkpoint_timestamp_seconds",
-    "When this run last committed a checkpoint; absent before the first one.",
+    "When this run last committed a checkpoint; when it began, as long as none is known.",
 )
 CHECKPOINTS = CATALOG.counter("elastic_checkpoints_total", "Checkpoints committed.")
 CHECKPOINT_FAILURES = CATALOG.counter(
@@ -297,7 +301,10 @@ def collect(found: Found, figures: JobFigures | None) -> None:
     _stragglers(found, figures)
     if figures.saves:
         found.set(CHECKPOINT_STEP, figures.checkpoint_step)
-        found.set(CHECKPOINT_TIME, figures.totals.last_checkpoint_unix_s or None)
+        # A leader after one that lost the store knows of no earlier checkpoint. Without a value an
+        # alert would wait for the first one.
+        newest_unix_s = figures.totals.last_checkpoint_unix_s or figures.started_unix_s
+        found.set(CHECKPOINT_TIME, newest_unix_s or None)
         found.buckets(CHECKPOINT_STALL, figures.totals.save_stalls)
         found.buckets(CHECKPOINT_SECONDS, figures.totals.saves)
 
@@ -368,6 +375,7 @@ def _totals(found: Found, totals: Totals) -> None:
     found.set(STEPS_RECOMPUTED, totals.steps_recomputed)
     found.set(SAMPLES, totals.samples)
     found.set(CHECKPOINT_BYTES, totals.checkpoint_bytes)
+    found.set(ROLL_BACK_TIME, totals.last_roll_back_unix_s)
     for metric, entry in _COUNTERS.items():
         found.set(metric, totals.events.get((entry, ""), 0))
     for reason in _REASONS:

@@ -73,6 +73,8 @@ class Totals:
         self.last_commit_unix_s = 0.0
         """When the newest step was committed, as far as is known; 0: none was."""
         self.last_checkpoint_unix_s = 0.0
+        self.last_roll_back_unix_s = 0.0
+        """When a leader last found that the store had been emptied or restored; 0: never."""
         self.weight = 0
         """Grows with every counted event: of two totals of a run, the one with more is newer."""
         self._reporter = _Reporter()
@@ -99,6 +101,8 @@ class Totals:
             if "save_s" in entry.fields:
                 self.saves.observe(entry.fields["save_s"])
                 self.save_stalls.observe(entry.fields["stall_s"])
+        elif entry.name == "store_rolled_back":
+            self.last_roll_back_unix_s = entry.unix_s
 
     def progressed(self, progress: pb.Progress, now_unix_s: float) -> None:
         """Take a report of rank 0 of the present group."""
@@ -163,7 +167,7 @@ class Totals:
         for name in _NUMBERS:
             setattr(self, name, int(read_number(document["counts"][name])))
         for name in _INSTANTS:
-            setattr(self, name, read_number(document["instants"][name]))
+            setattr(self, name, read_number(document["instants"].get(name, 0.0)))
         for name, by, count in document["events"][:_MOST_NAMES]:
             self.events[read_name(name), read_name(by)] = read_number(count)
         for name, by, counts, total in document["histograms"][:_MOST_NAMES]:
@@ -192,7 +196,7 @@ _NUMBERS = (
     *("steps_committed", "steps_lost", "steps_recomputed", "samples", "checkpoint_bytes"),
     "committed",
 )
-_INSTANTS = ("last_commit_unix_s", "last_checkpoint_unix_s")
+_INSTANTS = ("last_commit_unix_s", "last_checkpoint_unix_s", "last_roll_back_unix_s")
 _TABLES = ("events", "steps", "recoveries", "phases", "save_stalls", "saves")
 
 

@@ -114,7 +114,8 @@ def _waits(r: Whereabouts) -> bool:
         return True
     if r.place is Place.BACKWARD and _ENGINE in inner.file:
         return True
-    return inner.is_ours and r.place in (Place.BACKWARD, Place.COMMIT)
+    # In a call of session.run: another member has freed it from its collective.
+    return inner.is_ours and r.place in (Place.BACKWARD, Place.COMMIT, Place.RUN)
 
 
 def _innermost(frames: Sequence[Frame]) -> Frame | None:

@@ -91,7 +91,8 @@ def _job() -> models.Dashboard:
             "time() - max(elastic_checkpoint_timestamp_seconds{job})",
             unit="s",
             worse_from=(3600, 7200),
-            none="none in this run",
+            none="no checkpoints",
+            about="Since the start of the run, as long as no checkpoint of it is known.",
         ),
         _stat(
             "Exit code",

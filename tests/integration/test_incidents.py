@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -79,6 +79,17 @@ def job(place: Place, etcd: EtcdCluster) -> Iterator[Job]:
         yield job
 
 
+def put_a_file_at(checkpoints: Path) -> bool:
+    """Put a file in place of the directory. False if a save has made a new directory meanwhile."""
+    checkpoints.rename(tempfile.mkdtemp(dir=checkpoints.parent))
+    try:
+        with checkpoints.open("x") as file:
+            file.write("no directory")
+    except FileExistsError:
+        return False
+    return True
+
+
 def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) -> None:
     rank = job.events("generation_formed")[-1]["members"]
     os.kill(job.worker_pid("b"), signal.SIGKILL)
@@ -94,8 +105,7 @@ def test_a_kill_a_failed_save_and_a_hang_are_explained_across_leaders(job: Job) 
     assert killed["nodes"] == ["b"]
     job.wait(job.is_whole, "a whole group again")
 
-    shutil.rmtree(job.checkpoints)
-    job.checkpoints.write_text("no directory")
+    job.wait(lambda: put_a_file_at(job.checkpoints), "a file in place of the checkpoints")
     refused = job.incident(2)
     assert (refused["cause"], refused["outcome"]) == ("save_failed", "trains_on")
     assert str(job.checkpoints) in refused["saves"]["message"]

@@ -1,20 +1,23 @@
 """Trains a small model in float64 and records every attempted and every committed step.
 
-OUT/steps-PID.jsonl has a line for each attempt and for each commit, which has a digest of all
-weights. OUT/initial-PID.pt, OUT/final-PID.pt and OUT/weights-STEP-GENERATION.pt have the weights at
-the start, at the end and after some steps. The script reports its loss, which is NaN while the file
-OUT/not-finite exists. Steps take longer on a host that has a file OUT/slow-HOST, and do not end
-while the file OUT/held exists.
+OUT/steps-PID.jsonl, or steps-PID-N.jsonl, has a line for each attempt and for each commit, which
+has a digest of all weights. OUT/initial-PID.pt, OUT/final-PID.pt and
+OUT/weights-STEP-GENERATION.pt have the weights at the start, at the end and after some steps. The
+script reports its loss, which is NaN while the file OUT/not-finite exists. Steps take longer on a
+host that has a file OUT/slow-HOST, and do not end while the file OUT/held exists.
 """
 
 import argparse
+import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import socket
 import time
 from pathlib import Path
+from typing import TextIO
 
 import torch
 from torch import nn
@@ -31,6 +34,15 @@ def digest(model: nn.Module) -> str:
     for parameter in model.parameters():
         weights.update(parameter.detach().cpu().numpy().tobytes())
     return weights.hexdigest()
+
+
+def open_record(out: Path) -> TextIO:
+    """Open a new file: in a job of thousands of workers an earlier one may have had this pid."""
+    for number in itertools.count():
+        again = f"-{number}" if number else ""
+        with contextlib.suppress(FileExistsError):
+            return (out / f"steps-{os.getpid()}{again}.jsonl").open("x", buffering=1)
+    raise AssertionError("unreachable")
 
 
 def main() -> None:
@@ -62,7 +74,7 @@ def main() -> None:
         num_workers=options.loaders,
         seed=3,
     )
-    record = (options.out / f"steps-{os.getpid()}.jsonl").open("w", buffering=1)
+    record = open_record(options.out)
 
     slow = options.out / f"slow-{socket.gethostname()}"
 

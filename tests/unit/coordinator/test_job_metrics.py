@@ -128,6 +128,12 @@ def test_only_a_job_with_checkpoints_exports_metrics_of_them() -> None:
     assert value(found(figures()), metrics.CHECKPOINT_STEP) is None
     job = found(figures(saves=True, checkpoint_step=5))
     assert (value(job, metrics.CHECKPOINT_STEP), value(job, metrics.CHECKPOINT_TIME)) == (5, 50.0)
+    before = found(figures(Totals(), saves=True, started_unix_s=7.0))
+    assert value(before, metrics.CHECKPOINT_TIME) == 7.0, "so that a lack of saves is noticed"
+    assert value(before, metrics.ROLL_BACK_TIME) == 0.0
+    totals = Totals()
+    totals.last_roll_back_unix_s = 9.0
+    assert value(found(figures(totals)), metrics.ROLL_BACK_TIME) == 9.0
 
 
 def test_a_limited_number_of_a_scripts_finite_values_is_exported() -> None:

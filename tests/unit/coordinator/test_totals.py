@@ -109,6 +109,21 @@ def test_recomputed_steps_are_counted_once_however_many_members_report_them() ->
     assert totals.steps_recomputed == 2
 
 
+def test_a_roll_back_of_the_store_is_known_by_its_time_under_the_next_leader() -> None:
+    """A counter says nothing: the leader that finds it has just begun, with lost totals."""
+    first, second = Totals(), Totals()
+    assert first.last_roll_back_unix_s == 0.0
+    tell(first, "store_rolled_back", generation=3, stored=0)
+    assert first.last_roll_back_unix_s > 0.0
+    document = json.loads(json.dumps(first.to_document()))
+    second.adopt(document)
+    assert second.last_roll_back_unix_s == first.last_roll_back_unix_s
+    del document["instants"]["last_roll_back_unix_s"]  # as of an older version
+    third = Totals()
+    third.adopt(document)
+    assert (third.weight, third.last_roll_back_unix_s) == (1, 0.0)
+
+
 def test_the_next_leader_continues_the_totals() -> None:
     first, second = some(), Totals()
     second.adopt(json.loads(json.dumps(first.to_document())))

@@ -175,6 +175,8 @@ def test_a_rank_that_waits_in_another_step_is_odd_without_a_frame_of_the_script(
 def test_a_rank_in_a_call_that_is_not_in_the_collective_of_the_others_is_odd() -> None:
     waits = (*ALL_REDUCE, Frame(TRAIN, 22, "evaluate"), *MAIN)
     hung = rank(1, Place.RUN, (Frame(TRAIN, 20, "evaluate"), *MAIN))
+    freed = rank(2, Place.RUN, (Frame("/src/elastic/worker/training.py", 760, "settle"), *MAIN))
+    assert odd_ranks(diagnose([rank(0, Place.RUN, waits), hung, freed])) == [1]
     found = diagnose([rank(0, Place.RUN, waits), hung])
     assert odd_ranks(found) == [1]
     assert "not reached the call that the others make after step 511" in found.text

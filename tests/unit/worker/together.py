@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import faulthandler
 import functools
+import gc
 import inspect
 import json
 import os
@@ -138,6 +139,7 @@ def _show_stacks(pids: list[int]) -> None:
 def _be_child(
     rank: int, part: Callable[[Seat], None], pairs: list[tuple[socket.socket, socket.socket]]
 ) -> None:
+    gc.freeze()  # the parent's garbage, such as gRPC's, may need threads that are not here
     try:
         faulthandler.register(signal.SIGUSR1, file=2, all_threads=True)
         for other, (ours, theirs) in enumerate(pairs):

@@ -295,6 +295,8 @@ EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
         "ElasticNoProgress",
         "ElasticRecoverySlow",  # because it waits for nodes
     },
+    # Before saves break: its leader does not know of earlier checkpoints, and counts from its start.
+    Troubles.store_emptied: {"ElasticStoreRolledBack"},
     Troubles.broken_saves: {"ElasticCheckpointFailing"},
     Troubles.full_disk: {"ElasticDiskFilling"},
     Troubles.not_finite: {"ElasticLossNotFinite"},
@@ -306,7 +308,6 @@ EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
         "ElasticRecoverySlow",
     },
     Troubles.many_restarts: {"ElasticRestartBudgetLow"},
-    Troubles.store_emptied: {"ElasticStoreRolledBack"},
 }
 OVER_THE_TIME = {"ElasticGoodputLow", *SAVES}
 """Alerts that may fire in any trouble: so many faults cost time, and saves fail in most of them."""

@@ -295,7 +295,7 @@ EXPECTED: dict[Callable[[Troubles], None], set[str]] = {
         "ElasticNoProgress",
         "ElasticRecoverySlow",  # because it waits for nodes
     },
-    # Before saves break: its leader does not know of earlier checkpoints, and counts from its start.
+    # Before saves break: its leader knows of no earlier checkpoint, and counts from its start.
     Troubles.store_emptied: {"ElasticStoreRolledBack"},
     Troubles.broken_saves: {"ElasticCheckpointFailing"},
     Troubles.full_disk: {"ElasticDiskFilling"},

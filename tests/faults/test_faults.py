@@ -84,11 +84,14 @@ def test_a_training_job_survives_failing_calls_that_once_broke_it(library: Path)
 
 
 @pytest.mark.long
-def test_a_coordinator_that_accepts_no_more_connections_makes_way(library: Path) -> None:
+@pytest.mark.parametrize("number", [1, 2, 3])
+def test_a_coordinator_that_accepts_no_more_connections_makes_way(
+    library: Path, number: int
+) -> None:
     """gRPC closes its acceptor for good if the machine has no file left for a moment (ENFILE)."""
-    points = [Point.parse(f"coordinator:accept:{number}:ENFILE") for number in (1, 2, 3)]
+    point = Point.parse(f"coordinator:accept:{number}:ENFILE")
     with etcd_cluster(size=1) as etcd:
-        outcomes = [*Campaign(library, etcd.endpoints(), _SEED).several(points)]
+        outcomes = [*Campaign(library, etcd.endpoints(), _SEED).several([point])]
     assert not (found := _wrong(outcomes)), found
 
 

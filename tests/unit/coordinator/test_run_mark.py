@@ -14,12 +14,12 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.run_mark import _PLACES, Mark, WrittenByAnother
+from elastic.coordinator.step_recorder import _PLACES, Mark, WrittenByAnother
 
 MARKS = """\
 import sys, time
 from pathlib import Path
-from elastic.coordinator.run_mark import Mark
+from elastic.coordinator.step_recorder import Mark
 mark = Mark(sys.argv[1])
 mark.set(Path(sys.argv[2]))
 print("marked", flush=True)

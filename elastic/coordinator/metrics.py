@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastic.coordinator.holdups import SlowRank
-from elastic.coordinator.totals import Totals
+from elastic.coordinator.totals import SLOW_RECOVERY_S, Totals
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.histogram import PHASE_BOUNDS_S, Histogram
@@ -131,6 +131,10 @@ ROLL_BACKS = CATALOG.counter(
 ROLL_BACK_TIME = CATALOG.gauge(
     "elastic_store_roll_back_timestamp_seconds",
     "When a leader last found that etcd was emptied or restored from a backup; 0: never.",
+)
+SLOW_RECOVERY_TIME = CATALOG.gauge(
+    "elastic_slow_recovery_timestamp_seconds",
+    f"When a recovery of more than {SLOW_RECOVERY_S:g} s last ended; 0: none has.",
 )
 CHECKPOINT_STEP = CATALOG.gauge(
     "elastic_checkpoint_step", "The step of the newest checkpoint; 0: there is none."
@@ -376,6 +380,7 @@ def _totals(found: Found, totals: Totals) -> None:
     found.set(SAMPLES, totals.samples)
     found.set(CHECKPOINT_BYTES, totals.checkpoint_bytes)
     found.set(ROLL_BACK_TIME, totals.last_roll_back_unix_s)
+    found.set(SLOW_RECOVERY_TIME, totals.last_slow_recovery_unix_s)
     for metric, entry in _COUNTERS.items():
         found.set(metric, totals.events.get((entry, ""), 0))
     for reason in _REASONS:

@@ -44,6 +44,10 @@ _COUNTED = {  # entries of the journal, and the field by which they are counted 
 }
 
 
+SLOW_RECOVERY_S = 10.0
+"""Somebody should look at a recovery that takes longer."""
+
+
 class Totals:
     """Counts of this run, from the leader's journal and rank 0's progress.
 
@@ -75,6 +79,8 @@ class Totals:
         self.last_checkpoint_unix_s = 0.0
         self.last_roll_back_unix_s = 0.0
         """When a leader last found that the store had been emptied or restored; 0: never."""
+        self.last_slow_recovery_unix_s = 0.0
+        """When a recovery of more than SLOW_RECOVERY_S last ended; 0: none has."""
         self.weight = 0
         """Grows with every counted event: of two totals of a run, the one with more is newer."""
         self._reporter = _Reporter()
@@ -95,6 +101,8 @@ class Totals:
         self.weight += 1
         if entry.name == "recovered":
             self._recovered(told_apart, entry.fields)
+            if entry.fields["total_s"] > SLOW_RECOVERY_S:
+                self.last_slow_recovery_unix_s = entry.unix_s
         elif entry.name == "checkpoint_committed":
             self.checkpoint_bytes += int(entry.fields["bytes"])
             self.last_checkpoint_unix_s = entry.unix_s
@@ -196,7 +204,10 @@ _NUMBERS = (
     *("steps_committed", "steps_lost", "steps_recomputed", "samples", "checkpoint_bytes"),
     "committed",
 )
-_INSTANTS = ("last_commit_unix_s", "last_checkpoint_unix_s", "last_roll_back_unix_s")
+_INSTANTS = (
+    *("last_commit_unix_s", "last_checkpoint_unix_s"),
+    *("last_roll_back_unix_s", "last_slow_recovery_unix_s"),
+)
 _TABLES = ("events", "steps", "recoveries", "phases", "save_stalls", "saves")
 
 

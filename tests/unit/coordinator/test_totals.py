@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 
-from elastic.coordinator.totals import PHASES, Totals
+from elastic.coordinator.totals import PHASES, SLOW_RECOVERY_S, Totals
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.runtime.journal import Entry
 from elastic.v1 import job_pb2 as pb
@@ -122,6 +122,13 @@ def test_a_roll_back_of_the_store_is_known_by_its_time_under_the_next_leader() -
     third = Totals()
     third.adopt(document)
     assert (third.weight, third.last_roll_back_unix_s) == (1, 0.0)
+
+
+def test_a_slow_recovery_is_known_by_its_time() -> None:
+    totals = some()
+    assert totals.last_slow_recovery_unix_s == 0.0
+    tell(totals, "recovered", **{**RECOVERED, "total_s": SLOW_RECOVERY_S + 0.5})
+    assert totals.last_slow_recovery_unix_s == 50.0
 
 
 def test_the_next_leader_continues_the_totals() -> None:

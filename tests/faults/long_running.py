@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import abc
 import contextlib
+import errno
 import os
 import random
 import re
@@ -49,6 +50,7 @@ _DEADLINE_S = 90.0
 _MOST_ENDS = 3
 _END_S = 40.0
 _TOLD_WITHIN_S = 8.0
+_NOTICED_WITHIN_S = 25.0  # two looks of the coordinator at its own port, each 5 s after the other
 _POLL_S = 0.01
 _ROW = struct.Struct("=qqd")
 _TOLERANCE = 1e-9
@@ -425,8 +427,8 @@ class ClusterJob(LongJob):
         return True
 
     def stop(self) -> list[str]:
+        wrong = self._wrong_end_of_unreachable()
         stopped = self._elastic("stop")
-        wrong = []
         try:
             stopped.wait(_END_S)
             for name, process in self._now.items():
@@ -438,6 +440,23 @@ class ClusterJob(LongJob):
             wrong.append(f"it does not stop: {error}")
         stopped.close()
         return wrong + self._wrong_rest(stopped=True)
+
+    def _wrong_end_of_unreachable(self) -> list[str]:
+        """Replace a coordinator that accepts no more connections, once it has noticed and ended:
+        nobody could ask it to stop. What is wrong with its end."""
+        coordinator = self._now["coordinator"]
+        if errno.ENFILE not in self._failed_in.get(coordinator.process.pid, ()):
+            return []
+        try:
+            coordinator.wait(_NOTICED_WITHIN_S)
+        except AssertionError:
+            return []  # ENFILE elsewhere closes no acceptor
+        wrong = self._wrong_end_of(coordinator)
+        self.replace("coordinator", coordinator)
+        try:
+            return wrong + self.settle().wrong
+        except Over as over:
+            return wrong + over.args[0].wrong
 
     def close(self) -> None:
         for process in self._past:

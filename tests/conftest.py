@@ -20,7 +20,7 @@ settings.load_profile("every-run")
 # `elastic status` finds all jobs of a user. A test must not see those of other tests or the user's.
 _RUNTIME = tempfile.mkdtemp(prefix="elt-", dir="/tmp")  # short, as sockets need it
 os.environ["XDG_RUNTIME_DIR"] = _RUNTIME
-# As for workers (cli/launch.py): torch resolves its peers' names. Where no name server answers,
+# cli/launch.py does so for workers: torch resolves its peers' names. Where no name server answers,
 # every process would now and then wait for 5 s.
 os.environ["RES_OPTIONS"] = "timeout:1 attempts:1"
 

@@ -169,7 +169,7 @@ class AgentDaemon:
         self._leaves_because = ""
         self._leave_timed_out = False
         self._restarting = False
-        # As reported by this node's workers: generation and step. A later generation may go back.
+        # This node's workers reported them: generation and step. A later generation may go back.
         self._committed, self._newest_checkpoint = (0, 0), 0
         self._stop_ordered: control_pb2.StopRequest | None = None
         self._keeps_curve = False

@@ -45,8 +45,8 @@ class LogFollower:
     """Reads the lines that workers write. Workers write to files themselves, so that their output
     survives their agent.
 
-    Output that comes faster than it can be shown stays in the file only, and a line says so. As on
-    a terminal, a carriage return starts the line again: a progress bar is shown in its newest
+    Output that comes faster than it can be shown stays in the file only, and a line says so. A
+    carriage return starts the line again, as on a terminal: a progress bar is shown in its newest
     state, once a second.
 
     on_line: takes the worker and one line without its end.

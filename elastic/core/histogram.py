@@ -21,7 +21,7 @@ CALL_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2
 
 
 class Histogram:
-    """Counts values by ranges. As in Prometheus, a value equal to a bound counts as below it."""
+    """Counts values by ranges. A value equal to a bound counts as below it, as in Prometheus."""
 
     __slots__ = ("bounds", "counts", "total")
 

@@ -59,8 +59,8 @@ class Declaration:
         """A key that is equal only for equal states, and greater for the later state.
 
         The number of steps is not enough: a member that was cut off may have completed a step that
-        the others had to repeat, with other samples. As with Raft's logs (Ongaro and Ousterhout
-        2014, section 5.4.1), the step that the later generation committed is right.
+        the others had to repeat, with other samples. The step that the later generation
+        committed is right, as in Raft's logs (Ongaro and Ousterhout 2014, section 5.4.1).
         """
         return self.committed_in, self.committed
 

@@ -97,7 +97,7 @@ class AgentHandler(Protocol):
         ...
 
     def agent_lost(self, stream: AgentStream) -> None:
-        """Handle the end of a stream. Also called if `agent_connected` raised."""
+        """Handle the end of a stream. This is called, too, if `agent_connected` raised."""
         ...
 
 

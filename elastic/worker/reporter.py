@@ -468,8 +468,8 @@ class Curve:
         self._of_block = {}
 
     def since(self, step: int, *, most: int, whole: bool) -> list[CurvePoint]:
-        """The points of steps from `step` on, `most` of the oldest. Without the newest unless
-        `whole`: the script may still report values for it, below the block."""
+        """The points of steps from `step` on, `most` of the oldest. The newest is among them only
+        if `whole`: the script may still report values for it, below the block."""
         points = self.backlog.since(step, of_oldest=most)
         if points and not whole and points[-1] is self._newest:
             points.pop()

@@ -91,7 +91,7 @@ class Fault:
     together: bool = False
     """Strike only processes that ran when the first fault of this signature struck."""
     lasting: bool = False
-    """Also strike every process that reaches the point after the n-th."""
+    """Strike every process that reaches the point after the n-th, too."""
     newcomers: bool = False
     """Strike every newcomer that reaches the point while others train."""
     other: bool = False

@@ -179,12 +179,12 @@ class Replica(NamedTuple):
 
     @property
     def age(self) -> tuple[int, int]:
-        """Of two replicas the one with the higher age has the job's state."""
+        """The one of two replicas with the higher age has the job's state."""
         return self.progress.committed_in, self.progress.committed
 
     @property
     def origin(self) -> tuple[int, int]:
-        """Of two checkpoints the one with the higher origin is the later one."""
+        """The one of two checkpoints with the higher origin is the later one."""
         return self.content.committed_in, self.progress.committed
 
     def complete(self, job: Job) -> bool:

@@ -636,7 +636,7 @@ class Gradients:
         ]
 
     def put_back(self, copies: Copy) -> None:
-        """Restore the gradients of the block's begin. Also forget what the block has found out:
+        """Restore the gradients of the block's begin, and forget what the block has found out:
         members that did not come as far must expect the same."""
         self._accumulates = dict(self._at_begin)
         for parameters in self._modules.values():

@@ -294,7 +294,7 @@ def test_a_loader_of_torch_or_a_list_is_refused(session: Session) -> None:
 
 
 def test_a_dataset_that_has_grown_between_two_loops_is_refused(session: Session) -> None:
-    """As in active learning: the samples that were added would never be trained on."""
+    """Active learning does so. The added samples would never be trained on."""
     samples = [torch.zeros(1)] * 4
     data = DataLoader(samples, batch_size=4)  # type: ignore[arg-type]
     for step in session.steps(data, epochs=1):
@@ -454,7 +454,7 @@ def all_reduce_after_the_loop(session: Session) -> None:
 def test_a_collective_outside_of_a_block_is_refused(
     session: Session, script: Callable[[Session], None]
 ) -> None:
-    """Also in an undisturbed run, because it would go wrong at the first loss of a group."""
+    """It is refused in an undisturbed run, too: it would go wrong at the first loss of a group."""
     with pytest.raises(StepMisused, match=r"outside of `with step:` .*session\.run\(\)"):
         script(session)
 

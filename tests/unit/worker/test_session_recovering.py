@@ -48,7 +48,7 @@ def after_the_backward(peer: Peer, step: Step, lose: Callable[[], None]) -> None
 
 
 def a_collective_after_the_optimizer(peer: Peer, step: Step, lose: Callable[[], None]) -> None:
-    """As a script that averages a loss for a log: the line below the collective must run once."""
+    """The script averages a loss for a log. The line below the collective must run once."""
     with step:
         backward(peer, step)
         peer.update()

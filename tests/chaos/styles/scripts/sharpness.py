@@ -10,7 +10,7 @@ from tests.chaos.styles import tasks
 
 
 class SAM(torch.optim.Optimizer):
-    """As in github.com/davda54/sam."""
+    """Works like the one of github.com/davda54/sam."""
 
     def __init__(self, params, base_optimizer, rho=0.05, **kwargs):
         super().__init__(params, dict(rho=rho, **kwargs))

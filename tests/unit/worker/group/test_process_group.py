@@ -468,7 +468,7 @@ def test_an_abort_ends_the_build_while_a_peer_that_has_met_does_not_connect() ->
 
 
 def test_an_abort_ends_the_build_while_the_store_does_not_answer() -> None:
-    """As when rank 0's host has died: without an abort, connecting takes the whole time-out."""
+    """Rank 0's host may have died. Without an abort, connecting would take the whole time-out."""
     nobody = Member(worker="w0", node="n", slot=0, endpoint="127.0.0.1:1")
     myself = Member(worker="w1", node="n", slot=0, endpoint="127.0.0.1:2")
     generation = Generation(

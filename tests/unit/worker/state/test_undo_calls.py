@@ -38,7 +38,7 @@ class Calls:
                 mine.copy_(other)
 
     def swap_in_data(self) -> None:
-        """As many hand-written averages do; version counters do not show it."""
+        """Many hand-written averages do so; version counters do not show it."""
         for mine, other in zip(self.model.parameters(), self.average.parameters(), strict=True):
             mine.data.copy_(other.data)
 

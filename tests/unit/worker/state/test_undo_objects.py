@@ -255,7 +255,7 @@ GLOBAL = Nested()
 
 
 class ByGlobals(Adapter):
-    """As a script writes it at its top level."""
+    """A script may write it so at its top level."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -57,7 +57,7 @@ def test_the_stage_of_a_gradscaler_is_put_back(stage: str, after_updates: int) -
 
 
 def test_a_gradscaler_that_is_not_enabled_may_be_tracked() -> None:
-    """As in `GradScaler(enabled=use_amp)`, and in `GradScaler("cuda")` where there is no GPU."""
+    """Scripts write `enabled=use_amp`, or `GradScaler("cuda")` where there is no GPU."""
     net = layer(4)
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", enabled=False)

@@ -44,7 +44,7 @@ SPARE_IN_TEN = 1
 DEADLINE_S = 120.0
 
 Series = list[tuple[float, float]]
-"""(seconds since the begin, value)"""
+"""(seconds since the start, value)"""
 
 TORCH_KEEPS_MIB = 300 / 2**20
 """What torch keeps in a worker for good of each group that it was in: see "Who runs where" in

@@ -101,7 +101,7 @@ class Curve:
     names: tuple[str, ...]
     """The names of the values."""
     rows: list[tuple[float | int | None, ...]]
-    """One row an interval: its begin in seconds, steps committed at its end, mean duration of its
+    """One row an interval: its start in seconds, steps committed at its end, mean duration of its
     steps in seconds, smallest and last world size, wanted world size, samples per second, then the
     last of each value. None where nothing is known."""
 

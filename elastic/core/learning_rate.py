@@ -125,7 +125,7 @@ def retarget(ramp: Ramp | None, rule: ScalingRule, batch_ratio: float, step: int
     """The ramp to follow from `step` on.
 
     batch_ratio: the present global batch / the global batch at the rule's `reference_world`.
-    ramp: the ramp followed so far; None at the begin of a job, which begins at the unscaled rate.
+    ramp: the ramp followed so far; None at the start of a job, which begins at the unscaled rate.
     """
     if ramp is None:
         ramp = Ramp(start_factor=1.0, end_factor=1.0, start_step=step, steps=0)

@@ -17,7 +17,7 @@ class JobKeys:
         self.generation = f"{self.folder}generation"
         """The newest generation."""
         self.incarnation = f"{self.folder}incarnation"
-        """The incarnation of the run, made at its begin and kept until the run's end."""
+        """The incarnation of the run, made at its start and kept until the run's end."""
         self.run = f"{self.folder}run"
         """The id of the job's current run."""
         self.stop = f"{self.folder}stop"

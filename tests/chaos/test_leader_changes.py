@@ -44,7 +44,7 @@ def incidents(cluster: Cluster) -> dict[int, tuple[str, str]]:
 
 def change(cluster: Cluster, fault: Fault, die_after_s: float | None) -> dict[str, Any]:
     """Inject the fault and return what it adds to the counts, which must agree with the events.
-    die_after_s: when the leader is killed after the begin of the fault; None: never."""
+    die_after_s: when the leader is killed after the start of the fault; None: never."""
     cluster.settle(*NODES)
     for name in NODES:
         cluster.run_operator("nodes", "--clear", name)

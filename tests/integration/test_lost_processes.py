@@ -257,6 +257,6 @@ def test_the_last_member_gives_its_state_away_while_its_script_is_stuck_in_torch
     failed = job.wait_for_event("worker_failed", worker=rank_1)
     assert failed["kind"] == "left_out", job.story()
     assert job.wait() == 0, job.story()
-    assert len(job.named("state_restored")) == 1, job.story()  # once, at the begin
+    assert len(job.named("state_restored")) == 1, job.story()  # once, at the start
     steps = steps_of(job)
     assert steps == sorted(steps), "steps were lost"

@@ -437,7 +437,7 @@ class Script:
         process.reach("joined")
 
     def _set_up(self, _: act.SetUp) -> Body:
-        if self.process.set_up_since is None:  # at the begin of a later loop
+        if self.process.set_up_since is None:  # at the start of a later loop
             self.process.set_up_since = self.clock.now
         self.process.reach("set up")
         yield self._takes((0.0, 0.01))

@@ -32,7 +32,7 @@ class Undo:
         self.commit = content if at_commit else None
 
     def put_back(self, content: Content) -> tuple[Content, bool]:
-        """Return the state at the block's begin, and whether it was restored whole."""
+        """Return the state at the block's start, and whether it was restored whole."""
         if self._misses and content != self._begin:
             self.missed = True
             return self._begin._replace(weights=hash((content.weights, -1))), False

@@ -262,7 +262,7 @@ def lost_time(cost: Incident) -> dict[str, Any]:
 
 
 def begin_of(text: str, most: int) -> str:
-    """The begin of `text`, at most `most` characters. " ..." marks what was cut off."""
+    """The start of `text`, at most `most` characters. " ..." marks what was cut off."""
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 

@@ -217,7 +217,7 @@ class AwaitSuccessor:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutBack:
-    """Undo what a block changed. Returns whether the state is again that of the block's begin."""
+    """Undo what a block changed. Returns whether the state is again that of the block's start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -559,7 +559,7 @@ class Participation:
         yield Break(error=error, held=self.intact and self._begun)
 
     def _put_back(self) -> Steps:
-        """Undo the block: the state is that of the block's begin, or no longer intact."""
+        """Undo the block: the state is that of the block's start, or no longer intact."""
         whole = yield PutBack()
         if self.intact and not whole:
             yield DropState()

@@ -29,7 +29,7 @@ from elastic.store.interface import Change, Entry, LeaseExists, LeaseLost, Watch
 from elastic.store.memory import MemoryStore
 
 VERSION_PREFIX = "elastic "
-"""The begin of the version that such a store returns for Status."""
+"""The start of the version that such a store returns for Status."""
 
 _TO_THE_END = b"\0"  # for etcd, as the end of a range
 _LEADER = 1  # a member id; any will do

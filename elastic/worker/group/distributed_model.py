@@ -63,7 +63,7 @@ class Passes:
     together: bool = False
     """All members call the model now: in a step's block, or in `session.run`."""
     left_over: Signs | None = None
-    """Signs of the gradients at the block's begin; None if they need no watching."""
+    """Signs of the gradients at the block's start; None if they need no watching."""
 
 
 class DistributedModel(nn.Module):

@@ -44,7 +44,7 @@ class BuiltBuffers:
 
     def __init__(self, on_late: Callable[[int], None]) -> None:
         self.late: list[LateBuffer] = []
-        """Those since the begin of the block."""
+        """Those since the start of the block."""
         self._on_late = on_late
         self._inside: dict[int, nn.Module] = {}
         self.made: dict[BufferKey, torch.Tensor] = {}

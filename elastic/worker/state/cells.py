@@ -584,7 +584,7 @@ class Gradients:
     A gradient that is still there when a block begins may be left over, to be zeroed before the
     first backward pass, or may be meant to grow. `before_backward` finds out which, for each
     module. Gradients that have grown once may do so again, whatever happens in the blocks between:
-    a script may zero them at the begin of every fourth. Until this is known, they are assumed to be
+    a script may zero them at the start of every fourth. Until this is known, they are assumed to be
     meant to grow.
     """
 
@@ -595,7 +595,7 @@ class Gradients:
         self._accumulates: dict[str, bool] = {}
         self._at_begin: dict[str, bool] = {}
         self._left: dict[str, frozenset[tuple[int, int]]] = {}
-        """By module: ids and versions of the gradients at the block's begin."""
+        """By module: ids and versions of the gradients at the block's start."""
 
     def watch(self, name: str, module: nn.Module) -> None:
         """Track the gradients of this module's parameters."""
@@ -636,7 +636,7 @@ class Gradients:
         ]
 
     def put_back(self, copies: Copy) -> None:
-        """Restore the gradients of the block's begin, and forget what the block has found out:
+        """Restore the gradients of the block's start, and forget what the block has found out:
         members that did not come as far must expect the same."""
         self._accumulates = dict(self._at_begin)
         for parameters in self._modules.values():
@@ -667,7 +667,7 @@ class Gradients:
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
     def _unchanged(self, name: str, left: frozenset[tuple[int, int]]) -> bool:
-        """True if a gradient of the block's begin is still there, unchanged, and is not zero. A
+        """True if a gradient of the block's start is still there, unchanged, and is not zero. A
         script may zero those of one optimizer only."""
         now = present(map(_GRADIENT, self._modules[name].values()))
         there = [_dense(g) for g in now if (id(g), g._version) in left]

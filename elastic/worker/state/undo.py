@@ -1,4 +1,4 @@
-"""Restores the tracked state of a block's begin, at the cost of what a block really changes.
+"""Restores the tracked state of a block's start, at the cost of what a block really changes.
 
 A block is given up if its group is lost before the block's last collective. What the script had
 changed by then must be undone. Copying all tracked state at every block would cost as much as a
@@ -8,7 +8,7 @@ checkpoint, so the set of what to copy is learned:
 - Of large state (tensors of modules, of optimizers, of large objects) everything is copied in the
   blocks that `_schedule` selects, and compared afterwards. What changed before the last collective
   belongs to the *block set*, which every block copies from then on. What changed between the end of
-  a block and the begin of the next one belongs to the *gap set*, which every commit copies. A
+  a block and the start of the next one belongs to the *gap set*, which every commit copies. A
   worker that joins takes over both sets with the state.
 - In other blocks, version counters, optimizers' hooks and objects' attributes show changes outside
   of the sets. Such a change extends the set from the next block on. If the group is lost in that
@@ -115,7 +115,7 @@ class Undo:
         self._call_late = 0  # buffers that were registered before the call
         self._call_attributes: list[dict[str, Any]] = []
         self._call_undo: Undo | None = None
-        """The copies of a call, if more is tracked than at the block's begin. Marks here stay."""
+        """The copies of a call, if more is tracked than at the block's start. Marks here stay."""
         self._calls: dict[str, _Calls] = {}
         """By place of the script."""
         self._gradients: Copy = []
@@ -340,7 +340,7 @@ class Undo:
 
     @contextlib.contextmanager
     def as_of_call(self) -> Iterator[None]:
-        """Within, the state is that of the last call's begin, as far as it was copied: for a call
+        """Within, the state is that of the last call's start, as far as it was copied: for a call
         that is made again only for members that have not completed it."""
         call = self._call
         signs = [sign() for sign in self._sign_large]
@@ -370,7 +370,7 @@ class Undo:
 
     def _renew_other_signs(self, signs: list[object]) -> None:
         """Renew the signs of the commit and begin marks: putting back has moved them for state that
-        had not changed since the commit, or since the begin of a block that the call comes before.
+        had not changed since the commit, or since the start of a block that the call comes before.
         signs: those of the state that is back."""
         looks = self._sign_large
         for other in (self._commit, self._begin):
@@ -449,12 +449,12 @@ class Undo:
 
     def _renew_commit_signs(self) -> None:
         """Renew the commit mark's signs, which putting back has moved. The content is that of the
-        block's begin: `begin` has found that it equals the commit's, or is copied there."""
+        block's start: `begin` has found that it equals the commit's, or is copied there."""
         if self._commit is not None and len(self._commit.signs) == len(self._sign_large):
             self._commit.signs = [sign() for sign in self._sign_large]
 
     def _note_block(self) -> None:
-        """Add what has changed since the block's begin to the block set: the next ones copy it."""
+        """Add what has changed since the block's start to the block set: the next ones copy it."""
         if not self._learning and not self._looks_changed():
             return
         changed = self._changed_since(self._begin)  # also while learning: put_back uses signs later

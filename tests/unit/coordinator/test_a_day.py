@@ -275,7 +275,7 @@ class Day:
         )
 
     async def live(self, hours: float, kill_every_s: float = KILL_EVERY_S) -> None:
-        """Run the job until `hours` after its begin."""
+        """Run the job until `hours` after its start."""
         while len(self.nodes) < NODES:
             await Node(f"node-{next(self.numbers)}", self).arrive()
         due = {

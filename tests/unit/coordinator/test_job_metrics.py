@@ -76,7 +76,7 @@ def test_a_leader_exports_the_state_of_the_job() -> None:
     assert value(job, metrics.LAST_COMMIT) == 101.0
     assert value(job, metrics.STEPS) == 6
     assert value(job, metrics.FAILURES, kind="signal") == 1
-    assert value(job, metrics.FAILURES, kind="exception") == 0, "from the begin on"
+    assert value(job, metrics.FAILURES, kind="exception") == 0, "from the start on"
     assert value(job, metrics.NODES, state="ready") == 1
     assert value(job, metrics.NODES, state="drained") == 0
     assert value(job, metrics.NODE_STATE, node="b", state="quarantined") == 1
@@ -95,7 +95,7 @@ def test_time_is_exported_by_kind_and_lost_time_by_node() -> None:
     assert value(job, metrics.WANTED_SLOTS) == 2
     assert value(job, metrics.SLOT_SECONDS, kind="productive") == 25.0, "of steps that are over"
     assert value(job, metrics.SLOT_SECONDS, kind="hang") == 10.0
-    assert value(job, metrics.SLOT_SECONDS, kind="join") == 0.0, "from the begin on"
+    assert value(job, metrics.SLOT_SECONDS, kind="join") == 0.0, "from the start on"
     assert value(job, metrics.LOST_SECONDS, node="a") == 10.0
 
 
@@ -115,7 +115,7 @@ def test_slow_ranks_are_exported_by_slot_and_by_what_they_are_slow_in() -> None:
     assert value(job, metrics.STRAGGLER, node="a", slot="1", kind="data") == 0.25
     assert value(job, metrics.STRAGGLER_RATIO) == 0.125
     assert value(job, metrics.STRAGGLERS, kind="data") == 1
-    assert value(job, metrics.STRAGGLERS, kind="compute") == 0, "from the begin on"
+    assert value(job, metrics.STRAGGLERS, kind="compute") == 0, "from the start on"
 
 
 def test_the_time_of_the_last_commit_is_missing_before_the_first_commit() -> None:

@@ -180,7 +180,7 @@ def test_a_hang_keeps_its_verdict_and_stacks_and_the_end_of_its_worker() -> None
     assert (found["hang"]["step"], found["hang"]["standing_s"]) == (7, 20.0)
     assert [p["message"] for p in found["processes"]] == ["hung 22 s in train.py:47"]
     assert len(found["hang"]["stacks"]) == 4
-    assert found["lasted_s"] == 22.0, "from the begin of the standstill"
+    assert found["lasted_s"] == 22.0, "from the start of the standstill"
 
 
 def test_a_loss_before_the_next_step_is_an_incident_of_its_own() -> None:

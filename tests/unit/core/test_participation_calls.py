@@ -109,7 +109,7 @@ def test_a_call_above_a_block_that_does_not_count_is_made_again() -> None:
 
 
 def test_a_call_can_be_repeated_for_others_only_until_the_next_one_begins() -> None:
-    """The state as of the begin of the earlier call is discarded then."""
+    """The state as of the start of the earlier call is discarded then."""
     driver = trained(3)
     driver.call("first")
 

@@ -28,7 +28,7 @@ from elastic.agent.worker_server import (
     with_place,
 )
 from elastic.agent.zygote_process import KernelLog, OutOfMemory, ZygoteProcess
-from elastic.checkpoint.catalog import list_checkpoints
+from elastic.checkpoint.catalog import newest_step
 from elastic.checkpoint.directory import open_directory
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
@@ -449,7 +449,7 @@ class AgentDaemon:
 
     def _watch(self, worker: str, pid: int) -> None:
         """Watch the worker by pidfd too: a stopped zygote would not report its exit."""
-        with contextlib.suppress(ProcessLookupError):
+        with contextlib.suppress(OSError):  # it has ended, or the system has no descriptor left
             descriptor = os.pidfd_open(pid)
             self._pidfds[worker] = descriptor
             loop = asyncio.get_running_loop()
@@ -467,7 +467,8 @@ class AgentDaemon:
         descriptor = self._pidfds.pop(worker, None)
         if descriptor is not None:
             asyncio.get_running_loop().remove_reader(descriptor)
-            os.close(descriptor)
+            with contextlib.suppress(OSError):
+                os.close(descriptor)
 
     # ---- the workers
 
@@ -747,9 +748,7 @@ class AgentDaemon:
         # RuntimeError: the system has no thread left.
         with contextlib.suppress(ElasticError, RuntimeError, asyncio.TimeoutError):
             async with timeout(_LOOK_FOR_CHECKPOINT_S):
-                newest = await off_loop(
-                    lambda: max(list_checkpoints(open_directory(url)), default=0)
-                )
+                newest = await off_loop(lambda: newest_step(open_directory(url)))
         newest = max(newest, self._newest_checkpoint)
         committed = self._committed[1]
         if committed > newest:

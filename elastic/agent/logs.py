@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import deque
 from collections.abc import Callable
@@ -58,7 +59,9 @@ class LogFollower:
 
     def follow(self, worker: str, path: Path, *, from_end: bool = False) -> None:
         """Begin at the start of the file, or at its end."""
-        offset = path.stat().st_size if from_end and path.exists() else 0
+        offset = 0
+        with contextlib.suppress(OSError):
+            offset = path.stat().st_size if from_end else 0
         self._followed[worker] = _Followed(path, offset)
 
     def forget(self, worker: str) -> None:

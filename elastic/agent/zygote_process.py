@@ -132,13 +132,18 @@ class ZygoteProcess:
             self._on_lost()
 
     async def _read(self) -> None:
-        assert self._reader is not None
         try:
-            with contextlib.suppress(OSError):
-                while (event := await read_message(self._reader, pb.ZygoteEvent)) is not None:
-                    self._take(event)
+            while (event := await self._next()) is not None:
+                self._take(event)  # its errors are none of the connection
         finally:
             self._answered.set()
+
+    async def _next(self) -> pb.ZygoteEvent | None:
+        """Return the next event; None once the connection has ended or broken."""
+        assert self._reader is not None
+        with contextlib.suppress(OSError):
+            return await read_message(self._reader, pb.ZygoteEvent)
+        return None
 
     async def _connect_again(self) -> bool:
         """Return False when the zygote is gone: nobody listens."""
@@ -382,7 +387,7 @@ class OutOfMemory:
 def _counter(own: Path, root: Path) -> Path | None:
     """The file with the count of the process's own cgroup; None if there is none.
 
-    In a container the path in /proc may be the host's, while only the own cgroup is mounted."""
+    In a container the path in /proc may be the host's, while only the process's own is mounted."""
     with contextlib.suppress(OSError):
         for line in own.read_text().splitlines():
             _, controllers, path = line.split(":", 2)

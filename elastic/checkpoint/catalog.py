@@ -7,6 +7,7 @@ that was there first.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import enum
 from collections.abc import Callable
@@ -99,6 +100,17 @@ def require_parent(directory: CheckpointDirectory) -> None:
 def list_checkpoints(directory: CheckpointDirectory) -> tuple[int, ...]:
     """Return the steps of the committed checkpoints, newest first."""
     return scan(directory).committed
+
+
+def newest_step(directory: CheckpointDirectory) -> int:
+    """Return the newest step whose manifest can be read; 0 if there is none.
+
+    Its other files may be damaged all the same. Raises TransientError.
+    """
+    for step in list_checkpoints(directory):
+        with contextlib.suppress(CheckpointDamaged):
+            return read_manifest(directory, step).step
+    return 0
 
 
 def is_committed(directory: CheckpointDirectory, step: int) -> bool:

@@ -19,7 +19,7 @@ from typing import Any
 
 from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.leadership import Loss, Stored
-from elastic.core.accounting import MOST_INCIDENTS, read_name
+from elastic.core.accounting import MOST_INCIDENTS, read_name, read_number
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.effects import EndJob, Lost, RefuseNewcomers
@@ -115,14 +115,14 @@ class IncidentRecords:
             workers = [read_name(name) for name in document["workers"]]
         except (ValueError, TypeError, LookupError, AttributeError, OverflowError):
             return  # the record is malformed
-        over = [r for r in recoveries if r.get("generation", 0) > record.generation]
+        over = [r for r in recoveries if _follows(r, record.generation)]
         record.cost = self._accounts.resume_incident(
             number, record.at, nodes, workers, followed_by=followed_by, under_way=not over
         )
         self._incidents.resume(record)
         del self._earlier[number]
-        if over:
-            self._incidents.recovered(over[0], self._clock())
+        if over:  # at the earlier leader's time: there may have been none for long
+            self._incidents.recovered(over[0], min(record.at + over[0]["total_s"], self._clock()))
 
     # ---- what happens
 
@@ -293,6 +293,15 @@ class IncidentRecords:
             self._give_up(error)
         finally:
             self._keeping = False
+
+
+def _follows(recovery: Mapping[str, Any], generation: int) -> bool:
+    """Whether a stored recovery, if it can be read, is from the loss of this or a later group."""
+    try:
+        number, *_ = [read_number(recovery[k]) for k in ("generation", "total_s", "committed")]
+    except (ValueError, TypeError, LookupError):
+        return False
+    return number > generation
 
 
 def _with_words(document: dict[str, Any]) -> dict[str, Any]:

@@ -245,7 +245,7 @@ class CheckpointCommits:
     def newest(self) -> int:
         """Return the newest checkpoint's step; 0 if there is none, or storage does not answer."""
         with contextlib.suppress(ElasticError):
-            return max(catalog.list_checkpoints(self._directory), default=0)
+            return catalog.newest_step(self._directory)
         return 0
 
     def discard(self, step: int, generation: int) -> None:

@@ -89,7 +89,7 @@ async def test_commits_that_an_agent_has_heard_of_count_if_the_directory_cannot_
     def refuse(_directory: object) -> None:
         raise TransientError("not now")
 
-    monkeypatch.setattr("elastic.agent.daemon.list_checkpoints", refuse)
+    monkeypatch.setattr("elastic.agent.daemon.newest_step", refuse)
     daemon, entries = unstarted(tmp_path, str(tmp_path))
     for step, abandoned in ((80, False), (110, True)):
         news = local_pb2.CheckpointCommitted(step=step, abandoned=abandoned)

@@ -15,7 +15,10 @@ import pytest
 
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.framing import encode
+from elastic.v1 import local_pb2 as pb
 from tests.job_process import is_alive
+from tests.unit.agent.unstarted import unstarted
 
 
 def test_a_zygote_that_cannot_be_reached_is_ended(
@@ -72,3 +75,49 @@ def test_an_interpreter_that_cannot_be_run_is_a_configuration_error(
 
     with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as directory:
         asyncio.run(main(Path(directory)))
+
+
+async def test_an_error_of_the_agent_in_an_event_is_not_taken_for_a_broken_connection() -> None:
+    """The zygote says only once that it is ready: an agent that missed it would wait for ever."""
+    left = asyncio.Event()
+
+    async def say_ready(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        ready = pb.ZygoteReady(keeper=os.getpid())
+        writer.write(encode(pb.ZygoteEvent(ready=ready)))
+        await reader.read()  # until the agent is gone
+        writer.close()
+        await writer.wait_closed()
+        left.set()
+
+    def fail(_event: pb.ZygoteEvent) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    with tempfile.TemporaryDirectory(prefix="el-", dir="/tmp") as name:
+        directory = Path(name)
+        async with await asyncio.start_unix_server(say_ready, str(directory / "zygote.sock")):
+            zygote = ZygoteProcess(
+                run_directory=directory,
+                log=directory / "zygote.log",
+                environment=os.environ,
+                on_event=fail,
+                on_lost=lambda: None,
+            )
+            assert await zygote.open(), "it is found, not started"
+            with pytest.raises(OSError, match="Input/output error"):
+                await asyncio.wait_for(zygote.run(), 30.0)
+            zygote.let_go()
+            await asyncio.wait_for(left.wait(), 30.0)
+
+
+async def test_workers_are_adopted_though_no_descriptor_is_left_to_watch_them(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(_pid: int) -> int:
+        raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+    monkeypatch.setattr(os, "pidfd_open", refuse)
+    daemon, entries = unstarted(tmp_path)
+    found = pb.Spawned(worker="w1", pid=os.getpid(), log_path=str(tmp_path / "w1.log"))
+    daemon._zygote_said(pb.ZygoteEvent(ready=pb.ZygoteReady(workers=[found])))
+    assert daemon._known.is_set()
+    assert [e.fields["worker"] for e in entries if e.name == "worker_adopted"] == ["w1"]

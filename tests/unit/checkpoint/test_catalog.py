@@ -155,6 +155,9 @@ def test_a_manifest_that_the_medium_cannot_read_is_that_of_a_damaged_checkpoint(
     (problem,) = catalog.verify(directory, 20)
     assert problem.damage is Damage.UNREADABLE
     assert not catalog.verify(directory, 5)
+    assert catalog.newest_step(directory) == 5, "what can be loaded"
+    (tmp_path / path_in_step(5, "manifest.json")).unlink()
+    assert catalog.newest_step(directory) == 0
 
 
 def test_a_save_with_a_missing_or_wrong_file_is_not_committed(tmp_path: Path) -> None:

@@ -137,10 +137,14 @@ async def test_an_incident_that_was_over_before_a_change_of_leader_ends_at_once(
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     leader = Leader(store, leadership)
-    await leader.incidents.load(stored(b""), [{**RECOVERY, "generation": 6}, RECOVERY])
+    malformed: list[dict[str, Any]] = [{"generation": "8"}, {"generation": 8, "total_s": None}, {}]
+    recoveries = [*malformed, {**RECOVERY, "generation": 6}, RECOVERY]
+    await leader.incidents.load(stored(b""), recoveries)
     (document,) = (await leader.kept()).values()
     assert (document["outcome"], document["followed_by"]) == ("recovered", 7)
+    assert document["lasted_s"] == pytest.approx(1.5, abs=0.01), "not the time without a leader"
     assert leader.accounts.under_way is None
+    assert not leader.diary.of("warning")
 
 
 async def test_later_costs_of_an_incident_are_known_to_later_leaders() -> None:

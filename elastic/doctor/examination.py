@@ -263,18 +263,16 @@ class _Examination:
         ]
         return [*verdicts, *(() if summed is None else [checks.all_reduce(summed)])]
 
-    async def _marker(self) -> _Marker | None:
+    async def _marker(self) -> Marker | None:
         """None if there is no checkpoint directory, or if it fails: that has its own verdict."""
         url = self._settings.checkpoint_dir
         if url is None:
             return None
-        with contextlib.suppress(ElasticError):
-            return await self._or_none(functools.partial(_Marker, url))
-        return None
+        return await self._or_none(functools.partial(Marker, url))
 
     async def _or_none(self, work: Callable[[], T]) -> T | None:
-        """Run `work` in a thread; None if it takes more than `_PROBE_S`."""
-        with contextlib.suppress(asyncio.TimeoutError):
+        """Run `work` in a thread; None if it takes more than `_PROBE_S`, or if storage fails."""
+        with contextlib.suppress(asyncio.TimeoutError, ElasticError):
             async with timeout(_PROBE_S):
                 return await off_loop(work)
         return None
@@ -355,7 +353,7 @@ def _host_of(peer: str) -> str:
     return peer[1:].partition("]")[0] if peer.startswith("[") else peer.partition(":")[0]
 
 
-class _Marker:
+class Marker:
     """A file in the checkpoint directory that the other nodes look for. Its methods block."""
 
     def __init__(self, url: str) -> None:
@@ -364,12 +362,20 @@ class _Marker:
         self._directory.write(self.name, b"seen")
 
     def sees(self, other: str) -> bool:
-        """Whether the file of another node is here; waits for it for `_LOOK_S` at most."""
+        """Whether the file of another node is here; waits for it for `_LOOK_S` at most.
+
+        Raises TransientError if the storage does not answer by then, and ConfigurationError.
+        """
         ends = time.monotonic() + _LOOK_S
         while True:
-            if other in self._directory.list():
-                return True
-            if time.monotonic() >= ends:
+            is_last = time.monotonic() >= ends
+            try:
+                if other in self._directory.list():
+                    return True
+            except TransientError:
+                if is_last:
+                    raise
+            if is_last:
                 return False
             time.sleep(0.1)
 
@@ -555,6 +561,8 @@ class TrialProcess:
 
     def __init__(self) -> None:
         self._process: asyncio.subprocess.Process | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._errors = b""  # the end of what it has written to standard error
 
     async def start(self, environment: Mapping[str, str]) -> None:
         """`environment` is added to this process's own."""
@@ -567,6 +575,13 @@ class TrialProcess:
             env={**os.environ, **environment},
             start_new_session=True,
         )
+        self._draining = asyncio.create_task(self._drain(self._process.stderr))
+
+    async def _drain(self, errors: asyncio.StreamReader | None) -> None:
+        """Read standard error to its end: NCCL_DEBUG may write more than a pipe holds."""
+        assert errors is not None
+        while piece := await errors.read(_MOST_LINE):
+            self._errors = (self._errors + piece)[-_MOST_LINE:]
 
     async def send(self, meeting: Mapping[str, Any]) -> None:
         """Send the group to all-reduce with."""
@@ -602,6 +617,9 @@ class TrialProcess:
             return
         with contextlib.suppress(ProcessLookupError):
             self._process.kill()
+        if self._draining is not None:
+            self._draining.cancel()
+            await asyncio.gather(self._draining, return_exceptions=True)
         with contextlib.suppress(asyncio.TimeoutError):
             async with timeout(5.0):  # a process that is blocked in the kernel does not end
                 await self._process.wait()
@@ -612,7 +630,8 @@ class TrialProcess:
 
     async def _last_words(self) -> str:
         assert self._process is not None
-        assert self._process.stderr is not None
-        text = (await self._process.stderr.read(2**16)).decode(errors="replace").strip()
+        assert self._draining is not None
         code = await self._process.wait()
+        await asyncio.wait({self._draining}, timeout=1.0)  # its children may keep it open
+        text = self._errors.decode(errors="replace").strip()
         return (text.splitlines() or [f"it ended with exit code {code}"])[-1][:500]

@@ -12,9 +12,11 @@ import fsspec
 import pytest
 from fsspec.implementations.memory import MemoryFileSystem
 
+from elastic.checkpoint.directory import open_directory
 from elastic.doctor import checks, examination
 from elastic.doctor.checks import Fault
 from elastic.doctor.findings import Package
+from elastic.errors import TransientError
 from tests.certificates import make_certificates, sign, sign_for_job
 
 
@@ -79,6 +81,56 @@ async def test_what_libraries_print_is_not_taken_for_the_answer_of_the_trial(
         assert (await trial.receive(60.0))["torch"] == "9.9"
     finally:
         await trial.close()
+
+
+def test_a_marker_is_found_though_the_storage_fails_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = open_directory(str(tmp_path))
+    found, failures = directory.list, [TransientError("not now")]
+
+    def list_names(relative: str = "") -> list[str]:
+        if failures:
+            raise failures.pop()
+        return found(relative)
+
+    monkeypatch.setattr(directory, "list", list_names)
+    monkeypatch.setattr(examination, "open_directory", lambda _url: directory)
+    marker, other = examination.Marker(str(tmp_path)), examination.Marker(str(tmp_path))
+    assert marker.sees(other.name)
+    assert not failures
+    failures.extend([TransientError("not now")] * 1000)
+    monkeypatch.setattr(examination, "_LOOK_S", 0.0)
+    with pytest.raises(TransientError):
+        marker.sees(other.name)
+    failures.clear()
+    assert not marker.sees("another directory's")
+    for one in (marker, other):
+        one.remove()
+    assert os.listdir(tmp_path) == []
+
+
+async def test_the_trial_answers_however_much_libraries_print(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text(
+        "import sys, types\n"
+        "for n in range(20_000):\n"
+        "    print(f'NCCL TRACE {n:06} ' + 40 * '.')\n"
+        "sys.stdout.flush()\n"
+        "if __import__('os').environ.get('FAILS'):\n"
+        "    sys.exit('the last line')\n"
+        "__version__, version = '9.9', types.SimpleNamespace(cuda=None)\n"
+    )
+    path = {"PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    trial, failing = examination.TrialProcess(), examination.TrialProcess()
+    try:
+        await trial.start(path)
+        assert (await trial.receive(60.0))["torch"] == "9.9"
+        await failing.start({**path, "FAILS": "1"})
+        with pytest.raises(examination.TrialFailed, match=r"^the last line$"):
+            await failing.receive(60.0)
+    finally:
+        await trial.close()
+        await failing.close()
 
 
 def test_a_checkpoint_directory_is_measured_and_left_as_it_was(tmp_path: Path) -> None:

@@ -618,6 +618,7 @@ def _options(
             run_id=settings.run_id,
             machine=command.machine,
             saves=settings.checkpoint_dir is not None,
+            checkpoint_every=0 if command.classic else settings.checkpoint_every,
             ends_in_quarantine=settings.on_quarantine is OnQuarantine.EXIT,
         ),
         grace_s=settings.grace_s,

@@ -140,7 +140,9 @@ async def _coordinate(
         )
         watched = Watched(
             job=settings.job,
-            snapshot=lambda: functools.partial(collect, figures=candidate.figures()),
+            snapshot=lambda: functools.partial(
+                collect, figures=candidate.figures(), exit_code=candidate.exit_code
+            ),
             why_not_ready=why_not_ready,
             parts=parts,
             page=page_of(

@@ -71,6 +71,8 @@ class Candidate:
         """This candidate has begun to campaign, or has found that the run had ended before."""
         self.page = ""
         """Where people find this coordinator's page; empty: it serves none."""
+        self.exit_code: int | None = None
+        """The run's, once it has ended, here or elsewhere; None while it may go on."""
         self.leader: LeaderDocument | None = None
         """The leader that this candidate waited for last."""
         self._election = Election(
@@ -89,7 +91,11 @@ class Candidate:
 
         When cancelled, resigns at once. May be called again for a run that all nodes have left.
         """
-        self._concluding, self._over, self._last = False, False, None
+        self._concluding, self._over, self._last, self.exit_code = False, False, None, None
+        self.exit_code = await self._run_to_its_end()
+        return self.exit_code
+
+    async def _run_to_its_end(self) -> int:
         ends = RunEnds(self._store, job=self._options.job, run_id=self._options.run_id)
         elsewhere: asyncio.Future[RunEnd] | None = None
         try:

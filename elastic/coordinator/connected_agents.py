@@ -225,7 +225,7 @@ class ViewBatches:
 
 def _other_command(hello: pb.AgentHello, others: str, command: str) -> pb.Refused:
     return _refused(
-        f"the agent of node {hello.node!r} runs another command than {others}: "
+        f"the agent of node {hello.node!r} runs a different command from {others}: "
         f"{hello.command!r}, not {command!r}; the nodes of a job must run the same script with "
         "the same arguments and checkpoint options"
     )

@@ -236,6 +236,10 @@ class CoordinatorDaemon:
         self._retired = False
         self._lost_generation: Stored | None = None
         self.order: StopOrder | None = None
+        self.checkpoint_every = 0
+        """Steps between two checkpoints; 0: none is due before the end, or it is not known."""
+        self.is_classic = False
+        """The script is written for torchrun, so its steps are not known."""
         self.registry: NodeRegistry | None = None
         """The registered nodes; the candidate sets it."""
 
@@ -331,6 +335,7 @@ class CoordinatorDaemon:
             stream.close()  # it comes again: the registry here may lag behind the store
             return
         self._refused.pop(stream.node, None)
+        self._note_return()
         before, node = self.nodes.arrive(stream)
         if before is not None:
             before.stream.close()
@@ -347,7 +352,9 @@ class CoordinatorDaemon:
             self._journal.record("warning", source="checkpoints", message=mismatch)
         if self.registry is not None:
             self.registry.connected(stream.node, stream.hello.start_token)
+        self.checkpoint_every = stream.hello.checkpoint_every
         if stream.hello.classic:
+            self.is_classic = True
             self._driver.post(ev.ClassicScriptReported())
         self.departing.arrived(node)
         stream.send(keep_curve=local_pb2.KeepCurve(keep=self._curve is not None))
@@ -358,6 +365,12 @@ class CoordinatorDaemon:
             stream.send(generation=generation_to_pb(current))
         if self.order is not None:
             stream.send(stop=_to_pb(self.order))
+
+    def _note_return(self) -> None:
+        """Note when the first node comes back to a run that all nodes had left."""
+        has_trained = self.totals.last_commit_unix_s > 0.0
+        if has_trained and self.machine.current is None and not any(self.nodes):
+            self.totals.resumed_unix_s = time.time()
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
         """Return True if another agent is connected under this name and registered for it."""

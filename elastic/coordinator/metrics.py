@@ -32,10 +32,15 @@ IN_DOUBT = CATALOG.gauge(
 )
 PHASE = CATALOG.gauge("elastic_job_phase", "1 for the job's phase, 0 for the others.", "phase")
 STARTED = CATALOG.gauge("elastic_job_start_timestamp_seconds", "When the run began.")
+RESUMED = CATALOG.gauge(
+    "elastic_job_resumed_timestamp_seconds",
+    "When nodes last came back to a run that all nodes had left; absent: never.",
+)
 EXIT_CODE = CATALOG.gauge(
     "elastic_job_exit_code",
-    "The exit code of the job; absent before its end. Coordinators end some seconds later, so a "
-    "scrape may miss it; `elastic jobs` has it.",
+    "The exit code of the job; absent before its end. Every coordinator that stays after the end "
+    "has it (--after-end serve). Others end some seconds later, so a scrape may miss it; `elastic "
+    "jobs` has it, too.",
 )
 LAST_COMMIT = CATALOG.gauge(
     "elastic_last_commit_timestamp_seconds",
@@ -135,6 +140,11 @@ ROLL_BACK_TIME = CATALOG.gauge(
 SLOW_RECOVERY_TIME = CATALOG.gauge(
     "elastic_slow_recovery_timestamp_seconds",
     f"When a recovery of more than {SLOW_RECOVERY_S:g} s last ended; 0: none has.",
+)
+CHECKPOINT_INTERVAL = CATALOG.gauge(
+    "elastic_checkpoint_interval_steps",
+    "Steps between two checkpoints; 0: none is due before the end, or the script, which is written "
+    "for torchrun, saves by itself.",
 )
 CHECKPOINT_STEP = CATALOG.gauge(
     "elastic_checkpoint_step", "The step of the newest checkpoint; 0: there is none."
@@ -279,6 +289,7 @@ class JobFigures:
     workers: tuple[tuple[WorkerStatus, ...], ...] = ()
     """Workers of each connected node; they are counted off the event loop."""
     saves: bool = False
+    checkpoint_every: int = 0
     checkpoint_step: int = 0
     values: Mapping[str, float] = field(default_factory=dict)
     not_finite: tuple[str, ...] = ()
@@ -288,14 +299,19 @@ class JobFigures:
     straggler_ratio: float = 0.0
 
 
-def collect(found: Found, figures: JobFigures | None) -> None:
-    """Add what is known of the job to `found`. figures None: this coordinator stands by."""
+def collect(found: Found, figures: JobFigures | None, exit_code: int | None = None) -> None:
+    """Add what is known of the job to `found`.
+
+    figures None: this coordinator stands by. exit_code: the run's if it has ended elsewhere.
+    """
     found.set(LEADER, figures is not None)
     if figures is None:
+        found.set(EXIT_CODE, exit_code)
         return
     found.set(IN_DOUBT, not figures.leads)
     found.set_each(PHASE, "phase", {p.value: p.value == figures.phase for p in JobPhase})
     found.set(STARTED, figures.started_unix_s)
+    found.set(RESUMED, figures.totals.resumed_unix_s or None)
     found.set(EXIT_CODE, figures.exit_code)
     _progress(found, figures)
     _group(found, figures)
@@ -305,6 +321,7 @@ def collect(found: Found, figures: JobFigures | None) -> None:
     _stragglers(found, figures)
     if figures.saves:
         found.set(CHECKPOINT_STEP, figures.checkpoint_step)
+        found.set(CHECKPOINT_INTERVAL, figures.checkpoint_every)
         # A leader after one that lost the store knows of no earlier checkpoint. Without a value an
         # alert would wait for the first one.
         newest_unix_s = figures.totals.last_checkpoint_unix_s or figures.started_unix_s

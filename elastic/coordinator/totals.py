@@ -81,6 +81,8 @@ class Totals:
         """When a leader last found that the store had been emptied or restored; 0: never."""
         self.last_slow_recovery_unix_s = 0.0
         """When a recovery of more than SLOW_RECOVERY_S last ended; 0: none has."""
+        self.resumed_unix_s = 0.0
+        """When nodes last came back to a run that all nodes had left; 0: never."""
         self.weight = 0
         """Grows with every counted event: of two totals of a run, the one with more is newer."""
         self._reporter = _Reporter()
@@ -154,21 +156,20 @@ class Totals:
     def adopt(self, document: Mapping[str, Any]) -> None:
         """Go on from the totals of an earlier leader, unless more is known here.
 
-        More is known here if the store was emptied and this process led before. A malformed
-        document changes nothing.
+        More is known here if the store was emptied and this process led before. Of each instant
+        the later one is right in any case. A malformed document changes nothing.
         """
         found = Totals()
         try:
             found._read(document)
         except Exception:  # noqa: BLE001 - the document may be malformed in any way
             return
+        for name in _INSTANTS:
+            setattr(self, name, max(getattr(self, name), getattr(found, name)))
         if found.weight >= self.weight:
-            self._take(found)
-
-    def _take(self, found: Totals) -> None:
-        for name in (*_NUMBERS, *_INSTANTS, *_TABLES, "weight"):
-            setattr(self, name, getattr(found, name))
-        self._reporter = _Reporter()
+            for name in (*_NUMBERS, *_TABLES, "weight"):
+                setattr(self, name, getattr(found, name))
+            self._reporter = _Reporter()
 
     def _read(self, document: Mapping[str, Any]) -> None:
         self.weight = int(read_number(document["weight"]))
@@ -206,7 +207,7 @@ _NUMBERS = (
 )
 _INSTANTS = (
     *("last_commit_unix_s", "last_checkpoint_unix_s"),
-    *("last_roll_back_unix_s", "last_slow_recovery_unix_s"),
+    *("last_roll_back_unix_s", "last_slow_recovery_unix_s", "resumed_unix_s"),
 )
 _TABLES = ("events", "steps", "recoveries", "phases", "save_stalls", "saves")
 

@@ -17,6 +17,8 @@ NOT_SHOWN = {
     "elastic_job_counts_steps": "of scripts for torchrun the panels of steps are empty",
     "elastic_samples_per_second": "the rate of what was committed is shown",
     "elastic_store_roll_back_timestamp_seconds": "an alert uses it; a panel shows how often",
+    "elastic_checkpoint_interval_steps": "an alert uses it: none is missing if none is due",
+    "elastic_job_resumed_timestamp_seconds": "an alert uses it: a run that is resumed has time",
     "elastic_slow_recovery_timestamp_seconds": "an alert uses it; panels show all recoveries",
     "elastic_wanted_slots": "the panels of time are shares of it",
 }

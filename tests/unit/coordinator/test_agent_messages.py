@@ -126,6 +126,32 @@ async def test_a_view_is_posted_for_its_node_and_kept_for_the_status(place: Plac
     assert place.node.statuses == (trains,)
 
 
+async def test_a_leader_knows_from_agents_when_checkpoints_are_due_and_what_the_script_is(
+    place: Place,
+) -> None:
+    assert (place.daemon.checkpoint_every, place.daemon.is_classic) == (0, False)
+    place.daemon.agent_connected(agent("n2", "4567", checkpoint_every=50))
+    assert (place.daemon.checkpoint_every, place.daemon.is_classic) == (50, False)
+    place.daemon.agent_connected(agent("n3", "89ab", classic=True))
+    assert place.daemon.is_classic
+
+
+@pytest.mark.parametrize("group", [None, CURRENT], ids=["no group", "a group"])
+@pytest.mark.parametrize("trained", [False, True])
+async def test_the_first_node_of_a_run_that_has_trained_and_has_no_group_resumes_it(
+    place: Place, group: Generation | None, trained: bool
+) -> None:
+    place.daemon.agent_lost(place.stream)
+    assert list(place.daemon.nodes) == []
+    place.machine.newest = group
+    place.daemon.totals.last_commit_unix_s = 9.0 if trained else 0.0
+    place.daemon.agent_connected(agent("n2", "4567"))
+    resumed_unix_s = place.daemon.totals.resumed_unix_s
+    assert (resumed_unix_s > 0.0) is (trained and group is None)
+    place.daemon.agent_connected(agent("n3", "89ab"))
+    assert place.daemon.totals.resumed_unix_s == resumed_unix_s, "the second node resumes nothing"
+
+
 @pytest.mark.parametrize(("generation", "signs"), [(3, True), (2, False)])
 async def test_a_broken_group_is_a_sign_of_a_loss_only_in_the_current_generation(
     place: Place, generation: int, signs: bool

@@ -332,6 +332,7 @@ async def test_only_the_last_leader_answers_status_after_the_end(contest: Contes
     assert figures.exit_code == 0
     for contestant in (contest.one, contest.two):
         assert contestant.candidate.why_not_ready() == ""
+        assert contestant.candidate.exit_code == 0, "also known to the one that has not led"
     with pytest.raises(NotLeading):
         contest.two.candidate.status()
     with pytest.raises(NotLeading):
@@ -348,6 +349,9 @@ async def killed(contest: Contest) -> None:
     contest.one.says(stream, view(worker("w", FINISHED, number)))
     contest.one.lost(stream)
     assert [await contest.one.ended(), await contest.two.ended()] == [143, 143]
+    figures = contest.one.candidate.figures()
+    assert figures is not None
+    assert (figures.exit_code, figures.phase) == (143, "finished")
 
 
 async def test_a_killed_job_ends_both_candidates_with_its_exit_code(contest: Contest) -> None:
@@ -360,6 +364,7 @@ async def test_a_killed_run_can_be_led_again_by_the_same_candidate(contest: Cont
     await until(lambda: contest.one.diary.names().count("elected") == 2)
     await until(contest.one.leads)
     assert contest.one.candidate.status().phase == "gathering"
+    assert contest.one.candidate.exit_code is None
     assert await contest.leader() == "one:1"
 
 
@@ -370,6 +375,7 @@ async def test_a_candidate_of_an_ended_run_ends_though_the_record_of_the_end_is_
     contestant.start()
     assert await contestant.ended() == 1
     assert contestant.diary.names() == ["already_ended"]
+    assert (contestant.candidate.figures(), contestant.candidate.exit_code) == (None, 1)
     assert [e.key for e in await store.list(KEYS.folder)] == [KEYS.end("default")]
 
 

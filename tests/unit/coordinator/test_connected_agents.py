@@ -35,7 +35,7 @@ def test_nodes_of_one_name_are_distinguished_by_their_start_tokens() -> None:
         ({"node": "n2", "version": release_of(__version__) + ".99"}, ""),
         ({"node": "n2", "version": "0.0.0"}, r"version 0\.0\.0.*install the same release"),
         ({"node": "n2@x/../y"}, "is not a valid node name"),
-        ({"node": "n2", "command_digest": "e"}, r"'n2' runs another command than node 'n1'"),
+        ({"node": "n2", "command_digest": "e"}, r"'n2' runs a different command from node 'n1'"),
         (
             {"node": "n2", "isolation_timeout_s": 60.0},
             r"isolation-timeout-s 60, this coordinator 0:",

@@ -59,9 +59,12 @@ def figures(totals: Totals | None = None, **fields: object) -> JobFigures:
     )
 
 
-def test_a_standby_exports_only_that_it_does_not_lead() -> None:
+def test_a_standby_exports_that_it_does_not_lead_and_how_the_run_has_ended() -> None:
     assert list(found(None).samples) == [metrics.LEADER]
     assert value(found(None), metrics.LEADER) == 0
+    after = Found(job="digits")
+    collect(after, None, exit_code=82)
+    assert value(after, metrics.EXIT_CODE) == 82
 
 
 def test_a_leader_exports_the_state_of_the_job() -> None:
@@ -126,8 +129,10 @@ def test_the_time_of_the_last_commit_is_missing_before_the_first_commit() -> Non
 
 def test_only_a_job_with_checkpoints_exports_metrics_of_them() -> None:
     assert value(found(figures()), metrics.CHECKPOINT_STEP) is None
-    job = found(figures(saves=True, checkpoint_step=5))
+    assert value(found(figures()), metrics.CHECKPOINT_INTERVAL) is None
+    job = found(figures(saves=True, checkpoint_step=5, checkpoint_every=20))
     assert (value(job, metrics.CHECKPOINT_STEP), value(job, metrics.CHECKPOINT_TIME)) == (5, 50.0)
+    assert value(job, metrics.CHECKPOINT_INTERVAL) == 20
     before = found(figures(Totals(), saves=True, started_unix_s=7.0))
     assert value(before, metrics.CHECKPOINT_TIME) == 7.0, "so that a lack of saves is noticed"
     assert value(before, metrics.ROLL_BACK_TIME) == 0.0
@@ -156,7 +161,10 @@ def test_a_snapshot_does_not_change_with_later_events() -> None:
 
 def test_every_defined_metric_is_found_in_some_snapshot() -> None:
     node = NodeFigures(node="a", state="ready", failures=1, longest_pause_s=0.1)
+    totals = some()
+    totals.resumed_unix_s = 9.0
     all_of_it = figures(
+        totals,
         nodes=(node,),
         saves=True,
         exit_code=0,

@@ -190,7 +190,7 @@ async def test_all_nodes_may_come_back_with_another_command(place: Place) -> Non
 async def test_a_node_with_workers_of_the_group_may_not_run_another_command(place: Place) -> None:
     member = place.connect("n1", ONE, **OTHER_COMMAND)
     place.daemon.agent_said(member, view(worker("n1-1", WorkerPhase.TRAINING, 3)))
-    assert "than the workers that it found" in (turned_away := refused(member)).message
+    assert "from the workers that it found" in (turned_away := refused(member)).message
     assert not turned_away.for_now
     assert place.daemon.machine.members_that_may_train()
 

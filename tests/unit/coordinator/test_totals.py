@@ -124,6 +124,23 @@ def test_a_roll_back_of_the_store_is_known_by_its_time_under_the_next_leader() -
     assert (third.weight, third.last_roll_back_unix_s) == (1, 0.0)
 
 
+def test_a_leader_that_led_before_knows_the_instants_of_those_between() -> None:
+    """The store was emptied, so the totals of the leader between have fewer events."""
+    own, between = some(), Totals()
+    tell(between, "store_rolled_back", generation=3, stored=0)
+    between.last_commit_unix_s, between.last_checkpoint_unix_s = 2000.0, 1900.0
+    committed, weight = own.steps_committed, own.weight
+    own.adopt(json.loads(json.dumps(between.to_document())))
+    assert own.last_roll_back_unix_s == between.last_roll_back_unix_s > 0.0
+    assert (own.last_commit_unix_s, own.last_checkpoint_unix_s) == (2000.0, 1900.0)
+    assert (own.steps_committed, own.weight) == (committed, weight)
+    later = Totals()
+    later.last_commit_unix_s = 3000.0
+    later.adopt(json.loads(json.dumps(own.to_document())))
+    assert later.last_commit_unix_s == 3000.0
+    assert later.steps_committed == committed
+
+
 def test_a_slow_recovery_is_known_by_its_time() -> None:
     totals = some()
     assert totals.last_slow_recovery_unix_s == 0.0

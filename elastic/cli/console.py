@@ -200,7 +200,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "generation_formed": lambda f: (
         f"generation {f['generation']} ({f['reason'].replace('_', ' ')}): {f['world_size']} workers"
     ),
-    "node_lost": lambda f: f"node {f['node']} is lost",
+    "node_lost": lambda f: f"lost contact with the agent of node {f['node']}",
     "node_refused": lambda f: f"node {f['node']} was refused: {f['reason']}",
     "coordinator_awaited": lambda _: (
         "no coordinator leads this job yet; if one runs, check that it has the same --job and "
@@ -231,7 +231,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"
     ),
     "checkpoint_committed": lambda f: f"checkpoint of step {f['step']} committed",
-    "checkpoint_abandoned": lambda f: f"checkpoint of step {f['step']} failed: {f['message']}",
+    "checkpoint_abandoned": lambda f: f"the save of step {f['step']} was given up: {f['message']}",
     "state_differed": lambda f: (
         f"worker {f['worker']} had a different state at step {f['step']} and takes over the state "
         f"of the others: {f['names']}"
@@ -259,7 +259,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "curve_continued": lambda f: f"the curve {f['path']} is written again",
     "http_started": lambda f: f"{f['serves']} at {f['address']}",
-    "stop_requested": lambda f: f"leaving at the next step boundary: {f['reason']}",
+    "stop_requested": lambda f: f"the job stops at the next step boundary: {f['reason']}",
     "save_retried": lambda f: (
         f"the last save, of step {f['step']}, failed and is retried: {f['message']}"
     ),
@@ -286,10 +286,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the node's name is taken by {f['owner']}; the agent waits up to {f['at_most_s']:g} s for "
         "its lease to end"
     ),
-    "registration_held": lambda _: "registered in the store",
+    "registration_held": lambda _: "this node is registered in the store",
     "registration_suspect": lambda _: "the store does not answer: the registration may be lost",
     "registration_gone": lambda _: "the registration in the store is lost",
-    "cut_off": lambda f: f"cut off from store and coordinator for {f['silent_s']:g} s",
+    "cut_off": lambda f: f"no contact with store and coordinator for {f['silent_s']:g} s",
     "preempted": lambda f: f"this machine is about to be taken away: {f['reason']}",
     "released": lambda f: f"this node has left: {f['reason']}",
     "begins_anew": lambda f: f"the agent restarts itself: {f['command']}",
@@ -311,14 +311,14 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"workers of node {f['node']} were in a group that the store had lost; they are ended, "
         "since the job has started again without it"
     ),
-    "deposed": lambda f: f"no longer leads: {f['reason']}",
-    "leadership_in_doubt": lambda f: f"may lose the leadership: {f['reason']}",
-    "leadership_confirmed": lambda _: "still leads",
+    "deposed": lambda f: f"this coordinator no longer leads: {f['reason']}",
+    "leadership_in_doubt": lambda f: f"this coordinator may lose the leadership: {f['reason']}",
+    "leadership_confirmed": lambda _: "this coordinator still leads",
     "serving_after_end": lambda f: (
         f"the run has ended with exit code {f['exit_code']}; the coordinator stays until it gets a "
         "signal"
     ),
-    "leaving": lambda f: f"makes way for another coordinator: {f['reason']}",
+    "leaving": lambda f: f"this coordinator makes way for another one: {f['reason']}",
     "node_vanished": lambda f: f"the registration of node {f['node']} is lost",
     "node_leaving": lambda f: f"node {f['node']} leaves: {f['reason']}",
     "node_left_group": lambda f: f"node {f['node']} has left the group",

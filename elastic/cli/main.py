@@ -404,7 +404,7 @@ def drain(
         str, typer.Argument(help="Name of the node, or of its machine.", show_default=False)
     ],
     *,
-    reason: Annotated[str, typer.Option(help="Reason, for the journal.")] = "",
+    reason: Annotated[str, typer.Option(help="Reason, shown in events.")] = "",
     future: Annotated[
         bool, typer.Option("--future", help="Accept a node that is not known yet.")
     ] = False,
@@ -419,7 +419,7 @@ def drain(
 def stop(
     *,
     reason: Annotated[
-        str, typer.Option(help="Reason, for the journal.")
+        str, typer.Option(help="Reason, shown in events.")
     ] = "stopped by an operator",
 ) -> None:
     """Save a job at a step boundary and end it.

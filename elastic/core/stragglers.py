@@ -126,7 +126,7 @@ class RankTimes:
 
     @property
     def busy_s(self) -> float:
-        """The own time without the wait for a core."""
+        """Its own time, without the wait for a core."""
         return self.own_s - self.parts[Part.CORES]
 
 

@@ -61,7 +61,9 @@ class RunSettings:
     nproc_per_node: int = field(default=1, metadata=shared.NPROC_PER_NODE)
     nnodes: NodeRange = setting(NodeRange(1, 1), "Nodes as N or MIN:MAX.", NODES)
     min_workers: int | None = setting(
-        None, "Train only with at least this many workers; unset: one per minimal node.", integer(1)
+        None,
+        "Train only with at least this many workers; unset: the least of --nnodes.",
+        integer(1),
     )
     spares: int = field(default=1, metadata=shared.SPARES)
     max_restarts: int = field(default=100, metadata=shared.MAX_RESTARTS)

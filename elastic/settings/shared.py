@@ -144,7 +144,11 @@ KEEP_LOGS = about(
     KEPT_LOGS,
 )
 SEED = about("Seed of the jitter between restarts.", integer(0))
-START_TIMEOUT_S = about("Seconds in which a started worker must reach its first step.", DURATION)
+START_TIMEOUT_S = about(
+    "Seconds in which a worker that has started, or got a slot, must call session.steps() or "
+    "session.run().",
+    DURATION,
+)
 JOIN_TIMEOUT_S = about(
     "Seconds in which members must answer and connect when a group forms.", DURATION
 )
@@ -161,8 +165,8 @@ SILENCE_TIMEOUT_S = about(
     DURATION_OR_ZERO,
 )
 FIRST_STEP_TIMEOUT_S = about(
-    "Shortest time that counts as a hang in the first step of a group, or while torch.compile "
-    "runs, which also extends --start-timeout-s by this time; 0: never.",
+    "Shortest time that counts as a hang in the first step of a group or while torch.compile "
+    "runs; 0: never. Compiling before the first step extends --start-timeout-s by as much.",
     DURATION_OR_ZERO,
 )
 PAUSE_TIMEOUT_S = about(

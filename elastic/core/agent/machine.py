@@ -453,8 +453,8 @@ class Agent:
                 process.deadline = now + self._settings.start_timeout_s
                 continue
             message = (
-                "did not call session.steps() or session.run() in the "
-                f"{self._settings.start_timeout_s:g} s that it has for that (--start-timeout-s)"
+                "did not call session.steps() or session.run() within "
+                f"{self._settings.start_timeout_s:g} s (--start-timeout-s)"
             )
             yield from self._replace(process.status.worker, FailureKind.START_TIMEOUT, message)
 

@@ -159,7 +159,7 @@ def _await_return(
 
 
 def _busy_until(view: GroupView, policy: FormationPolicy, since: float) -> float:
-    """Until when members may take to reach a step boundary. A slow step gives more time to the
+    """The instant by which members must reach a step boundary. A slow step gives more time to the
     members that are in it, and to those that wait for them in it."""
     if view.is_slow:
         return since + max(policy.busy_timeout_s, policy.first_step_s)
@@ -506,7 +506,7 @@ class _Formed:
         return max(self._view.formed_at, w.in_contact_since) + self._policy.join_timeout_s
 
     def _busy_until(self, since: float) -> float:
-        """Until when members may take to start to join.
+        """The instant by which members must start to join.
 
         A member that stalled a step is not evaluating: it gets no more time than one that does not
         acknowledge. Nor does any member while the job stops and the others can save as many steps:

@@ -31,7 +31,7 @@ _OUTAGE_S = 2.0  # an outage of all nodes is noticed for each of them within thi
 class _Node:
     slots: int = 0
     workers: dict[WorkerId, WorkerStatus] = field(default_factory=dict)
-    gone: set[WorkerId] = field(default_factory=set)
+    failed: set[WorkerId] = field(default_factory=set)
     """Failed workers that the node's view still has. A name may come back after a restart."""
     out_of_contact_since: float | None = None
     expected: bool = False
@@ -198,8 +198,8 @@ class Nodes:
         node.slots, node.out_of_contact_since = slots, None
         node.restarting = restarting
         node.expected = node.left_behind = False
-        node.gone.intersection_update(seen)
-        for worker in node.gone:
+        node.failed.intersection_update(seen)
+        for worker in node.failed:
             del seen[worker]
         node.workers = seen
         return before.difference(node.workers)
@@ -258,7 +258,7 @@ class Nodes:
         node = self._nodes.get(name)
         if node is None:
             return frozenset()
-        node.gone.add(worker)
+        node.failed.add(worker)
         return frozenset((worker,)) if node.workers.pop(worker, None) else frozenset()
 
     def left(self, name: NodeId) -> None:

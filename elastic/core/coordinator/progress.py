@@ -111,7 +111,8 @@ class ProgressWatch:
 
     def lags_s(self, now: float) -> float:
         """How long the step under way has lasted, if that is more than three usual steps and 1 s,
-        and it does not count as stalled; else 0. Not 0 once a step, and at most every 30 s."""
+        and it does not count as stalled; else 0. Returns a duration at most once for each step, and
+        at most every 30 s."""
         lasts_s = self._in_step_s
         excused = self._first_step or self._under_way <= self._compiles_in or self._step_s <= 0.0
         if excused or lasts_s <= max(_LAGS_FLOOR_S, _LAGS_FACTOR * self._step_s) or self.stalled:

@@ -147,9 +147,9 @@ def return_patience_s(policy: FormationPolicy) -> float:
 def may_hold_state(s: WorkerStatus, current: Generation | None) -> bool:
     """True if the worker has the job's state, or may have received it since its last report.
 
-    It may have if it can join the newest generation as a member, or an earlier generation because
-    it has not acknowledged the newest. False for a worker whose script has ended: it no longer
-    needs the state.
+    It may have received the state if it can join the newest generation as a member, or if it can
+    still join an earlier one because it has not acknowledged the newest. False for a worker whose
+    script has ended: it no longer needs the state.
     """
     if s.has_state or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING):
         return s.phase is not WorkerPhase.FINISHED

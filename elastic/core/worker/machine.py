@@ -128,7 +128,7 @@ class Worker:
         return self._become(WorkerPhase.READY, endpoint=endpoint)
 
     def generation_announced(self, generation: Generation) -> list[Effect]:
-        """The coordinator announced a generation. One that is no news is ignored."""
+        """The coordinator announced a generation. One that is not newer is ignored."""
         if not generation.is_news_after(self._announced):
             return []
         self._announced = generation

@@ -324,7 +324,7 @@ class Participation:
 
     worker: the membership machine. save_every: committed steps between two checkpoints. 0: no
     checkpoints. receives_in_place: there is no room for two states, so a received state overwrites
-    the own one from its first byte on.
+    the member's own from its first byte on.
     """
 
     def __init__(

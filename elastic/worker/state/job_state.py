@@ -138,7 +138,7 @@ class JobState:
         self._received_early: dict[str, Any] = {}
         """States of own objects that the script has not made yet, by name."""
         self.late: dict[str, Any] = {}
-        """First states of the own objects that came to be tracked since the block's start."""
+        """First states of own objects that came to be tracked since the block's start."""
         self.version = 0
         """Grows with each object that is tracked, and with each buffer that a script registers
         later, as in a first forward pass."""

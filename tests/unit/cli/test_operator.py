@@ -564,7 +564,10 @@ def test_events_as_text_are_sentences_or_their_fields(place: Place, capsys: Prin
     """Fields stand for an event without a sentence, and for one of another version."""
     assert operator.events(place.target, follow=False, output="table") == 0
     lines = [line.split(" ", 1)[1] for line in capsys.readouterr().out.splitlines()]
-    assert lines == ["node_lost: node n1 is lost", "elected: address=h:1 members=[]"]
+    assert lines == [
+        "node_lost: lost contact with the agent of node n1",
+        "elected: address=h:1 members=[]",
+    ]
 
 
 def test_a_coordinator_that_does_not_lead_says_so(place: Place) -> None:

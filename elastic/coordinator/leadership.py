@@ -361,15 +361,18 @@ class Election:
 
     async def _until_vacant(self) -> None:
         ending: asyncio.Task[None] | None = None
-        told = ""
+        told, watched = "", None
         try:
             async with aclosing(follow_key(self._store, self._key)) as entries:
                 async for entry in entries:
-                    if ending is not None:
-                        ending.cancel()
                     if entry is None:
                         return
                     told = self._tell_who_leads(entry, told)
+                    if entry == watched:  # listed again: what is known of its process stays true
+                        continue
+                    if ending is not None:
+                        ending.cancel()
+                    watched = entry
                     ending = asyncio.create_task(self._end_with_its_process(entry))
         finally:
             if ending is not None:
@@ -415,6 +418,7 @@ class Election:
 
 _CONNECT_S = 2.0
 _AGAIN_S = 0.5
+_LEAST_PAUSE_S = 0.01
 
 
 async def wait_until_gone(address: str) -> None:
@@ -424,7 +428,7 @@ async def wait_until_gone(address: str) -> None:
     or out of reach proves nothing: then this waits on. It also waits on if nobody could ever be
     reached at the address.
     """
-    was_there = False
+    was_there, pause_s = False, 0.0
     while True:
         try:
             async with timeout(_CONNECT_S):
@@ -432,8 +436,11 @@ async def wait_until_gone(address: str) -> None:
         except ConnectionRefusedError:
             if was_there:
                 return
-        except (OSError, asyncio.TimeoutError, ValueError):
-            pass
+            pause_s = _AGAIN_S
+        except ConnectionResetError:  # it was accepted, and the process has ended since
+            was_there, pause_s = True, _longer(pause_s)
+        except (OSError, asyncio.TimeoutError, ValueError, RuntimeError):
+            pause_s = _AGAIN_S  # RuntimeError: the system has no thread left
         else:
             was_there, began = True, time.monotonic()
             try:
@@ -442,9 +449,15 @@ async def wait_until_gone(address: str) -> None:
                         pass  # the server's greeting
             finally:
                 writer.close()
-            if time.monotonic() - began >= _AGAIN_S:
-                continue  # the process ended, or closed an idle connection: try at once
-        await asyncio.sleep(_AGAIN_S)
+            # A process that ends may accept once more: the kernel closes its sockets in turn. A
+            # proxy whose server is gone accepts again and again.
+            lasted = time.monotonic() - began >= _AGAIN_S
+            pause_s = 0.0 if lasted else _longer(pause_s)
+        await asyncio.sleep(pause_s)
+
+
+def _longer(pause_s: float) -> float:
+    return min(max(2 * pause_s, _LEAST_PAUSE_S), _AGAIN_S)
 
 
 async def _connect(address: str) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:

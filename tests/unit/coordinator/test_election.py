@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
 
 import pytest
 
 from elastic.coordinator.leadership import Election, Leadership, begin_term, save_generation
 from elastic.core.membership import ChangeReason, Generation
-from elastic.store.interface import Entry
+from elastic.store.interface import Change, Entry, WatchCompacted
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import Leader, find_leader
 from elastic.store.lease_keeper import LeaseState
@@ -220,3 +221,33 @@ async def test_resigning_does_not_wait_for_a_store_that_does_not_answer(
     await contest.holding
     assert contest.one.told == []
     assert not contest.one.election.held()
+
+
+async def test_a_leader_that_is_listed_again_is_watched_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A second watch would not know that somebody was there, so it would not notice the end."""
+    contest, watched, listed = Contest(), list[str](), asyncio.Event()
+    await contest.start()
+    follow, forgets = contest.store.watch, asyncio.Event()
+
+    async def watch_process(address: str) -> None:
+        watched.append(address)
+        await asyncio.Future()
+
+    async def watch(prefix: str, *, after: int) -> AsyncIterator[Change]:
+        if not forgets.is_set():
+            await forgets.wait()
+            raise WatchCompacted("too old")
+        listed.set()
+        async for change in follow(prefix, after=after):
+            yield change
+
+    monkeypatch.setattr("elastic.coordinator.leadership.wait_until_gone", watch_process)
+    monkeypatch.setattr(contest.store, "watch", watch)
+    campaigning = contest.two.campaign()
+    await until(lambda: watched == ["one:1"])
+    forgets.set()
+    await listed.wait()
+    assert watched == ["one:1"]
+    await contest.one.election.resign()
+    await campaigning
+    await contest.two.election.resign()

@@ -58,6 +58,9 @@ async def test_a_peer_that_hangs_up_at_once_is_not_called_without_a_pause() -> N
     peer = Peer()
     await peer.start()
     watching = asyncio.create_task(wait_until_gone(f"127.0.0.1:{peer.port}"))
+    for _ in range(8):  # the pauses grow
+        await peer.came.wait()
+        peer.hang_up()
     began, calls = time.monotonic(), 3
     for _ in range(calls):
         await peer.came.wait()
@@ -65,6 +68,53 @@ async def test_a_peer_that_hangs_up_at_once_is_not_called_without_a_pause() -> N
     assert time.monotonic() - began >= (calls - 1) * leadership._AGAIN_S
     watching.cancel()
     peer.end()
+
+
+@pytest.mark.timeout(30.0)
+@pytest.mark.parametrize("lasted", [False, True])
+async def test_a_peer_that_accepts_once_more_as_it_ends_is_gone_soon(
+    lasted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The kernel closes the sockets of a dead process in turn, the listening one perhaps last."""
+    monkeypatch.setattr(leadership, "_AGAIN_S", 3600.0)
+    peer = Peer()
+    await peer.start()
+    watching = asyncio.create_task(wait_until_gone(f"127.0.0.1:{peer.port}"))
+    await peer.came.wait()
+    if lasted:
+        monkeypatch.setattr(leadership, "_AGAIN_S", 0.0)
+    peer.hang_up()
+    await peer.came.wait()
+    monkeypatch.setattr(leadership, "_AGAIN_S", 3600.0)
+    peer.end()
+    await watching
+
+
+async def test_a_peer_that_has_ended_as_it_accepted_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    answers = [ConnectionResetError(), ConnectionRefusedError()]
+
+    async def connect(_address: str) -> None:
+        raise answers.pop(0)
+
+    monkeypatch.setattr(leadership, "_connect", connect)
+    await wait_until_gone("peer:1")
+    assert not answers
+
+
+async def test_a_peer_is_watched_on_after_there_was_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(leadership, "_AGAIN_S", 0.01)
+    answers = [RuntimeError("can't start new thread"), ConnectionResetError()]
+
+    async def connect(_address: str) -> None:
+        raise answers.pop(0) if answers else ConnectionRefusedError
+
+    monkeypatch.setattr(leadership, "_connect", connect)
+    await wait_until_gone("peer:1")
+    assert not answers
 
 
 async def test_a_peer_that_was_never_reached_is_not_gone(monkeypatch: pytest.MonkeyPatch) -> None:

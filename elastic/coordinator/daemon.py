@@ -794,6 +794,7 @@ class CoordinatorDaemon:
         except GuardFailed as error:
             self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
             return
+        await self.hangs.answered()  # members learn of the generation once it counts as persisted
         if self._lost_generation is not None:
             if not self.store_lost.done():
                 self.store_lost.set_result(self._lost_generation)

@@ -31,6 +31,7 @@ from elastic.v1 import control_pb2, job_pb2, timeline_pb2
 from elastic.v1 import stacks_pb2 as pb
 
 _ANSWERS_S = 1.0  # for all agents; one takes 0.7 s if a worker does not answer
+_BEFORE_GROUP_S = 0.2  # for which a new group waits for them
 _MOST_BYTES = 16 * 2**20  # of a reply to an operator; a larger one has only main threads
 _MOST_SHOWN = 20  # names in a message
 
@@ -213,10 +214,17 @@ class Hangs:
         self.newest = ""
         """The verdict of the newest hang or slow step."""
         self.newest_unix_s = 0.0
+        self._asking: asyncio.Task[Found] | None = None
+
+    async def answered(self) -> None:
+        """Wait until all members have said where they hang, 0.2 s at most: one that learns of a new
+        group cuts its connections, and so frees others from the place where they hang."""
+        if self._asking is not None:
+            await asyncio.wait({self._asking}, timeout=_BEFORE_GROUP_S)
 
     def explain(self, effect: fx.ExplainHang) -> None:
         """Explain a hang. Members are asked at once, before they learn of a new group."""
-        asking = self._rounds.ask(brief=True)
+        asking = self._asking = self._rounds.ask(brief=True)
 
         async def told() -> None:
             found = await asking

@@ -115,7 +115,8 @@ class StepWasSlow:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExplainHang:
     """Ask the members where they are, before they are told anything else, and find out which of
-    them keeps the others waiting. Answer with HangExplained; nothing waits for the answer."""
+    them keeps the others waiting. Answer with HangExplained; no decision waits for it. A generation
+    may be told to members only once they have said where they are, or had time to."""
 
     generation: Generation
     """The group that stands still."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import AsyncIterator
@@ -27,9 +28,10 @@ from elastic.core.membership import (
 from elastic.rpc.codec import failure_to_pb, generation_to_pb
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2, local_pb2
+from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 from tests.unit.coordinator.agents import Diary, agent, options, sent, view, worker
 from tests.unit.core.cluster_views import generation
+from tests.waiting import until
 
 MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
 CURRENT = Generation(number=3, incarnation="i", members=(MEMBER,), reason=ChangeReason.STARTED)
@@ -150,6 +152,20 @@ async def test_the_first_node_of_a_run_that_has_trained_and_has_no_group_resumes
     assert (resumed_unix_s > 0.0) is (trained and group is None)
     place.daemon.agent_connected(agent("n3", "89ab"))
     assert place.daemon.totals.resumed_unix_s == resumed_unix_s, "the second node resumes nothing"
+
+
+async def test_members_learn_of_a_new_group_after_they_were_asked_where_they_hang(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("elastic.coordinator.holdups._BEFORE_GROUP_S", 3600.0)
+    following = replace(CURRENT, number=4)
+    place.daemon._execute(fx.ExplainHang(generation=CURRENT, step=7, standing_s=2.0))
+    place.daemon._execute(fx.PersistGeneration(generation=following))
+    await asyncio.sleep(0.05)
+    assert not place.events
+    (request,) = (m.stacks for m in sent(place.stream) if m.HasField("stacks"))
+    place.hear(stacks=stacks_pb2.NodeStacks(request=request.request))
+    await until(lambda: ev.GenerationPersisted(number=4) in place.events)
 
 
 @pytest.mark.parametrize(("generation", "signs"), [(3, True), (2, False)])

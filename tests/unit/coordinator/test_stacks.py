@@ -168,6 +168,25 @@ async def test_an_explained_hang_is_recorded_and_posted_to_the_machine(place: Pl
     assert place.hangs.newest == VERDICT
 
 
+async def test_a_new_group_waits_until_members_have_said_where_they_hang(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(holdups, "_BEFORE_GROUP_S", 3600.0)
+    await place.hangs.answered()  # nobody was asked
+    place.hangs.explain(fx.ExplainHang(generation=GROUP, step=7, standing_s=5.25))
+    waiting = asyncio.ensure_future(place.hangs.answered())
+    await place.tell("a", "b")
+    await asyncio.sleep(0.05)
+    assert not waiting.done()
+    await place.tell("c")
+    await waiting
+    monkeypatch.setattr(holdups, "_BEFORE_GROUP_S", 0.01)
+    place.hangs.explain(fx.ExplainHang(generation=GROUP, step=8, standing_s=5.25))
+    await place.hangs.answered()  # no longer than that
+    await place.tell("a", "b", "c")
+    await asyncio.gather(*place.tasks)
+
+
 @pytest.mark.parametrize("committed", [7, 8])
 async def test_a_slow_step_is_recorded_unless_it_is_over(place: Place, committed: int) -> None:
     slow = fx.ExplainSlowStep(generation=GROUP, step=7, lasts_s=1.5, usual_s=0.1)

@@ -34,6 +34,8 @@ VARIABLES = {
 """What Grafana substitutes; where several values can be chosen, all of them."""
 NO_SERIES = {
     "elastic_job_exit_code": "the job runs",
+    "elastic_job_resumed_timestamp_seconds": "its nodes have not left",
+    "job:elastic_ended:exit_code": "the job runs",
     "elastic_node_loop_longest_pause_seconds": "an agent that paused has one",
     'elastic_node_state{state="quarantined"}': "no node is in quarantine",
 }
@@ -83,7 +85,8 @@ class Job(LoopbackJob):
             where = ("--listen", f"127.0.0.1:{port}", "--advertise", f"127.0.0.1:{port}")
             most = ("--max-workers", str(WORKERS))  # otherwise the first group waits for more
             events = ("--events-file", "/dev/stderr")
-            options = (*where, *most, *events, *self._saves, "--http-address", target)
+            kept = (*self._saves, "--after-end", "serve")
+            options = (*where, *most, *events, *kept, "--http-address", target)
             self.coordinators.append(self.start("coordinator", *options))
             self.wait(lambda: self.events("elected"), "a leader")
         every = ("--checkpoint-every", "10", *self._saves)
@@ -106,7 +109,7 @@ class Job(LoopbackJob):
 
 
 @pytest.fixture
-def scraped(place: Place) -> Iterator[Prometheus]:
+def scraped(place: Place) -> Iterator[tuple[Job, Prometheus]]:
     require_program("prometheus")
     with (
         etcd_cluster(size=1) as etcd,
@@ -115,7 +118,7 @@ def scraped(place: Place) -> Iterator[Prometheus]:
     ):
         job.start_all()
         job.kill_one(one)
-        yield one
+        yield job, one
 
 
 def without_data(scraped: Prometheus, expressions: list[Expression]) -> dict[str, str]:
@@ -143,25 +146,34 @@ def of_alerts(scraped: Prometheus) -> dict[str, str]:
     }
 
 
-def test_every_expression_has_data_in_a_prometheus_that_scrapes_a_job(scraped: Prometheus) -> None:
+def test_every_expression_has_data_in_a_prometheus_that_scrapes_a_job(
+    scraped: tuple[Job, Prometheus],
+) -> None:
+    job, one = scraped
     boards = of_dashboards()
     assert {e.where for e in boards} > ONLY_IN_TROUBLE
     shown = [e for e in boards if e.where not in ONLY_IN_TROUBLE]
     kept = [Expression(where=name, text=name) for name in recorded()]
 
     def lacking() -> dict[str, str]:
-        return without_data(scraped, [*shown, *kept]) | of_alerts(scraped)
+        return without_data(one, [*shown, *kept]) | of_alerts(one)
 
-    scraped.wait(lambda: not lacking(), lambda: "\n".join(map(str, lacking().items())))
-    rules = [rule for group in scraped.get("rules")["groups"] for rule in group["rules"]]
+    one.wait(lambda: not lacking(), lambda: "\n".join(map(str, lacking().items())))
+    rules = [rule for group in one.get("rules")["groups"] for rule in group["rules"]]
     assert len(rules) == len(recorded()) + len(alerts())
     assert {
         rule["name"]: rule.get("lastError", "") for rule in rules if rule["health"] != "ok"
     } == {}
     for trouble in (e for e in boards if e.where in ONLY_IN_TROUBLE):
-        assert scraped.ask(filled(trouble.text)) == []
-    (firing,) = scraped.ask('ALERTS{alertname="ElasticLossNotFinite",alertstate="firing"}')
+        assert one.ask(filled(trouble.text)) == []
+    (firing,) = one.ask('ALERTS{alertname="ElasticLossNotFinite",alertstate="firing"}')
     assert (firing["metric"]["job"], firing["metric"]["name"]) == (JOB, "broken")
+    ended = "job:elastic_ended:exit_code"
+    assert one.ask(ended) == []
+    assert job.start("stop").wait() == 0
+    one.wait(lambda: [e["value"][1] for e in one.ask(ended)] == ["82"], lambda: ended)
+    alerts_now = 'ALERTS{alertstate="firing"}'
+    one.wait(lambda: one.ask(alerts_now) == [], lambda: str(one.ask(alerts_now)))
 
 
 @pytest.mark.long

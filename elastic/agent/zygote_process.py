@@ -134,7 +134,7 @@ class ZygoteProcess:
     async def _read(self) -> None:
         try:
             while (event := await self._next()) is not None:
-                self._take(event)  # its errors are none of the connection
+                self._take(event)  # an error here does not mean that the connection broke
         finally:
             self._answered.set()
 

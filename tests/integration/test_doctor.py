@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -22,6 +23,8 @@ from tests.hosts.ability import require_hosts
 from tests.hosts.host import Host
 from tests.hosts.namespaces import ip
 from tests.hosts.network import Network, network
+from tests.integration.loopback_job import LoopbackJob
+from tests.integration.running import Place
 from tests.job_process import DIE_WITH_PARENT, ROOT, CommandProcess
 from tests.wall_clock import WallClock
 
@@ -265,6 +268,29 @@ def test_an_etcd_without_space_and_one_that_wants_a_user_are_reported() -> None:
         assert "etcd-refuses" in faults(found)
 
 
+def another_release(folder: Path) -> None:
+    """Copy the package, as another release, to the folder."""
+    skipped = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(Path(elastic.__file__).parent, folder / "elastic", ignore=skipped)
+    version = folder / "elastic" / "version.py"
+    version.write_text(version.read_text().replace('"0.', '"7.'))
+
+
+@pytest.mark.parametrize("other", [False, True])
+def test_a_leader_of_another_release_is_reported(place: Place, tmp_path: Path, other: bool) -> None:
+    path: dict[str, Any] = {}
+    if other:
+        another_release(tmp_path / "other")
+        path = {"PYTHONPATH": str(tmp_path / "other"), "PYTHONSAFEPATH": "1"}
+    with contextlib.closing(LoopbackJob(place, ("none.py",), etcd="unused")) as job:
+        job.start_coordinator("--store", "memory")
+        job.wait(lambda: job.events("elected"), "a leader")
+        options = ("--etcd", job.address, "--job", "loopback")
+        report = report_of(examined_here(*options, **path).stdout)
+    (leader,) = [check for check in report["checks"] if check["check"] == "coordinator"]
+    assert leader["fault"] == ("release-differs" if other else None), report
+
+
 @long
 def test_a_leader_that_does_not_answer_is_reported(net: Network, etcd: EtcdCluster) -> None:
     a = net.host("a")
@@ -322,13 +348,7 @@ def test_a_wrong_clock_is_reported_on_both_nodes(net: Network, tmp_path: Path) -
 @long
 def test_nodes_that_differ_in_release_or_storage_are_reported(net: Network, tmp_path: Path) -> None:
     a, b, _ = net.hosts
-    shutil.copytree(
-        Path(elastic.__file__).parent,
-        tmp_path / "other" / "elastic",
-        ignore=shutil.ignore_patterns("__pycache__"),
-    )
-    version = tmp_path / "other" / "elastic" / "version.py"
-    version.write_text(version.read_text().replace('"0.', '"7.'))
+    another_release(tmp_path / "other")
     old = tmp_path / "other" / "torch-2.6.0.dist-info"
     old.mkdir()
     (old / "METADATA").write_text("Metadata-Version: 2.1\nName: torch\nVersion: 2.6.0\n")

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 import grpc
 import grpc.aio
+from cryptography import x509
 
 from elastic.errors import ElasticError
-from elastic.rpc.identity import job_identity, missing_identity, peer_names
+from elastic.rpc.identity import job_identity, missing_identity
 from elastic.rpc.security import Report, Security, Tls
 
 MOST_BYTES = 40 * 2**20
@@ -95,7 +97,8 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._expected is None:
             return
-        names, called = peer_names(context.auth_context()), method.rpartition("/")[2]
+        certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
+        names, called = dns_names(certificate), method.rpartition("/")[2]
         if not (expected := missing_identity(names, self._job, called)):
             return
         found = ", ".join(names) or "no DNS name"
@@ -108,6 +111,21 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             f"this is the coordinator of job {self._job!r}, {f'and {called} is ' * of_the_job}"
             f"for certificates of {expected}; the one shown names {found}",
         )
+
+
+@functools.lru_cache(maxsize=4096)
+def dns_names(certificate: bytes) -> tuple[str, ...]:
+    """The DNS entries of a peer's certificate (PEM); empty if it has none, or cannot be read.
+
+    gRPC's own list of them (`peer_dns`) cuts an entry at a NUL, so that
+    `digits.job.elastic\\0.evil.example` would count as `digits.job.elastic`.
+    """
+    try:
+        extensions = x509.load_pem_x509_certificate(certificate).extensions
+        names = extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except (ValueError, x509.ExtensionNotFound, x509.DuplicateExtension):
+        return ()
+    return tuple(names.get_values_for_type(x509.DNSName))
 
 
 def _accepting_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes]:

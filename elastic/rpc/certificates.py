@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.errors import ConfigurationError
-from elastic.rpc.identity import JobRole, job_identity, role_identity, roles_named
+from elastic.rpc.identity import JobRole, job_identity, role_identity, roles_named, unknown_roles
 from elastic.settings.tls_files import TlsContents, TlsFiles, read_tls_files, usable_tls_files
 
 WHOSE = "TLS"
@@ -125,17 +125,23 @@ def _check_time(path: Path, certificate: OwnCertificate) -> None:
 
 def _check_job(path: Path, certificate: OwnCertificate, job: str) -> None:
     expected = job_identity(job)
-    if expected not in certificate.dns_names:
+    if expected not in map(str.lower, certificate.dns_names):
         names = ", ".join(certificate.dns_names) or "no DNS name"
         raise ConfigurationError(
             f"the certificate {path} is not for job {job!r}: it names {names}; expected "
             f"{expected} among its subjectAltName entries (a wildcard does not count)"
         )
+    if unknown := unknown_roles(certificate.dns_names, job):
+        known = ", ".join(role.value for role in JobRole)
+        raise ConfigurationError(
+            f"the certificate {path} names {', '.join(unknown)}, but the roles are {known}; issue "
+            "it again with one of them"
+        )
 
 
 def _check_coordinator(path: Path, certificate: OwnCertificate, job: str) -> None:
     roles = roles_named(certificate.dns_names, job)
-    if roles and JobRole.COORDINATOR not in roles:
+    if roles is not None and JobRole.COORDINATOR not in roles:
         raise ConfigurationError(
             f"the certificate {path} is limited to roles other than coordinator: it names "
             f"{', '.join(certificate.dns_names)}; expected "

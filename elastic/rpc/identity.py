@@ -1,17 +1,15 @@
 """Decides which job a certificate belongs to and what its holder may do, by its subjectAltName.
 
 DNS:JOB.job.elastic names the job. DNS:ROLE.JOB.job.elastic beside it limits the certificate to that
-role; a certificate without a role may do everything. If a job's name is longer than a DNS label, it
-is cut into several labels.
+role; a certificate without such an entry may do everything, and an unknown role may do nothing. If
+a job's name is longer than a DNS label, it is cut into several labels. Upper and lower case are the
+same, as in every DNS name.
 """
 
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable, Mapping
-
-_PEER_DNS_NAMES = "peer_dns"  # gRPC's key for DNS entries only; no URIs or addresses
-
+from collections.abc import Iterable
 
 _LONGEST_LABEL = 63  # RFC 1035, section 2.3.4
 
@@ -57,10 +55,28 @@ def role_identity(job: str, role: JobRole) -> str:
     return f"{role.value}.{job_identity(job)}"
 
 
-def roles_named(names: Iterable[str], job: str) -> frozenset[JobRole]:
-    """The roles that a certificate with these names is limited to; empty: no limit."""
-    found = frozenset(names)
-    return frozenset(role for role in JobRole if role_identity(job, role) in found)
+def roles_named(names: Iterable[str], job: str) -> frozenset[JobRole] | None:
+    """The roles that a certificate with these names is limited to; None: it has no limit.
+
+    An entry for a role that does not exist is a limit as well, so a slip grants nothing.
+    """
+    limits = _limits(names, job)
+    known = {role.value: role for role in JobRole}
+    return frozenset(known[limit] for limit in limits & known.keys()) if limits else None
+
+
+def unknown_roles(names: Iterable[str], job: str) -> list[str]:
+    """The entries of a certificate that name a role that does not exist."""
+    unknown = _limits(names, job) - {role.value for role in JobRole}
+    return sorted(f"{limit}.{job_identity(job)}" for limit in unknown)
+
+
+def _limits(names: Iterable[str], job: str) -> frozenset[str]:
+    """What stands before the job's identity in names. It is part of another job's name if that one
+    was cut into labels."""
+    end = f".{job_identity(job)}"
+    before = (name.lower().removesuffix(end) for name in names if name.lower().endswith(end))
+    return frozenset(b for b in before if any(len(x) < _LONGEST_LABEL for x in b.split(".")))
 
 
 def roles_allowed(method: str) -> frozenset[JobRole]:
@@ -70,22 +86,17 @@ def roles_allowed(method: str) -> frozenset[JobRole]:
 def missing_identity(names: Iterable[str], job: str, method: str) -> str:
     """The name that a certificate with these names lacks to call a method of the job's coordinator;
     empty: the call is allowed."""
-    found = frozenset(names)
+    found = [name.lower() for name in names]
     if job_identity(job) not in found:
         return job_identity(job)
     allowed, roles = roles_allowed(method), roles_named(found, job)
-    if not roles or roles & allowed:
+    if roles is None or roles & allowed:
         return ""
     return " or ".join(sorted(role_identity(job, role) for role in allowed))
 
 
 def coordinator_identity(own_names: Iterable[str], job: str) -> str:
     """The name to expect of the coordinator: with its role, if one's own certificate has a role."""
-    if roles_named(own_names, job):
+    if roles_named(own_names, job) is not None:
         return role_identity(job, JobRole.COORDINATOR)
     return job_identity(job)
-
-
-def peer_names(auth_context: Mapping[str, Iterable[bytes]]) -> tuple[str, ...]:
-    """The DNS names in the certificate of gRPC's peer; empty without TLS."""
-    return tuple(name.decode(errors="replace") for name in auth_context.get(_PEER_DNS_NAMES, ()))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import datetime
 import shutil
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
@@ -14,6 +15,8 @@ from typing import Any
 import grpc
 import grpc.aio
 import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
 
 from elastic.errors import ConfigurationError
 from elastic.rpc.control_client import ControlClient, CoordinatorLost, CoordinatorRefused
@@ -181,6 +184,14 @@ async def test_a_peer_with_a_role_refuses_a_coordinator_without_the_coordinator_
     await refused(tls(made), limited(made, "agent"), why)
 
 
+async def test_a_misspelt_role_grants_nothing(made: Certificates) -> None:
+    sign(made, "slip", names="DNS:digits.job.elastic,DNS:viewr.digits.job.elastic")
+    async with place_at(ANY_PORT, limited(made, "coordinator")) as place:
+        await Stranger(place, made, (made, "slip")).fails(grpc.StatusCode.PERMISSION_DENIED)
+        with pytest.raises(ConfigurationError, match=r"slip\.pem names viewr\.digits\."):
+            await place.client(tls(made, "slip")).status(STATUS_S)
+
+
 async def test_a_coordinator_of_other_roles_does_not_start(made: Certificates) -> None:
     with pytest.raises(
         ConfigurationError, match=r"limited to roles other than coordinator.*coordinator\.digits\."
@@ -333,6 +344,38 @@ async def test_every_method_refuses_a_certificate_that_does_not_name_the_job(
         assert all(str(r["peer"]).startswith("ipv4:127.0.0.1:") for r in reports)
         assert place.recorder.heard.empty()
         await place.still_works(agent)
+
+
+def sign_with_nul(made: Certificates, name: str) -> None:
+    """Sign a certificate whose DNS entry has a NUL behind the job's name, as openssl's own command
+    does not."""
+    sign(made, name)
+    key = serialization.load_pem_private_key(made.key(name).read_bytes(), None)
+    authority = x509.load_pem_x509_certificate(made.ca.read_bytes())
+    now = datetime.datetime.now(datetime.timezone.utc)
+    nul = x509.SubjectAlternativeName([x509.DNSName("digits.job.elastic\0.evil.example")])
+    certificate = (
+        x509.CertificateBuilder()
+        .subject_name(x509.Name([]))
+        .issuer_name(authority.subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(hours=1))
+        .not_valid_after(now + datetime.timedelta(hours=1))
+        .add_extension(nul, critical=True)
+        .sign(
+            serialization.load_pem_private_key(made.key("ca").read_bytes(), None), hashes.SHA256()
+        )
+    )
+    pem = certificate.public_bytes(serialization.Encoding.PEM)
+    made.certificate(name).write_bytes(pem)
+
+
+async def test_a_name_is_not_cut_at_a_nul(made: Certificates) -> None:
+    sign_with_nul(made, "nul")
+    async with place_at(ANY_PORT, tls(made)) as place:
+        await Stranger(place, made, (made, "nul")).fails(grpc.StatusCode.PERMISSION_DENIED)
+        assert place.recorder.heard.empty()
 
 
 @pytest.mark.parametrize("shown", ["nothing", "expired", "others"])

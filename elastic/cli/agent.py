@@ -114,7 +114,8 @@ class NodeCommand:
 
     @property
     def text(self) -> str:
-        """The settings that must be equal on all nodes of a job, for people: without secrets."""
+        """The settings that must be equal on all nodes of a job, for people: without values that
+        may be secrets."""
         s = self.settings
         parts = [*_LAUNCHED[self.classic]]
         if s.checkpoint_dir is not None:
@@ -122,7 +123,7 @@ class NodeCommand:
             parts += ["--checkpoint-every", str(s.checkpoint_every)]
         parts += ["--record-samples"] if s.record_samples else []
         parts += ["-m"] if s.module else []
-        return " ".join((*parts, *masked_arguments(self.argv)))
+        return " ".join((*parts, *masked_arguments(self.argv[0], self.argv[1:])))
 
     @property
     def digest(self) -> str:
@@ -542,7 +543,8 @@ class _Node:
             self._notice.reloaded()
             self.daemon.announce_restart(called_off=True)
             return
-        self._journal.record("begins_anew", command=" ".join(masked_arguments(sys.orig_argv)))
+        command = " ".join(masked_arguments(sys.orig_argv[0], sys.orig_argv[1:]))
+        self._journal.record("begins_anew", command=command)
         if (listener := self.daemon.keep_listening()) is not None:
             descriptors[AGENT_SOCKET] = listener
         if self._ignores_hangup:

@@ -227,7 +227,8 @@ def _other_command(hello: pb.AgentHello, others: str, command: str) -> pb.Refuse
     return _refused(
         f"the agent of node {hello.node!r} runs a different command from {others}: "
         f"{hello.command!r}, not {command!r}; the nodes of a job must run the same script with "
-        "the same arguments and checkpoint options"
+        "the same arguments and checkpoint options (*** stands for values, which may be secrets: "
+        "compare the agents' own command lines)"
     )
 
 

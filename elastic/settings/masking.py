@@ -1,4 +1,9 @@
-"""Masks the secrets that users write into URLs and arguments, for display."""
+"""Leaves out of URLs and command lines what may be a secret, for display and for stores that others
+can read.
+
+Lists of names that sound secret always miss some. So nothing of an argument is shown but its name,
+and numbers; and nothing of a URL but its scheme, host and path.
+"""
 
 from __future__ import annotations
 
@@ -6,30 +11,42 @@ import re
 from collections.abc import Iterable
 
 _MASK = "***"
-_SECRET = r"(?:[\w.-]*(?:password|passwd|secret|token|credential|api[_-]?key|access[_-]?key|sig))"
-_USER_INFO = re.compile(r"(?<=://)[^/@\s]*:[^/@\s]*(?=@)")
-_PARAMETER = re.compile(rf"(?i)(?<=[?&;])({_SECRET})=[^&;\s]*")
-_OPTION = re.compile(rf"(?i)(-{{0,2}}{_SECRET})(=.*)?", re.DOTALL)
+# Up to the last "@": a password may contain "@" and "/". Without a colon it is a bare user name, or
+# a container of Azure's (abfs://container@account), and no secret.
+_USER_INFO = re.compile(r"(?<=://)[^\s]*:[^\s]*@|^[^/\s:]+:(?!//)[^/\s]*@")
+_QUERY = re.compile(r"(?<=[?&;#])([^=&;#\s]*)=[^&;#\s]*")
+_NAME = re.compile(r"(--?|\+{1,2}|~)?([A-Za-z][\w.-]*)")
+_NUMBER = re.compile(r"[-+]?(\d{1,8}|\d*\.\d{1,8}|\d+\.)(e[-+]?\d{1,3})?", re.IGNORECASE)
+_SECRET = re.compile(r"pass|pwd|pin|secret|token|key|auth|cred|sig|hash|code", re.IGNORECASE)
 
 
 def masked_url(url: str) -> str:
-    """Mask the user and password before the URL's host, and secret parameters of its query."""
-    return _PARAMETER.sub(rf"\1={_MASK}", _USER_INFO.sub(_MASK, url))
+    """Mask the user and password before the URL's host, and the values of its query."""
+    return _QUERY.sub(rf"\1={_MASK}", _USER_INFO.sub(f"{_MASK}@", url))
 
 
-def masked_arguments(arguments: Iterable[str]) -> list[str]:
-    """Mask the values of options whose names suggest secrets, and the secrets in URLs."""
-    shown: list[str] = []
-    hide_next = False
+def masked_arguments(program: str, arguments: Iterable[str]) -> list[str]:
+    """Return the program and its arguments with all values masked but numbers.
+
+    What follows a name that sounds secret is masked, also a number and what looks like an option.
+    `-pSECRET`, which has no space, shows the first letter.
+    """
+    shown, name = [program], ""
     for argument in arguments:
-        option = _OPTION.fullmatch(argument)
-        if hide_next and not argument.startswith("-"):
-            shown.append(_MASK)
-            hide_next = False
-            continue
-        hide_next = option is not None and option[2] is None and argument.startswith("-")
-        if option is not None and option[2] is not None:
-            shown.append(f"{option[1]}={_MASK}")
+        before, equals, value = argument.partition("=")
+        named = _NAME.fullmatch(before) if not _SECRET.search(name) else None
+        if equals and named is not None:
+            shown.append(f"{before}={_value(value, before)}")
+            name = ""
+        elif named is not None and named[1] and not equals:
+            short = named[1] == "-" and len(before) > 2
+            name = before[:2] if short else before
+            shown.append(f"{name}{_MASK}" if short else name)
         else:
-            shown.append(masked_url(argument))
+            shown.append(_value(argument, name))
+            name = ""
     return shown
+
+
+def _value(value: str, name: str) -> str:
+    return value if _NUMBER.fullmatch(value) and not _SECRET.search(name) else _MASK

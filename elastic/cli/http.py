@@ -214,7 +214,7 @@ async def _server(
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"
     journal.record("http_started", address=at, serves=site.parts)
     loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
-    guard = Guard(may_scrape=_admission(security), is_local=stays_here(wanted))
+    guard = Guard(may_call=_admission(security), is_local=stays_here(wanted))
     return _Serving(listener, at, site, watched, loop, guard, report, files, newest)
 
 
@@ -222,21 +222,21 @@ async def _server(
 class Guard:
     """Decides which requests are allowed; each check returns why not, or an empty text."""
 
-    may_scrape: Callable[..., str]
-    """Check a request for metrics, or for a call of one of the coordinator's methods."""
+    may_call: Callable[..., str]
+    """Check a request for a call of one of the coordinator's methods; GetStatus by default."""
     is_local: bool
     """The address is a loopback one."""
 
     def may_see(self, request: Request) -> str:
-        """Check a request for the page. At a loopback address the Host must be an address or
-        localhost: another site could resolve its own name to loopback, and so read the page
-        through a browser (DNS rebinding)."""
+        """Check a request for the page or metrics. At a loopback address the Host must be an
+        address or localhost: another site could resolve its own name to loopback, and so read
+        them through a browser (DNS rebinding)."""
         if self.is_local and not _is_address(request.host):
             return (
-                f"this page is at a loopback address, and the request names the host "
+                f"this is served at a loopback address, and the request names the host "
                 f"{request.host!r}; use localhost or 127.0.0.1"
             )
-        return self.may_scrape(request)
+        return self.may_call(request)
 
 
 def _is_address(host: str) -> bool:
@@ -320,7 +320,7 @@ class _Serving:
         if self._files is not None and self._newest is not None:
             tls = HttpTls(files=self._files, newest=self._newest)
         watched, guard, site = self._watched, self._guard, self.site
-        pages = WatcherPages(watched, self._loop, guard.may_scrape).by_path()
+        pages = WatcherPages(watched, self._loop, guard.may_see).by_path()
         if not site.metrics:
             del pages["/metrics"]
         farewell = None
@@ -330,7 +330,7 @@ class _Serving:
                 self._loop,
                 guard.may_see,
                 has_metrics=site.metrics,
-                may_call=guard.may_scrape if site.token is not None else None,
+                may_call=guard.may_call if site.token is not None else None,
                 token=site.token or "",
             )
             pages, farewell = pages | page.by_path(), page.farewell

@@ -346,12 +346,35 @@ def test_plain_text_is_allowed_on_loopback_or_without_an_address(address: str | 
     ],
 )
 def test_a_loopback_page_refuses_requests_for_another_host_name(host: str, may: bool) -> None:
-    local = Guard(may_scrape=lambda _: "", is_local=True)
+    local = Guard(may_call=lambda _: "", is_local=True)
     assert (local.may_see(Request(host=host)) == "") == may
-    elsewhere = Guard(may_scrape=lambda _: "", is_local=False)
+    elsewhere = Guard(may_call=lambda _: "", is_local=False)
     assert elsewhere.may_see(Request(host=host)) == ""
-    refusing = Guard(may_scrape=lambda _: "no certificate", is_local=False)
+    refusing = Guard(may_call=lambda _: "no certificate", is_local=False)
     assert refusing.may_see(Request(host=host)) == "no certificate"
+
+
+def test_metrics_at_a_loopback_address_refuse_another_host_name() -> None:
+    def status(url: str, host: str) -> int:
+        request = urllib.request.Request(f"{url}/metrics", headers={"Host": host})
+        try:
+            with urllib.request.urlopen(request, timeout=20.0) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    async def main() -> list[int]:
+        diary = Diary()
+        sites = sites_of("127.0.0.1:0", "127.0.0.1:0")
+        found = []
+        async with watched_over_http(WATCHED, sites, diary.journal, PLAINTEXT):
+            for event in diary.of("http_started"):
+                url = event["address"]
+                for host in ("rebound.example", url.removeprefix("http://")):
+                    found.append(await asyncio.to_thread(status, url, host))
+        return found
+
+    assert asyncio.run(main()) == [403, 200]
 
 
 @pytest.mark.parametrize(

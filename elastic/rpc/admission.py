@@ -16,7 +16,10 @@ from elastic.rpc.identity import job_identity, missing_identity
 from elastic.rpc.security import Report, Security, Tls
 
 MOST_BYTES = 40 * 2**20
-"""The limit of one message to the coordinator: more than a worker may send to its agent."""
+"""The limit of one message of an agent's stream: more than a worker may send to its agent."""
+_MOST_BYTES_STORED = 2 * 2**20  # etcd's own default is 1.5 MiB
+_MOST_BYTES_ASKED = 64 * 2**10
+_STORE_METHODS = frozenset({"Txn", "Range"})
 
 
 class MessageRefused(ElasticError):
@@ -40,59 +43,34 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[grpc.RpcMethodHandler]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> grpc.RpcMethodHandler:
+        """Wrap the method, of whatever kind, in one that reads a stream: gRPC reads and parses the
+        message of a unary call before it calls any code, but that of a stream when it is asked."""
         handler = await continuation(handler_call_details)
         if handler is None:  # gRPC answers that there is no such method
             return handler
         method = handler_call_details.method
-        serializers = {
-            "request_deserializer": _bounded(handler.request_deserializer),
-            "response_serializer": _accepting_bytes(handler.response_serializer),
-        }
-        if handler.request_streaming:
-            assert handler.response_streaming, f"{method}: a kind of method that nobody guards"
-            attend = self._streaming(method, handler.stream_stream)
-            return grpc.stream_stream_rpc_method_handler(attend, **serializers)
-        if handler.response_streaming:
-            follow = self._following(method, handler.unary_stream)
-            return grpc.unary_stream_rpc_method_handler(follow, **serializers)
-        ask = self._asking(method, handler.unary_unary)
-        return grpc.unary_unary_rpc_method_handler(ask, **serializers)
+        assert handler.response_streaming or not handler.request_streaming, f"{method}: not guarded"
+        behavior = handler.stream_stream or handler.unary_stream or handler.unary_unary
 
-    def _streaming(self, method: str, behavior: Any) -> Any:
         async def admitted(
-            requests: AsyncIterator[Any], context: grpc.aio.ServicerContext[Any, Any]
+            requests: AsyncIterator[bytes], context: grpc.aio.ServicerContext[Any, Any]
         ) -> None:
             await self._admit(method, context)
+            messages = _parsed(requests, handler.request_deserializer, _most_bytes(method))
             try:
-                await _stream(behavior(_unwrapped(requests), context), context)
+                if handler.request_streaming:
+                    await _stream(behavior(messages, context), context)
+                elif handler.response_streaming:
+                    await _stream(behavior(await _only(messages), context), context)
+                else:
+                    await context.write(await behavior(await _only(messages), context))
             except MessageRefused as error:
                 self._report("message_refused", source=context.peer(), reason=str(error))
                 await context.abort(error.code, str(error))
 
-        return admitted
-
-    def _following(self, method: str, behavior: Any) -> Any:
-        async def admitted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
-            await self._admit(method, context)
-            await self._require_message(request, context)
-            await _stream(behavior(request, context), context)
-
-        return admitted
-
-    def _asking(self, method: str, behavior: Any) -> Any:
-        async def admitted(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> Any:
-            await self._admit(method, context)
-            await self._require_message(request, context)
-            return await behavior(request, context)
-
-        return admitted
-
-    async def _require_message(
-        self, request: Any, context: grpc.aio.ServicerContext[Any, Any]
-    ) -> None:
-        if isinstance(request, MessageRefused):
-            self._report("message_refused", source=context.peer(), reason=str(request))
-            await context.abort(request.code, str(request))
+        return grpc.stream_stream_rpc_method_handler(
+            admitted, response_serializer=_accepting_bytes(handler.response_serializer)
+        )
 
     async def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._expected is None:
@@ -133,20 +111,34 @@ def _accepting_bytes(serialize: Callable[[Any], bytes]) -> Callable[[Any], bytes
     return lambda message: message if isinstance(message, bytes) else serialize(message)
 
 
-def _bounded(deserialize: Callable[[bytes], Any] | None) -> Callable[[bytes], Any]:
-    """Return a MessageRefused in place of a bad message: gRPC would only log an exception."""
+def _most_bytes(method: str) -> int:
+    called = method.rpartition("/")[2]
+    if called == "Attend":
+        return MOST_BYTES
+    return _MOST_BYTES_STORED if called in _STORE_METHODS else _MOST_BYTES_ASKED
 
-    def bounded(data: bytes) -> Any:
-        if len(data) > MOST_BYTES:
-            text = f"a message of {len(data)} bytes; at most {MOST_BYTES} are accepted"
-            return MessageRefused(text, grpc.StatusCode.RESOURCE_EXHAUSTED)
+
+async def _parsed(
+    requests: AsyncIterator[bytes], parse: Callable[[bytes], Any] | None, most_bytes: int
+) -> AsyncIterator[Any]:
+    """Raises MessageRefused for a bad message: gRPC would only log an exception."""
+    async for data in requests:
+        if len(data) > most_bytes:
+            text = f"a message of {len(data)} bytes; at most {most_bytes} are accepted"
+            raise MessageRefused(text, grpc.StatusCode.RESOURCE_EXHAUSTED)
         try:
-            return data if deserialize is None else deserialize(data)
-        except Exception as error:  # noqa: BLE001 - a decoder may raise anything for garbage
+            message = data if parse is None else parse(data)
+        except Exception as error:  # a decoder may raise anything for garbage
             text = f"a message that cannot be read: {error}"
-            return MessageRefused(text, grpc.StatusCode.INVALID_ARGUMENT)
+            raise MessageRefused(text, grpc.StatusCode.INVALID_ARGUMENT) from error
+        yield message
 
-    return bounded
+
+async def _only(messages: AsyncIterator[Any]) -> Any:
+    """The message of a call that has one."""
+    async for message in messages:
+        return message
+    raise MessageRefused("a call without its message", grpc.StatusCode.INVALID_ARGUMENT)
 
 
 async def _stream(behavior: Any, context: grpc.aio.ServicerContext[Any, Any]) -> None:
@@ -157,11 +149,3 @@ async def _stream(behavior: Any, context: grpc.aio.ServicerContext[Any, Any]) ->
     async with contextlib.aclosing(behavior) as responses:  # type: ignore[type-var]
         async for response in responses:
             await context.write(response)
-
-
-async def _unwrapped(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    """Raises the MessageRefused that stands in place of a bad message."""
-    async for request in requests:
-        if isinstance(request, MessageRefused):
-            raise request
-        yield request

@@ -366,13 +366,10 @@ def test_metrics_at_a_loopback_address_refuse_another_host_name() -> None:
     async def main() -> list[int]:
         diary = Diary()
         sites = sites_of("127.0.0.1:0", "127.0.0.1:0")
-        found = []
         async with watched_over_http(WATCHED, sites, diary.journal, PLAINTEXT):
-            for event in diary.of("http_started"):
-                url = event["address"]
-                for host in ("rebound.example", url.removeprefix("http://")):
-                    found.append(await asyncio.to_thread(status, url, host))
-        return found
+            (event,) = diary.of("http_started")
+            hosts = ("rebound.example", event["address"].removeprefix("http://"))
+            return [await asyncio.to_thread(status, event["address"], host) for host in hosts]
 
     assert asyncio.run(main()) == [403, 200]
 

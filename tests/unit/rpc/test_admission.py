@@ -94,10 +94,29 @@ async def test_a_stream_that_the_client_leaves_is_ended(
     await methods.ended.wait()
 
 
+@pytest.mark.parametrize(
+    ("method", "most"),
+    [
+        ("/elastic.v1.Control/Attend", 40 * 2**20),
+        ("/elastic.v1.Control/Stop", 64 * 2**10),
+        ("/etcdserverpb.KV/Txn", 2 * 2**20),
+        ("/etcdserverpb.Lease/LeaseGrant", 64 * 2**10),
+    ],
+)
+async def test_each_method_has_a_limit_of_its_own(method: str, most: int) -> None:
+    async def of(size: int) -> AsyncIterator[bytes]:
+        yield bytes(size)
+
+    limit = admission._most_bytes(method)
+    assert [len(m) async for m in admission._parsed(of(most), None, limit)] == [most]
+    with pytest.raises(admission.MessageRefused):
+        await anext(admission._parsed(of(most + 1), None, limit))
+
+
 async def test_a_request_too_large_reaches_no_method(
     channel: grpc.aio.Channel, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "MOST_BYTES", 10)
+    monkeypatch.setattr(admission, "_MOST_BYTES_ASKED", 10)
     with pytest.raises(grpc.aio.AioRpcError, match="11 bytes; at most 10"):
         await channel.unary_unary("/t/ask")(b"a" * 11)
     for name in ("yields", "writes"):

@@ -117,7 +117,7 @@ async def test_a_message_too_large_costs_its_sender_the_stream(
 async def test_a_request_too_large_is_refused(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(admission, "MOST_BYTES", 1000)
+    monkeypatch.setattr(admission, "_MOST_BYTES_ASKED", 1000)
     async with grpc.aio.insecure_channel(place.address) as channel:
         with pytest.raises(grpc.aio.AioRpcError, match="at most 1000") as error:
             await pb_grpc.ControlStub(channel).Stop(pb.StopRequest(reason="x" * 2000))

@@ -19,13 +19,15 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from elastic.errors import ConfigurationError
+from elastic.rpc.admission import Admission
 from elastic.rpc.control_client import ControlClient, CoordinatorLost, CoordinatorRefused
 from elastic.rpc.handshake_probe import explain
+from elastic.rpc.newest_certificate import server_credentials
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.settings.tls_files import TlsFiles
 from elastic.v1 import control_pb2 as pb
 from tests.certificates import Certificates, make_certificates, sign, sign_for_job
-from tests.unit.rpc.conversation import HELLO, Conversation, Place, place_at
+from tests.unit.rpc.conversation import HELLO, Conversation, Place, Reports, place_at
 
 ANY_PORT = "127.0.0.1:0"
 STATUS_S = 30.0
@@ -279,22 +281,28 @@ async def test_a_coordinator_does_not_start_with_a_certificate_that_nobody_can_a
 # ---- peers that do not check their own certificate
 
 
+def channel_of(
+    address: str, made: Certificates, shown: tuple[Certificates, str] | None
+) -> grpc.aio.Channel:
+    pair = {}
+    if shown is not None:
+        pair["private_key"] = shown[0].key(shown[1]).read_bytes()
+        pair["certificate_chain"] = shown[0].certificate(shown[1]).read_bytes()
+    return grpc.aio.secure_channel(
+        address,
+        grpc.ssl_channel_credentials(root_certificates=made.ca.read_bytes(), **pair),
+        options=[
+            ("grpc.ssl_target_name_override", "digits.job.elastic"),
+            ("grpc.use_local_subchannel_pool", 1),
+        ],
+    )
+
+
 class Stranger:
     """A client that shows `shown`, or no certificate, without checking it."""
 
     def __init__(self, place: Place, made: Certificates, shown: tuple[Certificates, str] | None):
-        pair = {}
-        if shown is not None:
-            pair["private_key"] = shown[0].key(shown[1]).read_bytes()
-            pair["certificate_chain"] = shown[0].certificate(shown[1]).read_bytes()
-        self.channel = grpc.aio.secure_channel(
-            place.address,
-            grpc.ssl_channel_credentials(root_certificates=made.ca.read_bytes(), **pair),
-            options=[
-                ("grpc.ssl_target_name_override", "digits.job.elastic"),
-                ("grpc.use_local_subchannel_pool", 1),
-            ],
-        )
+        self.channel = channel_of(place.address, made, shown)
 
     async def fails(self, code: grpc.StatusCode, why: str = "") -> None:
         """Every method fails with `code` and the reason `why`."""
@@ -369,6 +377,35 @@ def sign_with_nul(made: Certificates, name: str) -> None:
     )
     pem = certificate.public_bytes(serialization.Encoding.PEM)
     made.certificate(name).write_bytes(pem)
+
+
+async def test_nothing_that_a_stranger_sends_is_parsed(made: Certificates) -> None:
+    """38 MB of empty messages inside one would be gigabytes of objects."""
+    parsed: list[int] = []
+
+    def read(data: bytes) -> bytes:
+        parsed.append(len(data))
+        return data
+
+    async def ask(request: bytes, _: object) -> bytes:
+        return request
+
+    handlers = {"Stop": grpc.unary_unary_rpc_method_handler(ask, request_deserializer=read)}
+    reports = Reports()
+    server = grpc.aio.server(interceptors=[Admission(tls(made), reports)])
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("t", handlers),))
+    credentials = server_credentials(tls(made), reports)
+    port = server.add_secure_port(ANY_PORT, credentials)
+    await server.start()
+    sign(made, "stranger", names="DNS:letters.job.elastic")
+    for name, size in ("stranger", 3 * 2**20), ("digits", 1):
+        channel = channel_of(f"127.0.0.1:{port}", made, (made, name))
+        with contextlib.suppress(grpc.aio.AioRpcError):
+            await channel.unary_unary("/t/Stop")(bytes(size))
+        await channel.close()
+    await server.stop(0)
+    assert parsed == [1]
+    assert reports.named("peer_refused")
 
 
 async def test_a_name_is_not_cut_at_a_nul(made: Certificates) -> None:

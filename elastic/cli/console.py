@@ -185,6 +185,11 @@ def _because(fields: Mapping[str, Any]) -> str:
     return f": {message}" if message else ""
 
 
+def _left_out(fields: Mapping[str, Any]) -> str:
+    left_out = fields.get("left_out", 0)
+    return f" ({left_out} other refusals before it)" if left_out else ""
+
+
 def _goodput(fields: Mapping[str, Any]) -> str:
     goodput = fields.get("goodput")
     return f", goodput {goodput:.1%}" if goodput is not None else ""
@@ -342,11 +347,14 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "certificates_refused": lambda f: f["reason"],
     "peer_refused": lambda f: (
         f"{f['peer']} was refused: its certificate names {f['found']}, not {f['expected']}"
+        f"{_left_out(f)}"
     ),
     "connection_refused": lambda f: f"a connection to {f['path']} was refused: {f['reason']}",
     "loop_paused": lambda f: (
         f"warning: this process stood still for {f['pause_s']:g} s; {f['where'].splitlines()[-1]}"
     ),
-    "message_refused": lambda f: f"a message from {f['source']} was refused: {f['reason']}",
+    "message_refused": lambda f: (
+        f"a message from {f['source']} was refused: {f['reason']}{_left_out(f)}"
+    ),
     "message_dropped": lambda f: f"a message was not sent: {f['reason']}",
 }

@@ -40,7 +40,7 @@ from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries, warnings_to
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
-from elastic.runtime.listening import require_listenable
+from elastic.runtime.listening import allow_many_connections, require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import reachable_address
 from elastic.runtime.off_loop import off_loop
@@ -82,6 +82,7 @@ def coordinate(settings: CoordinatorSettings) -> int:
     notice = ServiceNotice.of_environment(os.environ)
     checkpoints = checkpoint_directory(settings.checkpoint_dir)
     set_title("coordinator", settings.job)
+    allow_many_connections()
     with _events(settings) as stream:
         return asyncio.run(_coordinate(settings, checkpoints, stream, notice))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import resource
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,6 +17,7 @@ from elastic.rpc.admission import Admission, MessageRefused
 from elastic.rpc.control_client import LET_IN, OPTIONS
 from elastic.rpc.handshake_probe import is_served
 from elastic.rpc.newest_certificate import server_credentials
+from elastic.rpc.refusals import SparingReport
 from elastic.rpc.security import (
     PLAINTEXT,
     Report,
@@ -34,6 +36,8 @@ CONTROL_SERVICE: str = pb.DESCRIPTOR.services_by_name["Control"].full_name
 _HELLO_TIMEOUT_S = 5.0
 _LOOK_EVERY_S = 5.0
 _ANY = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]", "": "localhost"}
+_RESERVED = 512  # descriptors: HTTP has 100 connections, a store some; then there are files
+_UNLIMITED = 2**31 - 1
 _MOST_UNSENT = 10_000  # messages to an agent that does not read
 T = TypeVar("T")
 
@@ -355,8 +359,11 @@ class ControlServer:
         beside: Sequence[grpc.GenericRpcHandler] = (),
     ) -> None:
         require_protection(address, security, report)
-        self._server = grpc.aio.server(options=OPTIONS, interceptors=[Admission(security, report)])
-        pb_grpc.add_ControlServicer_to_server(_Servicer(handler, report), self._server)  # type: ignore[no-untyped-call]
+        refusals = SparingReport(report)
+        admission = Admission(security, refusals)
+        options = [*OPTIONS, ("grpc.max_allowed_incoming_connections", _most_connections())]
+        self._server = grpc.aio.server(options=options, interceptors=[admission])
+        pb_grpc.add_ControlServicer_to_server(_Servicer(handler, refusals), self._server)  # type: ignore[no-untyped-call]
         self._server.add_generic_rpc_handlers(tuple(beside))
         self._address = address
         self._security = security
@@ -404,6 +411,12 @@ class ControlServer:
             else:
                 port = self._server.add_insecure_port(self._address)
         return port
+
+
+def _most_connections() -> int:
+    """The connections that leave _RESERVED descriptors for all else: gRPC closes others at once."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _UNLIMITED if soft == resource.RLIM_INFINITY else max(soft // 2, soft - _RESERVED)
 
 
 @contextlib.contextmanager

@@ -6,9 +6,11 @@ gRPC does not say why it fails to listen, so `require_listenable` tries the addr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import functools
 import os
+import resource
 import socket
 from typing import Any
 
@@ -18,6 +20,7 @@ from elastic.timeouts import timeout
 
 _RESOLVE_S = 5.0
 _BACKLOG = 1024  # connections that are not accepted yet: they cost the kernel little
+_MOST_DESCRIPTORS = 1 << 16
 _ADVICE = "choose another with {} HOST:PORT, or :PORT for all interfaces"
 
 
@@ -105,3 +108,16 @@ def _words(error: OSError, host: str, port: int) -> str:
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"this user may not use port {port}, nor any port below 1024 (CAP_NET_BIND_SERVICE)"
     return os.strerror(error.errno) if error.errno else str(error)
+
+
+def allow_many_connections() -> None:
+    """Raise this process's limit of open descriptors as far as it may, to _MOST_DESCRIPTORS.
+
+    The usual soft limit of 1,024 suits programs that use select(2), and idle strangers would use it
+    up. The children of this process inherit the limit: do not call this where scripts are started.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    may = _MOST_DESCRIPTORS if hard == resource.RLIM_INFINITY else min(hard, _MOST_DESCRIPTORS)
+    if soft not in (resource.RLIM_INFINITY, may) and soft < may:
+        with contextlib.suppress(OSError, ValueError):
+            resource.setrlimit(resource.RLIMIT_NOFILE, (may, hard))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import random
+import resource
 import stat
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
@@ -91,6 +92,30 @@ async def test_a_silent_connection_is_closed_after_the_handshake_timeout(
     monkeypatch.setattr(control, "OPTIONS", [*shorter, (name, 50)])
     async with connection(place) as (reader, _):
         await reader.read()
+
+
+async def test_connections_beyond_the_limit_are_closed_and_others_keep_working(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(control, "_most_connections", lambda: 10)
+    async with place_at("127.0.0.1:0", PLAINTEXT) as place:
+        agent = await place.agent()
+        async with AsyncExitStack() as stack:
+            opened = [await stack.enter_async_context(connection(place)) for _ in range(30)]
+            closed = asyncio.gather(*(reader.read() for reader, _ in opened[10:]))
+            assert await closed == [b""] * 20
+            await place.still_works(agent)
+        await place.agent(node="later")
+
+
+def test_some_descriptors_are_left_for_other_uses(monkeypatch: pytest.MonkeyPatch) -> None:
+    def most(soft: int) -> int:
+        monkeypatch.setattr(resource, "getrlimit", lambda _: (soft, soft))
+        return control._most_connections()
+
+    assert most(65536) == 65536 - 512
+    assert most(256) == 128
+    assert most(resource.RLIM_INFINITY) > 10**9
 
 
 # ---- messages

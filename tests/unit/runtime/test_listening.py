@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import errno
+import resource
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
 
 from elastic.errors import ConfigurationError, ElasticError, TransientError
 from elastic.runtime import listening
-from elastic.runtime.listening import require_listenable
+from elastic.runtime.listening import allow_many_connections, require_listenable
 from tests.etcd_cluster import free_ports
 
 
@@ -59,3 +62,29 @@ async def test_a_host_that_does_not_resolve_is_refused(
     monkeypatch.setattr(listening.socket, "getaddrinfo", resolve)
     with pytest.raises(kind, match=r"h:1: the host does not resolve \(why\)"):
         await require_listenable("h:1")
+
+
+@pytest.mark.parametrize("hard", [2048, 512])
+def test_the_limit_of_descriptors_is_raised_as_far_as_allowed(hard: int) -> None:
+    code = (
+        "import resource; from elastic.runtime.listening import allow_many_connections; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, (512, {hard})); allow_many_connections(); "
+        "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
+    )
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[1] >= hard
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.split() == [str(hard), str(hard)], done.stderr
+
+
+def test_a_high_limit_of_descriptors_is_kept_and_used_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limits = {"soft": 512, "hard": resource.RLIM_INFINITY}
+    monkeypatch.setattr(resource, "getrlimit", lambda _: tuple(limits.values()))
+    monkeypatch.setattr(resource, "setrlimit", lambda _, new: limits.update(soft=new[0]))
+    allow_many_connections()
+    assert limits["soft"] == 65536
+    limits["soft"] = 100_000
+    allow_many_connections()
+    assert limits["soft"] == 100_000

@@ -22,6 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from elastic.cli.formats import say
 from elastic.errors import ConfigurationError
 from elastic.rpc.certificates import at
 from elastic.rpc.identity import JobRole, job_identity, role_identity
@@ -43,9 +44,9 @@ def init(directory: Path, *, days: int) -> None:
     signed = make_authority("elastic authority", days)
     certificate, key = _write(directory, _AUTHORITY, signed)
     until = at(signed.not_after.timestamp())
-    print(f"{certificate}: the authority, for every machine; valid until {until}")
-    print(f"{key}: its key; keep it here, because its holder can sign for every job")
-    print(f"next: elastic certs issue {shlex.quote(str(directory))} --job JOB")
+    say(f"{certificate}: the authority, for every machine; valid until {until}")
+    say(f"{key}: its key; keep it here, because its holder can sign for every job")
+    say(f"next: elastic certs issue {shlex.quote(str(directory))} --job JOB")
 
 
 def issue(
@@ -73,11 +74,11 @@ def issue(
     signed = authority.sign(job, roles=list(dict.fromkeys(roles)), hosts=hosts, days=days)
     certificate, key = _write(directory, name, signed)
     may = " and ".join(role.value for role in roles) or "every role"
-    print(f"{certificate}: job {job}, {may}; valid until {at(signed.not_after.timestamp())}")
-    print(f"{key}: its key")
+    say(f"{certificate}: job {job}, {may}; valid until {at(signed.not_after.timestamp())}")
+    say(f"{key}: its key")
     pairs = {"CA": directory / "ca.pem", "CERT": certificate, "KEY": key}
     variables = " ".join(f"ELASTIC_TLS_{n}={shlex.quote(str(p))}" for n, p in pairs.items())
-    print(f"next, on the machine that uses it, with its paths: export {variables}")
+    say(f"next, on the machine that uses it, with its paths: export {variables}")
 
 
 def _check(job: str, hosts: Sequence[str]) -> None:

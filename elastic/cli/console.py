@@ -13,8 +13,8 @@ from rich.console import Console as RichConsole
 from rich.live import Live
 from rich.text import Text
 
-from elastic.cli.formats import printable
 from elastic.cli.report import ending_lines
+from elastic.core.legible import printable
 from elastic.runtime.journal import Entry, JsonLines
 from elastic.settings.shared import Console
 

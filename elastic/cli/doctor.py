@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.cli.etcd import host_name, options_of_store
-from elastic.cli.formats import print_json, print_table, require_format
+from elastic.cli.formats import print_json, print_table, require_format, say
 from elastic.cli.launch import log_root
 from elastic.doctor.checks import Result, Verdict, worst
 from elastic.doctor.examination import Subject, examine
@@ -95,15 +95,14 @@ def _print(verdicts: Sequence[Verdict], *, node: str, took_s: float) -> None:
     faulty = [verdict for verdict in verdicts if verdict.fault is not None]
     for verdict in sorted(faulty, key=lambda v: v.result is not Result.ERROR):
         assert verdict.fault is not None
-        print(
-            f"\n{verdict.result.value}: {verdict.fault.value}: {verdict.check}, {verdict.subject}"
-        )
-        print(f"  found: {verdict.found}\n  to do: {verdict.remedy}")
+        say()
+        say(f"{verdict.result.value}: {verdict.fault.value}: {verdict.check}, {verdict.subject}")
+        say(f"  found: {verdict.found}")
+        say(f"  to do: {verdict.remedy}")
     errors = sum(verdict.result is Result.ERROR for verdict in verdicts)
     warnings = len(faulty) - errors
-    print(
-        f"\n{node}: {len(verdicts)} checks in {took_s:.1f} s, {errors} errors, {warnings} warnings"
-    )
+    say()
+    say(f"{node}: {len(verdicts)} checks in {took_s:.1f} s, {errors} errors, {warnings} warnings")
 
 
 def _directories(settings: MachineSettings) -> list[tuple[Path, str]]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import CheckpointDirectory, LocalDirectory, open_directory
-from elastic.cli.formats import print_json, print_table, require_format
+from elastic.cli.formats import print_json, print_table, require_format, say
 from elastic.errors import CheckpointDamaged, ConfigurationError, refusal_of
 
 
@@ -29,12 +29,12 @@ def list_checkpoints(url: str, *, output: str) -> None:
         print_json({"checkpoints": rows, "unfinished": list(found.uncommitted)})
         return
     if not rows:
-        print(f"no committed checkpoint in {directory.url}")
+        say(f"no committed checkpoint in {directory.url}")
     else:
         columns = ("step", "epoch", "generation", "world_size", "bytes", "created", "state")
         print_table(columns, [[row.get(c, "") for c in columns] for row in rows])
     for step in found.uncommitted:
-        print(f"step {step}: unfinished, not a checkpoint; the next prune removes it")
+        say(f"step {step}: unfinished, not a checkpoint; the next prune removes it")
 
 
 def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
@@ -61,9 +61,9 @@ def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
         print_json({str(s): problems for s, problems in results.items()})
     else:
         for s, problems in results.items():
-            print(f"step {s}: {'intact' if not problems else 'DAMAGED'}")
+            say(f"step {s}: {'intact' if not problems else 'DAMAGED'}")
             for problem in problems:
-                print(f"  {problem}")
+                say(f"  {problem}")
     return 1 if any(results.values()) else 0
 
 
@@ -114,11 +114,11 @@ def _verify(directory: CheckpointDirectory, step: int) -> list[catalog.Problem]:
         nonlocal total
         total += count
         if shown:
-            print(f"\rstep {step}: {total / 2**20:.0f} MiB read", end="", file=sys.stderr)
+            sys.stderr.write(f"\rstep {step}: {total / 2**20:.0f} MiB read")
 
     problems = catalog.verify(directory, step, on_bytes)
     if shown:
-        print("\r\033[K", end="", file=sys.stderr)
+        sys.stderr.write("\r\033[K")
     return problems
 
 
@@ -191,4 +191,4 @@ def _copy(root: Path, found: list[Path], to: Path) -> None:
             raise refusal_of(
                 f"cannot write {target}: {error.strerror}; choose another directory", error
             ) from error
-        print(target)
+        say(str(target))

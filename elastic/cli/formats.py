@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TextIO
 
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
 
+from elastic.core.legible import printable
 from elastic.errors import ConfigurationError
 
 
@@ -26,13 +26,11 @@ def print_json(document: Any) -> None:
 
 
 _WIDEST = 10_000  # characters of a line
-_CONTROL = re.compile(r"(\x1b\[[0-9;]*m)|[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 
 
-def printable(text: str, *, colours: bool = False) -> str:
-    """The text with control characters escaped: workers, nodes and scripts write it, and must not
-    command the terminal. colours: keep escape sequences that set colours."""
-    return _CONTROL.sub(lambda m: m[0] if colours and m[1] else repr(m[0])[1:-1], text)
+def say(text: str = "", *, file: TextIO | None = None, flush: bool = False) -> None:
+    """Print `text`, made printable, as every command does."""
+    print(printable(text), file=file, flush=flush)
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:

@@ -23,6 +23,7 @@ from typing import Annotated, Any, Optional, TypeVar
 import typer
 from typer.core import TyperCommand
 
+from elastic.core.legible import printable
 from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.identity import JobRole
 from elastic.runtime.output import never_blocking
@@ -638,7 +639,7 @@ def _errors() -> Iterator[None]:
         raise  # as after `| head`: typer ends the command silently
     except ElasticError as error:
         for line in str(error).splitlines():
-            print(f"elastic: {line}", file=sys.stderr)
+            print(printable(f"elastic: {line}"), file=sys.stderr)
         raise typer.Exit(int(error.exit_code)) from None
     except Exception as error:  # noqa: BLE001 - nobody else would report it
         raise _report_error(error) from None
@@ -650,7 +651,7 @@ def _report_error(error: Exception) -> typer.Exit:
     if refused is None:
         traceback.print_exc()
         return typer.Exit(1)
-    print(f"elastic: {refused}", file=sys.stderr)
+    print(printable(f"elastic: {refused}"), file=sys.stderr)
     _silence_python()
     return typer.Exit(int(ExitCode.TEMPORARY))
 

@@ -28,7 +28,7 @@ from google.protobuf.json_format import MessageToDict
 
 from elastic.cli.console import describe
 from elastic.cli.etcd import open_store
-from elastic.cli.formats import print_json, print_table, printable, require_format
+from elastic.cli.formats import print_json, print_table, require_format, say
 from elastic.cli.report import UNREADABLE, accounts_of, duration, goodput_line, print_report
 from elastic.cli.trace import PHASES, build_trace
 from elastic.core.diagnosis import doing
@@ -168,13 +168,13 @@ def nodes(target: Target, *, clear: str | None = None, output: str) -> None:
     """Print which nodes take part, leave, or are drained or in quarantine, and why. With `clear`,
     let that drained or quarantined node take part again instead."""
     if clear is not None:
-        print(_change(target, lambda client, timeout_s: client.clear(clear, timeout_s)))
+        say(_change(target, lambda client, timeout_s: client.clear(clear, timeout_s)))
         return
     as_json = require_format(output)
     try:
         reply = _run(target, lambda client, timeout_s: client.status(timeout_s))
     except AlreadyEnded as ended:
-        print(f"elastic: no node takes part: {ended}", file=sys.stderr)
+        say(f"elastic: no node takes part: {ended}", file=sys.stderr)
         reply = pb.JobStatus()
     if as_json:
         print_json(to_document(reply)["nodes"])
@@ -185,7 +185,7 @@ def nodes(target: Target, *, clear: str | None = None, output: str) -> None:
 
 def drain(target: Target, node: str, *, reason: str, future: bool = False) -> None:
     """Have a node's workers leave at a step boundary, and keep the node out."""
-    print(_change(target, lambda c, timeout_s: c.drain(node, reason, timeout_s, future=future)))
+    say(_change(target, lambda c, timeout_s: c.drain(node, reason, timeout_s, future=future)))
 
 
 def stacks(target: Target, of: str, *, output: str) -> None:
@@ -195,9 +195,9 @@ def stacks(target: Target, of: str, *, output: str) -> None:
         reply = _run(target, lambda client, timeout_s: client.stacks(of, timeout_s))
         if not reply.ranks:
             waits = "`elastic status` and `elastic nodes` show what the job waits for"
-            print(f"elastic: no worker is in a group; {waits}", file=sys.stderr)
+            say(f"elastic: no worker is in a group; {waits}", file=sys.stderr)
     except AlreadyEnded as ended:
-        print(f"elastic: no worker runs: {ended}", file=sys.stderr)
+        say(f"elastic: no worker runs: {ended}", file=sys.stderr)
         reply = stacks_pb2.JobStacks()
     if as_json:
         print_json(stacks_document(reply))
@@ -222,7 +222,7 @@ def explain(target: Target, incident: int | None, *, output: str) -> None:
         if as_json:
             print_json(None)
         else:
-            print("no incident has been recorded")
+            say("no incident has been recorded")
         return
     (found,) = _incidents(target, incident or 0)
     if as_json:
@@ -267,8 +267,8 @@ def trace(target: Target, file: Path, *, steps: int) -> None:
         raise refusal_of(reason, error) from error
     told = sum(s.what == s.WHAT_STEP for one in timeline.ranks for s in one.stretches)
     silent = f"; {timeline.silent} workers did not report" if timeline.silent else ""
-    print(printable(f"{file}: {told} steps of {len(timeline.ranks)} workers{silent}"))
-    print("open it at https://ui.perfetto.dev or chrome://tracing")
+    say(f"{file}: {told} steps of {len(timeline.ranks)} workers{silent}")
+    say("open it at https://ui.perfetto.dev or chrome://tracing")
 
 
 def _incidents(target: Target, number: int | None) -> list[dict[str, Any]]:
@@ -305,9 +305,9 @@ def stop(target: Target, *, reason: str) -> None:
         return bool(found.checkpoint_dir)
 
     if _change(target, ask):
-        print("the job saves at the next step boundary and ends")
+        say("the job saves at the next step boundary and ends")
     else:
-        print(
+        say(
             "the job ends at the next step boundary; nothing is saved, because it has no "
             "checkpoint directory (--checkpoint-dir)"
         )
@@ -332,7 +332,7 @@ def forget(settings: OperatorSettings, run_id: str) -> None:
         raise ConfigurationError(
             f"the store has no run {run_id!r} of job {job!r}; `elastic jobs` lists the runs"
         )
-    print(f"run {run_id!r} of job {job!r} is forgotten")
+    say(f"run {run_id!r} of job {job!r} is forgotten")
 
 
 def events(target: Target, *, follow: bool, output: str) -> int:
@@ -344,7 +344,7 @@ def events(target: Target, *, follow: bool, output: str) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except AlreadyEnded as ended:
-        print(f"elastic: coordinators keep the events, and none runs: {ended}", file=sys.stderr)
+        say(f"elastic: coordinators keep the events, and none runs: {ended}", file=sys.stderr)
     return 0
 
 
@@ -393,7 +393,7 @@ def _show_event(line: str) -> None:
         words = describe(Entry(unix_s=at, name=name, fields=fields))
     if words is None:
         words = " ".join(f"{key}={value}" for key, value in told.items() if value not in ("", None))
-    print(printable(f"{clock} {name}: {words}" if words else f"{clock} {name}"), flush=True)
+    say(f"{clock} {name}: {words}" if words else f"{clock} {name}", flush=True)
 
 
 def _node_row(node: pb.NodeStatus) -> tuple[object, ...]:
@@ -430,7 +430,7 @@ def _run(target: Target, ask: Callable[[ControlClient, float], Coroutine[Any, An
                     raise
                 if not told:
                     told = True
-                    print(f"{error}; looking for a leader for {left_s:.0f} s", file=sys.stderr)
+                    say(f"{error}; looking for a leader for {left_s:.0f} s", file=sys.stderr)
             await asyncio.sleep(_NEXT_LEADER_S)
 
     return asyncio.run(asked())
@@ -532,11 +532,11 @@ def end_to_document(job: str, end: RunEnd) -> dict[str, Any]:
 
 def print_end(job: str, end: RunEnd) -> None:
     phase, meaning = "left" if end.left else "ended", meaning_of(end.exit_code)
-    print(printable(f"job {job}: {phase}, run {end.run_id}: {meaning} (exit code {end.exit_code})"))
-    print(f"step {end.committed}, at {_instant(end.ended_unix_s)}")
+    say(f"job {job}: {phase}, run {end.run_id}: {meaning} (exit code {end.exit_code})")
+    say(f"step {end.committed}, at {_instant(end.ended_unix_s)}")
     if end.message:
-        print(printable(end.message))
-    print(printable(end.how_to_go_on(job)))
+        say(end.message)
+    say(end.how_to_go_on(job))
 
 
 def print_status(reply: pb.JobStatus) -> None:
@@ -544,30 +544,30 @@ def print_status(reply: pb.JobStatus) -> None:
     figures = "".join(f", {name} {value:.4g}" for name, value in progress.reported.items())
     least = f" (at least {reply.min_workers})" if reply.min_workers > 1 else ""
     count = f"{len(generation.members)} of {reply.wanted_workers} workers{least}"
-    print(printable(f"job {reply.job}: {reply.phase}, {count}"))
+    say(f"job {reply.job}: {reply.phase}, {count}")
     if progress.generation or not generation.number:
-        print(printable(f"step {progress.committed}, epoch {progress.epoch}{figures}"))
-        print(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
+        say(f"step {progress.committed}, epoch {progress.epoch}{figures}")
+        say(f"{progress.samples_per_s:.0f} samples/s, {progress.step_s * 1000:.1f} ms a step")
     else:  # rank 0 has not reported to this leader
-        print(f"step {progress.committed}" if progress.committed else _NO_STEP)
+        say(f"step {progress.committed}" if progress.committed else _NO_STEP)
     if progress.in_step_s > max(_LONG_S, _LONG_FACTOR * progress.step_s):
-        print(f"the current step has lasted {progress.in_step_s:.1f} s so far")
-    print(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
+        say(f"the current step has lasted {progress.in_step_s:.1f} s so far")
+    say(f"generation {generation.number}, restarts {reply.restarts} of {reply.max_restarts}")
     if line := goodput_line(reply):
-        print(printable(line))
+        say(line)
     if reply.coordinator:
         doubt = "" if reply.leads else " (in doubt: the store does not answer)"
-        print(printable(f"coordinator {reply.coordinator}{doubt}"))
+        say(f"coordinator {reply.coordinator}{doubt}")
     if reply.verdict and is_representable_time(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
-        print(printable(f"held up at {at}: {reply.verdict}"))
+        say(f"held up at {at}: {reply.verdict}")
     for slow in reply.slow:
-        print(printable(f"slow: {slow.verdict}"))
+        say(f"slow: {slow.verdict}")
     for line in _pauses(reply):
-        print(printable(line))
+        say(line)
     if reply.checkpoint_dir:
-        where = printable(reply.checkpoint_dir)
-        print(f"last checkpoint: step {reply.checkpoint_step} in {where}")
+        where = reply.checkpoint_dir
+        say(f"last checkpoint: step {reply.checkpoint_step} in {where}")
     ranks = {member.worker: rank for rank, member in enumerate(generation.members)}
     rows = [
         (w.worker, node.node, ranks.get(w.worker, "-"), _phase(w.phase), w.committed, w.pid)
@@ -580,7 +580,7 @@ def print_status(reply: pb.JobStatus) -> None:
         number, reason = recovery.get("generation"), recovery.get("reason")
         total_s = recovery.get("total_s")
         took = f"{total_s * 1000:.0f} ms" if isinstance(total_s, float) else "unknown"
-        print(printable(f"recovery to generation {number} ({reason}): {took}"))
+        say(f"recovery to generation {number} ({reason}): {took}")
 
 
 def _recovery(text: str) -> dict[str, Any]:
@@ -622,12 +622,12 @@ def print_stacks(reply: stacks_pb2.JobStacks) -> None:
         who = f"rank {one.rank}" if one.is_member else "no rank"
         step = f", step {where.committed}" if one.stacks.place else ""
         head = f"{who} (node {one.node}, worker {where.worker}){step}: {doing(where)}"
-        print(printable(head))
+        say(head)
         for line in stack_lines(one.stacks, indent="  "):
-            print(printable(line))
-        print()
+            say(line)
+        say()
     if reply.verdict:
-        print(printable(reply.verdict))
+        say(reply.verdict)
 
 
 def _rank_document(one: stacks_pb2.RankStacks) -> dict[str, Any]:
@@ -691,7 +691,7 @@ def print_incidents(documents: Sequence[Mapping[str, Any]]) -> None:
     if rows:
         print_table(("incident", "at", "step", "took", "lost", "what"), rows)
     else:
-        print("no incident has been recorded")
+        say("no incident has been recorded")
 
 
 def print_explained(document: Mapping[str, Any]) -> None:
@@ -701,7 +701,7 @@ def print_explained(document: Mapping[str, Any]) -> None:
     except UNREADABLE as error:
         raise _unreadable() from error
     for line in lines:
-        print(printable(line))
+        say(line)
 
 
 def _unreadable() -> ConfigurationError:

@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from elastic.cli.formats import print_table, printable
+from elastic.cli.formats import print_table, say
 from elastic.core.accounting import Kind
 from elastic.core.legible import is_representable_time
 from elastic.errors import ConfigurationError
@@ -44,13 +44,13 @@ def print_report(reply: pb.JobStatus) -> None:
             "this version of elastic cannot read the coordinator's accounts of time; use the "
             "version that the coordinator has"
         ) from error
-    print(printable(title))
+    say(title)
     print_table(("kind", "slot time", "share"), kinds)
     if incidents:
-        print()
+        say()
         print_table(("at", "cause", "node", "worker", "lost", "mostly"), incidents)
     if nodes:
-        print()
+        say()
         print_table(("node", "lost", "mostly"), nodes)
 
 

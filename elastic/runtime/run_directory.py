@@ -195,6 +195,13 @@ def _choose(name: str) -> Path:
     for base in bases:
         if (path := _shortened(base, name)) is not None:
             return path
+    taken = [str(base) for base in _candidates() if base not in bases and os.path.lexists(base)]
+    if taken:
+        raise ConfigurationError(
+            "the run's sockets need a directory that only this user can write to, but others may "
+            f"write to {' and '.join(taken)}, or it is no directory; have it removed, or set "
+            "XDG_RUNTIME_DIR or TMPDIR to a directory of your own"
+        )
     raise ConfigurationError(
         "found no directory for the run's sockets: set TMPDIR to a short path that you can write to"
     )
@@ -222,16 +229,19 @@ def _below(parent: Path, name: str) -> Path:
 
 
 def _bases() -> Iterator[Path]:
-    """Yield the places for this user's run directories, to which no other user can write."""
-    roots = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), _LAST_RESORT)
-    for root in dict.fromkeys(roots):
-        if not root or not os.access(root, os.W_OK):
-            continue
-        base = Path(root) / f"elastic-{os.getuid()}"
+    """Yield the directories of this user for runs, made if they are missing; the best first."""
+    for base in _candidates():
         with contextlib.suppress(OSError):
             base.mkdir(mode=0o700, exist_ok=True)
             if _is_private(base.lstat()):
                 yield base
+
+
+def _candidates() -> Iterator[Path]:
+    roots = (os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), _LAST_RESORT)
+    for root in dict.fromkeys(roots):
+        if root and os.access(root, os.W_OK):
+            yield Path(root) / f"elastic-{os.getuid()}"
 
 
 def _open_here(path: Path) -> IO[str]:

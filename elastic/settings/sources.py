@@ -54,6 +54,9 @@ _SERVICE_VARIABLE = re.compile(
 S = TypeVar("S")
 
 
+_MOST_PROBLEMS = 20  # shown: a file of something else may have thousands of unknown keys
+
+
 def load_settings(
     settings: type[S],
     command_line: Mapping[str, object],
@@ -80,7 +83,9 @@ def load_settings(
     given = {name: one for name, one in given.items() if name in options_by_name(command)}
     values = validated(given, command, device_counts, problems)
     if problems:
-        raise ConfigurationError("\n".join(problems))
+        left_out = len(problems) - _MOST_PROBLEMS
+        more = [f"and {left_out} more problems"] if left_out > 0 else []
+        raise ConfigurationError("\n".join(problems[:_MOST_PROBLEMS] + more))
     built = build(settings, values)
     assert isinstance(built, settings)
     return built
@@ -226,11 +231,15 @@ def nearest(key: str, known: Iterable[str], cutoff: float = ALIKE) -> str | None
     return spellings[matches[0]] if matches else None
 
 
+_MOST_SHOWN = 300  # characters of a value
+
+
 def shown(value: object) -> str:
     if isinstance(value, enum.Enum):
         return repr(value.value)
     try:
-        return repr(str(value)) if isinstance(value, Path) else repr(value)
+        text = repr(str(value)) if isinstance(value, Path) else repr(value)
+        return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... (cut)"
     except ValueError:  # an integer with more digits than Python converts
         return f"a {type(value).__name__} that is too long to be shown"
 

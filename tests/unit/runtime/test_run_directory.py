@@ -149,8 +149,9 @@ def test_a_place_that_others_may_have_prepared_is_refused(
         base.chmod(0o777)
     else:
         base.touch()
-    with pytest.raises(ConfigurationError, match="TMPDIR"):
+    with pytest.raises(ConfigurationError, match="TMPDIR") as raised:
         make("digits")
+    assert str(base) in str(raised.value)
 
 
 STARTS = """

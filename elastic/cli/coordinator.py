@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Coroutine, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -34,10 +34,12 @@ from elastic.coordinator.page import standby
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.view import FormationPolicy
 from elastic.errors import ElasticError, ExitCode, TransientError, refusal_of
+from elastic.rpc.admission import peer_names
 from elastic.rpc.control import CONTROL_SERVICE, ControlServer
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
-from elastic.rpc.security import choose_security
+from elastic.rpc.identity import registers_only
+from elastic.rpc.security import Security, Tls, choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries, warnings_to
 from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
 from elastic.runtime.listening import allow_many_connections, require_listenable
@@ -52,7 +54,7 @@ from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd
 from elastic.settings.store import StoreKind
-from elastic.store.etcd.server import EtcdService
+from elastic.store.etcd.server import EtcdService, Rights
 from elastic.store.interface import Store
 from elastic.store.job_keys import JobKeys
 from elastic.store.measured import MeasuredStore, StoreCalls
@@ -107,7 +109,7 @@ async def _coordinate(
     security = choose_security(settings.job, settings.security)
     http = http_sites(settings, security, COORDINATOR_DEFAULT)
     await require_listenable(settings.listen)
-    async with _store_of(settings) as (kept, beside):
+    async with _store_of(settings, security) as (kept, beside):
         store = MeasuredStore(kept, calls)
         address = await off_loop(lambda: _advertised(settings))
         candidate = Candidate(
@@ -170,7 +172,7 @@ async def _coordinate(
 
 @contextlib.asynccontextmanager
 async def _store_of(
-    settings: CoordinatorSettings,
+    settings: CoordinatorSettings, security: Security
 ) -> AsyncIterator[tuple[Store, Sequence[grpc.GenericRpcHandler]]]:
     """The store; if this process keeps it in memory, also the gRPC handlers that serve it."""
     if settings.store.store is StoreKind.ETCD:
@@ -180,7 +182,23 @@ async def _store_of(
     # Revisions begin at the time in ms. The store of an earlier process has not reached them: it
     # would have had to write once a millisecond. So nobody mistakes one store for the other.
     memory = MemoryStore(revision=time.time_ns() // 1_000_000)
-    yield memory, EtcdService(memory, version=__version__).handlers()
+    rights_of = store_rights(security)
+    yield memory, EtcdService(memory, version=__version__, rights_of=rights_of).handlers()
+
+
+def store_rights(
+    security: Security,
+) -> Callable[[grpc.aio.ServicerContext[Any, Any]], Rights | None]:
+    """How a store in memory finds out what a client may write there."""
+    if not isinstance(security, Tls):
+        return lambda _: None
+    job, folder = security.job, JobKeys(security.job).nodes
+
+    def rights_of(context: grpc.aio.ServicerContext[Any, Any]) -> Rights | None:
+        hosts = registers_only(peer_names(context), job)
+        return Rights(folder, hosts) if hosts is not None else None
+
+    return rights_of
 
 
 async def _why_not_ready(candidate: Candidate, store: Store, job: str) -> str:

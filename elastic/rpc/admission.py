@@ -75,8 +75,7 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def _admit(self, method: str, context: grpc.aio.ServicerContext[Any, Any]) -> None:
         if self._expected is None:
             return
-        certificate = b"".join(context.auth_context().get("x509_pem_cert", ()))
-        names, called = dns_names(certificate), method.rpartition("/")[2]
+        names, called = peer_names(context), method.rpartition("/")[2]
         if not (expected := missing_identity(names, self._job, called)):
             return
         found = ", ".join(names) or "no DNS name"
@@ -91,8 +90,13 @@ class Admission(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         )
 
 
+def peer_names(context: grpc.aio.ServicerContext[Any, Any]) -> tuple[str, ...]:
+    """The DNS entries of the peer's certificate; empty without TLS."""
+    return _dns_names(b"".join(context.auth_context().get("x509_pem_cert", ())))
+
+
 @functools.lru_cache(maxsize=4096)
-def dns_names(certificate: bytes) -> tuple[str, ...]:
+def _dns_names(certificate: bytes) -> tuple[str, ...]:
     """The DNS entries of a peer's certificate (PEM); empty if it has none, or cannot be read.
 
     gRPC's own list of them (`peer_dns`) cuts an entry at a NUL, so that

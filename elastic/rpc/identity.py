@@ -11,6 +11,7 @@ from __future__ import annotations
 import enum
 from collections.abc import Iterable
 
+_OURS = "job.elastic"
 _LONGEST_LABEL = 63  # RFC 1035, section 2.3.4
 
 
@@ -47,7 +48,7 @@ _OPERATORS = frozenset({JobRole.OPERATOR})
 def job_identity(job: str) -> str:
     """The name that every certificate of the job has."""
     labels = [job[at : at + _LONGEST_LABEL] for at in range(0, len(job), _LONGEST_LABEL)]
-    return f"{'.'.join(labels)}.job.elastic"
+    return f"{'.'.join(labels)}.{_OURS}"
 
 
 def role_identity(job: str, role: JobRole) -> str:
@@ -77,6 +78,15 @@ def _limits(names: Iterable[str], job: str) -> frozenset[str]:
     end = f".{job_identity(job)}"
     before = (name.lower().removesuffix(end) for name in names if name.lower().endswith(end))
     return frozenset(b for b in before if any(len(x) < _LONGEST_LABEL for x in b.split(".")))
+
+
+def registers_only(names: Iterable[str], job: str) -> frozenset[str] | None:
+    """The host names in a certificate whose holder may write to a coordinator's store only to
+    register its own node. None: it may write everything."""
+    roles = roles_named(names, job)
+    if roles is None or roles & {JobRole.OPERATOR, JobRole.COORDINATOR}:
+        return None
+    return frozenset(name.lower() for name in names if not name.lower().endswith(f".{_OURS}"))
 
 
 def roles_allowed(method: str) -> frozenset[JobRole]:

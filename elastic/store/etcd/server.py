@@ -35,27 +35,49 @@ _TO_THE_END = b"\0"  # for etcd, as the end of a range
 _LEADER = 1  # a member id; any will do
 
 
+class Rights(NamedTuple):
+    """What a client with limited rights may write: keys in `folder`, under leases of its own.
+
+    All may be read: nothing in a store is secret. Clients with the same `hosts`, the host names in
+    their certificates, count as one.
+    """
+
+    folder: str
+    hosts: frozenset[str]
+
+
 class EtcdService:
     """Generic handlers for a gRPC server, which must run on the event loop of the store.
 
     Supports only the requests of `EtcdStore`: comparisons for equality, one watch per stream, no
-    users.
+    users. But the client's certificate can limit its rights: see `Rights`.
     """
 
-    def __init__(self, store: MemoryStore, *, version: str) -> None:
+    def __init__(
+        self,
+        store: MemoryStore,
+        *,
+        version: str,
+        rights_of: Callable[[grpc.aio.ServicerContext[Any, Any]], Rights | None] = lambda _: None,
+    ) -> None:
+        """rights_of: the rights of a call's client; None: it may do everything."""
         self._store = store
         self._version = f"{VERSION_PREFIX}{version}"
+        self._rights_of = rights_of
+        self._owners: dict[int, frozenset[str]] = {}
+        """The hosts of the client that was granted each lease. Those of the coordinator itself are
+        not among them, so no client with limited rights can end its leadership."""
 
     def handlers(self) -> Sequence[grpc.GenericRpcHandler]:
         methods = {
-            **_unary(RANGE, self._range),
-            **_unary(TXN, self._transact),
-            **_unary(LEASE_GRANT, self._grant),
-            **_unary(LEASE_REVOKE, self._revoke),
-            **_unary(STATUS, self._status),
-            **_unary(AUTHENTICATE, self._authenticate),
-            **_stream(LEASE_KEEP_ALIVE, self._keep_alive),
-            **_stream(WATCH, self._watch),
+            **self._unary(RANGE, lambda request, _: self._range(request)),
+            **self._unary(TXN, self._transact),
+            **self._unary(LEASE_GRANT, self._grant),
+            **self._unary(LEASE_REVOKE, self._revoke),
+            **self._unary(STATUS, lambda request, _: self._status(request)),
+            **self._unary(AUTHENTICATE, lambda request, _: self._authenticate(request)),
+            **self._stream(LEASE_KEEP_ALIVE, self._keep_alive),
+            **self._stream(WATCH, lambda requests, _: self._watch(requests)),
         }
         services = {path.split("/")[1] for path in methods}
         return [
@@ -79,9 +101,12 @@ class EtcdService:
             return [entry] if entry is not None else []
         return [entry for entry in await self._store.list("") if span.has(entry.key)]
 
-    async def _transact(self, request: pb.TxnRequest) -> pb.TxnResponse:
+    async def _transact(self, request: pb.TxnRequest, rights: Rights | None) -> pb.TxnResponse:
         holds = all([await self._holds(compare) for compare in request.compare])
         operations = request.success if holds else request.failure
+        if rights is not None:
+            for operation in operations:
+                await self._require_own(operation, rights)
         self._require_leases(operations)
         responses = [await self._operate(operation) for operation in operations]
         return pb.TxnResponse(header=self._header(), succeeded=holds, responses=responses)
@@ -95,6 +120,37 @@ class EtcdService:
         if compare.target == pb.Compare.LEASE:
             return (entry.lease if entry else 0) == compare.lease
         raise _Refused(grpc.StatusCode.UNIMPLEMENTED, "this comparison is not supported")
+
+    async def _require_own(self, operation: pb.RequestOp, rights: Rights) -> None:
+        """Allow to write only keys in the client's folder that live as long as a lease of its own,
+        and only if they are absent or already do."""
+        kind = operation.WhichOneof("request")
+        if kind == "request_range":
+            return
+        key = _text(getattr(operation, kind).key) if kind is not None else ""
+        entry = await self._store.get(key)
+        if (
+            kind != "request_put"
+            or not key.startswith(rights.folder)
+            or not self._is_own(operation.request_put.lease, rights)
+            or (entry is not None and not self._is_own(entry.lease, rights))
+        ):
+            raise _Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"{key!r} is for certificates of coordinators and operators; this one may only "
+                f"register its own node in {rights.folder}",
+            )
+
+    def _is_own(self, lease: int, rights: Rights | None) -> bool:
+        """Whether the client may use the lease: a lease of a client without hosts is anyone's."""
+        return rights is None or self._owners.get(lease) in (frozenset(), rights.hosts)
+
+    def _require_own_lease(self, lease: int, rights: Rights | None) -> None:
+        if self._store.has_lease(lease) and not self._is_own(lease, rights):
+            raise _Refused(
+                grpc.StatusCode.PERMISSION_DENIED,
+                f"lease {lease} is for certificates of those who were granted it",
+            )
 
     def _require_leases(self, operations: Iterable[pb.RequestOp]) -> None:
         """Check leases before the first write, so that all operations happen or none."""
@@ -121,22 +177,30 @@ class EtcdService:
 
     # ---- leases
 
-    async def _grant(self, request: pb.LeaseGrantRequest) -> pb.LeaseGrantResponse:
+    async def _grant(
+        self, request: pb.LeaseGrantRequest, rights: Rights | None
+    ) -> pb.LeaseGrantResponse:
         if request.ttl <= 0:
             raise _Refused(grpc.StatusCode.OUT_OF_RANGE, "the TTL of a lease must be at least 1 s")
         lease = await self._store.grant(float(request.ttl), name=request.id)
+        self._owners = {k: hosts for k, hosts in self._owners.items() if self._store.has_lease(k)}
+        self._owners[lease] = rights.hosts if rights is not None else frozenset()
         return pb.LeaseGrantResponse(header=self._header(), id=lease, ttl=request.ttl)
 
-    async def _revoke(self, request: pb.LeaseRevokeRequest) -> pb.LeaseRevokeResponse:
+    async def _revoke(
+        self, request: pb.LeaseRevokeRequest, rights: Rights | None
+    ) -> pb.LeaseRevokeResponse:
+        self._require_own_lease(request.id, rights)
         if not self._store.has_lease(request.id):
             raise LeaseLost(f"lease {request.id}")
         await self._store.revoke(request.id)
         return pb.LeaseRevokeResponse(header=self._header())
 
     async def _keep_alive(
-        self, requests: AsyncIterator[pb.LeaseKeepAliveRequest]
+        self, requests: AsyncIterator[pb.LeaseKeepAliveRequest], rights: Rights | None
     ) -> AsyncIterator[pb.LeaseKeepAliveResponse]:
         async for request in requests:
+            self._require_own_lease(request.id, rights)
             ttl = 1  # clients only look whether it is positive
             try:
                 await self._store.renew(request.id)
@@ -213,6 +277,50 @@ class EtcdService:
     def _header(self) -> pb.Header:
         return pb.Header(revision=self._store.revision)
 
+    def _unary(
+        self,
+        method: Method[RequestT, ResponseT],
+        answer: Callable[[RequestT, Rights | None], Awaitable[ResponseT]],
+    ) -> dict[str, grpc.RpcMethodHandler]:
+        async def served(
+            request: RequestT, context: grpc.aio.ServicerContext[Any, Any]
+        ) -> ResponseT:
+            try:
+                _require_no_others(context)
+                return await answer(request, self._rights_of(context))
+            except (_Refused, LeaseLost, LeaseExists) as error:
+                await context.abort(*_status_of(error))
+            raise AssertionError("abort raises")
+
+        handler = grpc.unary_unary_rpc_method_handler(
+            served,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.response.SerializeToString,
+        )
+        return {method.path: handler}
+
+    def _stream(
+        self,
+        method: Method[RequestT, ResponseT],
+        answer: Callable[[AsyncIterator[RequestT], Rights | None], AsyncIterator[ResponseT]],
+    ) -> dict[str, grpc.RpcMethodHandler]:
+        async def served(
+            requests: AsyncIterator[RequestT], context: grpc.aio.ServicerContext[Any, Any]
+        ) -> AsyncIterator[ResponseT]:
+            try:
+                _require_no_others(context)
+                async for response in answer(requests, self._rights_of(context)):
+                    yield response
+            except _Refused as error:
+                await context.abort(*_status_of(error))
+
+        handler = grpc.stream_stream_rpc_method_handler(
+            served,
+            request_deserializer=method.request.FromString,
+            response_serializer=method.response.SerializeToString,
+        )
+        return {method.path: handler}
+
 
 class _Span(NamedTuple):
     """The keys from `start` to before `end`, or only the key `start` if `end` is empty."""
@@ -233,47 +341,6 @@ class _Refused(Exception):
     def __init__(self, code: grpc.StatusCode, text: str) -> None:
         super().__init__(text)
         self.code = code
-
-
-def _unary(
-    method: Method[RequestT, ResponseT], answer: Callable[[RequestT], Awaitable[ResponseT]]
-) -> dict[str, grpc.RpcMethodHandler]:
-    async def served(request: RequestT, context: grpc.aio.ServicerContext[Any, Any]) -> ResponseT:
-        try:
-            _require_no_others(context)
-            return await answer(request)
-        except (_Refused, LeaseLost, LeaseExists) as error:
-            await context.abort(*_status_of(error))
-        raise AssertionError("abort raises")
-
-    handler = grpc.unary_unary_rpc_method_handler(
-        served,
-        request_deserializer=method.request.FromString,
-        response_serializer=method.response.SerializeToString,
-    )
-    return {method.path: handler}
-
-
-def _stream(
-    method: Method[RequestT, ResponseT],
-    answer: Callable[[AsyncIterator[RequestT]], AsyncIterator[ResponseT]],
-) -> dict[str, grpc.RpcMethodHandler]:
-    async def served(
-        requests: AsyncIterator[RequestT], context: grpc.aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[ResponseT]:
-        try:
-            _require_no_others(context)
-            async for response in answer(requests):
-                yield response
-        except _Refused as error:
-            await context.abort(*_status_of(error))
-
-    handler = grpc.stream_stream_rpc_method_handler(
-        served,
-        request_deserializer=method.request.FromString,
-        response_serializer=method.response.SerializeToString,
-    )
-    return {method.path: handler}
 
 
 def _status_of(error: Exception) -> tuple[grpc.StatusCode, str]:

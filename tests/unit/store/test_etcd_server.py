@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Sequence
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import grpc.aio
 import pytest
 
-from elastic.errors import ConfigurationError
+from elastic.cli.coordinator import store_rights
+from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.settings.tls_files import TlsFiles
 from elastic.store.etcd import v3_pb2 as pb
@@ -42,7 +44,8 @@ def served(
     memory: MemoryStore, security: Security = PLAINTEXT
 ) -> AbstractAsyncContextManager[Place]:
     """Serve `memory` as a coordinator does, beside its own methods."""
-    handlers = EtcdService(memory, version="1.2.3").handlers()
+    rights = store_rights(security)
+    handlers = EtcdService(memory, version="1.2.3", rights_of=rights).handlers()
     return place_at(LOOPBACK, security, beside=handlers)
 
 
@@ -199,43 +202,6 @@ async def test_a_request_that_is_not_supported_is_refused_with_the_reason(
 # ---- certificates
 
 
-@pytest.mark.parametrize(
-    ("role", "may_write"),
-    [
-        (None, True),
-        ("agent", True),
-        ("operator", True),
-        ("coordinator", True),
-        ("viewer", False),
-    ],
-)
-async def test_viewers_cannot_write(tmp_path: Path, role: str | None, may_write: bool) -> None:
-    made = make_certificates(tmp_path / "made")
-    ours = ["DNS:digits.job.elastic", "IP:127.0.0.1"]
-    sign(made, "ours", names=",".join(ours))
-    sign(made, "theirs", names=",".join([*ours, *([f"DNS:{role}.{ours[0][4:]}"] if role else [])]))
-    holder = TlsFiles(ca=made.ca, certificate=made.certificate("theirs"), key=made.key("theirs"))
-    own = TlsFiles(ca=made.ca, certificate=made.certificate("ours"), key=made.key("ours"))
-    memory = MemoryStore(revision=1000)
-    async with served(memory, Tls(job="digits", files=own)) as place:
-        shown = options_with(place, holder)
-        (found,) = await members_health(shown, "a")
-        assert (found.version, found.is_refusal) == ("elastic 1.2.3", not may_write)
-        async with EtcdStore(shown) as store:
-            if may_write:
-                lease = await store.grant(60.0)
-                await store.put("a", b"1", lease=lease)
-                await store.renew(lease)
-                await store.revoke(lease)
-            await memory.put("b", b"1")
-            assert await store.list("") == await memory.list("")
-            assert (await anext(store.watch("b", after=1000))).key == "b"
-            assert memory.revision == (1003 if may_write else 1001)
-            if not may_write:
-                with pytest.raises(ConfigurationError, match=r"agent\.digits.*if it has roles"):
-                    await store.put("b", b"2")
-
-
 async def test_a_certificate_of_another_job_is_refused_with_the_reason(tmp_path: Path) -> None:
     made = make_certificates(tmp_path / "made")
     for job in ("digits", "letters"):
@@ -268,3 +234,102 @@ async def test_a_coordinator_whose_certificate_lacks_its_host_is_refused(tmp_pat
 
 def options_with(place: Place, files: TlsFiles) -> EtcdOptions:
     return EtcdOptions(endpoints=parse_endpoints(f"https://{place.address}"), tls=files)
+
+
+# ---- rights
+
+
+NODES = "elastic/digits/nodes/"
+LEADER = "elastic/digits/leader"
+STOP = "elastic/digits/stop"
+ROLES = {
+    "all": "",
+    "agent": "DNS:agent.digits.job.elastic,DNS:n1",
+    "other agent": "DNS:agent.digits.job.elastic,DNS:n2",
+    "operator": "DNS:operator.digits.job.elastic",
+    "coordinator": "DNS:coordinator.digits.job.elastic",
+    "viewer": "DNS:viewer.digits.job.elastic",
+}
+
+
+@pytest.fixture(scope="module")
+def of_role(tmp_path_factory: pytest.TempPathFactory) -> dict[str, TlsFiles]:
+    """A certificate of the job for each role, and the coordinator's own as "server"."""
+    made = make_certificates(tmp_path_factory.mktemp("roles") / "made")
+    found = {}
+    for role, more in {**ROLES, "server": "IP:127.0.0.1,DNS:localhost"}.items():
+        name = role.replace(" ", "-")
+        sign(made, name, names=",".join(filter(None, ["DNS:digits.job.elastic", more])))
+        found[role] = TlsFiles(ca=made.ca, certificate=made.certificate(name), key=made.key(name))
+    return found
+
+
+@contextlib.asynccontextmanager
+async def store_of(place: Place, files: TlsFiles) -> AsyncIterator[EtcdStore]:
+    async with EtcdStore(options_with(place, files)) as store:
+        yield store
+
+
+async def _may(asked: Awaitable[object]) -> bool:
+    try:
+        await asked
+    except (ConfigurationError, TransientError):
+        return False
+    return True
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_each_role_may_write_what_it_needs(
+    memory: MemoryStore, of_role: dict[str, TlsFiles], role: str
+) -> None:
+    """As the table in docs/SECURITY.md. The leader's key is the coordinator's own."""
+    own_lease = await memory.grant(60.0)
+    await memory.put(LEADER, b"leader", lease=own_lease)
+    writes = role != "viewer"
+    everything = role in ("all", "operator", "coordinator")
+    async with (
+        served(memory, Tls(job="digits", files=of_role["server"])) as place,
+        store_of(place, of_role[role]) as store,
+        store_of(place, of_role["other agent"]) as other,
+    ):
+        (found,) = await members_health(options_with(place, of_role[role]), NODES + "doctor")
+        assert (found.version, found.is_refusal) == ("elastic 1.2.3", not writes)
+        others = await other.grant(60.0)
+        await other.put(NODES + "n2", b"n2", lease=others)
+        assert await store.get(LEADER) is not None
+        assert [e.key for e in await store.list("")] == [LEADER, NODES + "n2"]
+        if not writes:
+            assert not await _may(store.grant(60.0))
+            assert not await _may(store.put(STOP, b"why"))
+            assert not await _may(store.revoke(own_lease))
+            return
+        lease = await store.grant(60.0)
+        assert await _may(store.renew(lease))
+        assert await _may(store.create(NODES + "n1", b"n1", lease=lease))
+        assert await _may(store.put(NODES + "n1", b"left", lease=lease))
+        same = everything or role == "other agent"
+        assert await _may(store.put(STOP, b"why", lease=lease)) == everything
+        assert await _may(store.put(NODES + "n3", b"n3")) == everything
+        assert await _may(store.delete(NODES + "n1")) == everything
+        assert await _may(store.put(NODES + "n2", b"x", lease=lease)) == same
+        assert await _may(store.renew(others)) == same
+        assert await _may(store.revoke(others)) == same
+        assert await _may(store.put(LEADER, b"me", lease=lease)) == everything
+        assert await _may(store.delete(LEADER)) == everything
+        assert await _may(store.revoke(own_lease)) == everything
+        assert (await memory.get(STOP) is not None) == everything
+
+
+async def test_an_agent_takes_over_the_registration_of_a_certificate_without_hosts(
+    memory: MemoryStore, of_role: dict[str, TlsFiles]
+) -> None:
+    """So a running job's certificates can be replaced by those of single nodes."""
+    async with (
+        served(memory, Tls(job="digits", files=of_role["server"])) as place,
+        store_of(place, of_role["all"]) as before,
+        store_of(place, of_role["agent"]) as now,
+    ):
+        lease = await before.grant(60.0)
+        await before.put(NODES + "n1", b"1", lease=lease)
+        await now.renew(lease)
+        assert await _may(now.put(NODES + "n1", b"2", lease=await now.grant(60.0)))

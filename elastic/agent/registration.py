@@ -17,10 +17,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import aclosing
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from elastic.agent.coordinator_link import Leader
 from elastic.errors import ConfigurationError, refusal_of
+from elastic.rpc.identity import start_token_of
 from elastic.runtime.off_loop import off_loop
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
@@ -246,11 +247,21 @@ async def watch_isolation(
 
 _FILE = "start-token"
 _STARTS_FILE = "starts"
-_BYTES = 16
+_BYTES = 32
+_BYTES_EARLIER = 16
 
 
-def start_token(directory: Path) -> str:
-    """The secret token in `directory`, which the first start makes; only this user can read it.
+class StartToken(NamedTuple):
+    """What tells the starts of one agent's directory from those of others with its name."""
+
+    token: str
+    """Anyone may read it in the store."""
+    secret: str
+    """What proves that it is one's own; empty in a directory that an earlier version made."""
+
+
+def start_token(directory: Path) -> StartToken:
+    """The token of `directory`. The first start makes its secret, which only this user can read.
 
     Raises ConfigurationError if it can be neither read nor written, TransientError if there is no
     space for it.
@@ -258,10 +269,13 @@ def start_token(directory: Path) -> str:
     path = directory / _FILE
     try:
         with contextlib.suppress(FileNotFoundError, ValueError):
-            token = path.read_text(encoding="ascii").strip()
-            if len(bytes.fromhex(token)) == _BYTES:
-                return token
-        return _make(path)
+            found = path.read_text(encoding="ascii").strip()
+            if (length := len(bytes.fromhex(found))) == _BYTES:
+                return StartToken(start_token_of(found), found)
+            if length == _BYTES_EARLIER:
+                return StartToken(found, "")
+        made = _make(path)
+        return StartToken(start_token_of(made), made)
     except OSError as error:
         raise refusal_of(
             f"cannot write the agent's token to {path}: {error.strerror}; "

@@ -21,6 +21,7 @@ from elastic.agent.registration import (
     LastContact,
     LeaderOnceRegistered,
     Registration,
+    StartToken,
     next_start,
     require_countable,
     start_token,
@@ -322,14 +323,14 @@ class _Node:
             store,
             job=settings.job,
             node=command.node,
-            document=_document(command, host, token),
+            document=_document(command, host, token.token),
             on_change=lambda state: journal.record(f"registration_{state.name.lower()}"),
             on_waiting=lambda owner, at_most_s: journal.record(
                 "registration_waiting", owner=owner, at_most_s=round(at_most_s, 1)
             ),
             ttl_s=settings.node_ttl_s,
         )
-        start = f"{token[:_TOKEN_SHOWN]}.{next_start(directory.path)}"
+        start = f"{token.token[:_TOKEN_SHOWN]}.{next_start(directory.path)}"
         self.daemon = AgentDaemon(
             _options(
                 command,
@@ -582,7 +583,7 @@ def _options(
     *,
     host: str,
     environment: Mapping[str, str],
-    token: str,
+    token: StartToken,
     start: str,
     listener: int | None,
 ) -> NodeOptions:
@@ -616,7 +617,8 @@ def _options(
             classic=command.classic,
             isolation_timeout_s=settings.isolation_timeout_s,
             command_digest=command.digest,
-            start_token=token,
+            start_token=token.token,
+            start_secret=token.secret,
             run_id=settings.run_id,
             machine=command.machine,
             saves=settings.checkpoint_dir is not None,

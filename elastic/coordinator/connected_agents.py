@@ -13,6 +13,7 @@ from elastic.core.coordinator import events as ev
 from elastic.core.membership import NodeId, WorkerStatus
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.control import AgentStream
+from elastic.rpc.identity import proves_start
 from elastic.settings.limits import require_node_name
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.v1 import control_pb2 as pb
@@ -85,6 +86,12 @@ class ConnectedAgents:
                 require_node_name(hello.machine, "machine")
         except ConfigurationError as error:
             return _refused(str(error))
+        if not proves_start(hello.start_token, hello.start_secret):
+            return _refused(
+                f"the agent of node {hello.node!r} shows the start token of another agent, but not "
+                "its secret, so it cannot take that one's place; remove the file start-token from "
+                "its directory"
+            )
         present = self._nodes.get(hello.node)
         if present is not None and not hello.start_token:
             return _refused(

@@ -9,6 +9,8 @@ same, as in every DNS name.
 from __future__ import annotations
 
 import enum
+import hashlib
+import hmac
 from collections.abc import Iterable
 
 _OURS = "job.elastic"
@@ -110,3 +112,18 @@ def coordinator_identity(own_names: Iterable[str], job: str) -> str:
     if roles_named(own_names, job) is not None:
         return role_identity(job, JobRole.COORDINATOR)
     return job_identity(job)
+
+
+def start_token_of(secret: str) -> str:
+    """The token by which others know an agent's starts; only the agent itself knows the secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def proves_start(token: str, secret: str) -> bool:
+    """Whether an agent may take the place of the one that started with this token.
+
+    Anyone who reads the store knows the token. Those of agents' directories that an earlier version
+    made are no digests, and are shorter: they prove nothing.
+    """
+    is_digest = len(token) == len(start_token_of(""))
+    return not is_digest or hmac.compare_digest(start_token_of(secret), token)

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentHello(_message.Message):
-    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine", "saves", "checkpoint_every")
+    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine", "saves", "checkpoint_every", "start_secret")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -26,6 +26,7 @@ class AgentHello(_message.Message):
     MACHINE_FIELD_NUMBER: _ClassVar[int]
     SAVES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
+    START_SECRET_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -40,7 +41,8 @@ class AgentHello(_message.Message):
     machine: str
     saves: bool
     checkpoint_every: int
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ..., saves: bool = ..., checkpoint_every: _Optional[int] = ...) -> None: ...
+    start_secret: str
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ..., saves: bool = ..., checkpoint_every: _Optional[int] = ..., start_secret: _Optional[str] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("workers", "longest_pause_s", "restarting")

@@ -10,6 +10,7 @@ import pytest
 
 from elastic.agent.registration import next_start, require_countable, start_token
 from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.identity import proves_start
 
 
 def test_a_start_token_is_kept_and_private(tmp_path: Path) -> None:
@@ -23,6 +24,21 @@ def test_each_directory_has_a_start_token_of_its_own(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
     assert start_token(tmp_path / "a") != start_token(tmp_path / "b")
+
+
+def test_a_start_token_says_nothing_about_its_secret(tmp_path: Path) -> None:
+    token, secret = start_token(tmp_path)
+    assert secret == (tmp_path / "start-token").read_text()
+    assert secret not in token
+    assert proves_start(token, secret)
+    assert not any(proves_start(token, other) for other in ("", token, secret[:-1], "0" * 64))
+
+
+def test_the_token_of_an_earlier_version_is_kept(tmp_path: Path) -> None:
+    earlier = "0f" * 16
+    (tmp_path / "start-token").write_text(earlier)
+    assert start_token(tmp_path) == (earlier, "")
+    assert proves_start(earlier, "")
 
 
 @pytest.mark.parametrize("damage", [b"", b"00", b"\xff\xfe", b"not hexadecimal"])

@@ -16,6 +16,7 @@ from elastic.core.coordinator.machine import Coordinator
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
 from elastic.rpc.control import AgentStream
+from elastic.rpc.identity import start_token_of
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
@@ -121,6 +122,23 @@ async def test_an_agent_that_has_lost_its_name_is_disconnected(place: Place) -> 
 async def test_an_agent_that_connects_again_replaces_its_own_stream(place: Place) -> None:
     await place.registered(ONE)
     first, again = place.connect("n1", ONE), place.connect("n1", ONE)
+    assert closed(first)
+    assert None not in kinds(again)
+
+
+async def test_who_read_a_start_token_in_the_store_cannot_take_the_nodes_place(
+    place: Place,
+) -> None:
+    token = start_token_of("secret")
+    await place.registered(token)
+    first = place.connect("n1", token, start_secret="secret")
+    for secret in ("", token, "guess"):
+        stranger = place.connect("n1", token, start_secret=secret)
+        assert not refused(stranger).for_now
+        place.daemon.agent_lost(stranger)
+    assert None not in kinds(first)
+    assert not place.diary.of("node_lost")
+    again = place.connect("n1", token, start_secret="secret")
     assert closed(first)
     assert None not in kinds(again)
 

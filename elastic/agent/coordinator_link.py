@@ -25,7 +25,7 @@ _KEPT_OFFLINE = ("stop", "leave")
 """Kinds that are kept while no stream is open; a new stream sends all others again anyway."""
 _MOST_KEPT = 1000
 _SOURCE_LENGTH = 12
-_REPLACED = ("view", "progress")
+_REPLACED = ("view", "progress", "pulse")
 """Kinds of which a newer message replaces one that waits."""
 _MOST_UNSENT = 10_000
 
@@ -104,6 +104,8 @@ class CoordinatorLink:
         self._told_awaited = False
         self.connected = False
         """A coordinator has answered on the open stream."""
+        self.answered_at = 0.0
+        """When the last pulse was sent that a coordinator has answered, as that pulse says."""
 
     def send(self, **kind: Any) -> None:
         """Send `AgentMessage(**kind)`; never blocks."""
@@ -207,6 +209,8 @@ class CoordinatorLink:
                 if self._told_lost or self._told_awaited or self._told_not_yet:
                     self._told_lost, self._told_awaited, self._told_not_yet = "", False, ""
                     self._report("coordinator_found", address=address)
+                if answer.HasField("pulse"):
+                    self.answered_at = max(self.answered_at, answer.pulse)
                 self._on_message(answer)
         finally:
             self.connected = False

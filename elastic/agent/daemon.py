@@ -17,6 +17,7 @@ from typing import IO, Any
 from typing_extensions import assert_never
 
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
+from elastic.agent.isolation import Isolation
 from elastic.agent.logs import LogFollower, WorkerLogs, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
 from elastic.agent.worker_server import (
@@ -52,6 +53,7 @@ from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import OrphanReaper
 from elastic.runtime.tasks import TaskSupervisor
+from elastic.runtime.training_lease import TrainingLease
 from elastic.settings.node import NodeSettings
 from elastic.settings.run import RunSettings
 from elastic.timeouts import timeout
@@ -99,7 +101,8 @@ class NodeOptions:
 class AgentDaemon:
     """One node's agent. on_output: takes (rank or None, worker, line) of the workers' logs.
 
-    pauses: the pauses of its event loop, which it reports to the coordinator.
+    pauses: the pauses of its event loop, which it reports to the coordinator. renewed_at: when the
+    last answered renewal of the node's registration was sent, by `boot_time_s`.
     """
 
     def __init__(
@@ -110,6 +113,7 @@ class AgentDaemon:
         journal: Journal,
         on_output: Callable[[int | None, str, str], None],
         pauses: LoopPauses | None = None,
+        renewed_at: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._options = options
         self._pauses = pauses if pauses is not None else LoopPauses()
@@ -154,6 +158,12 @@ class AgentDaemon:
         self._hung: dict[str, stacks_pb2.WorkerStacks] = {}  # stacks of workers being ended
         self._removes_logs = False
         self._failed_zygote_starts = 0  # in a row
+        self._isolation = Isolation(
+            timeout_s=options.hello.isolation_timeout_s,
+            answered_at=lambda: max(renewed_at(), self._link.answered_at),
+            ask=lambda now: self._link.send(pulse=now),
+            cut_off=self._cut_off,
+        )
         self._zygote = self._new_zygote()
         self._link = CoordinatorLink(
             leaders,
@@ -190,6 +200,7 @@ class AgentDaemon:
             self._driver.post(ev.NothingFound())
             self._known.set()
             self._attend()
+            self._tasks.start(self._isolation.run(), "isolation")
         self._tasks.start(self._zygote.run(), "zygote")
         self._tasks.start(self._logs.run(), "logs")
         self._tasks.start(self._remove_earlier_logs(), "earlier-logs")
@@ -237,8 +248,13 @@ class AgentDaemon:
         self._restarting = not called_off
         self._send_view()
 
-    def cut_off(self, silent_s: float) -> None:
-        """Called when neither coordinator nor store has answered for `silent_s` seconds."""
+    def _judge_lease(self) -> None:
+        """Find out whether the node was cut off for too long before anything else is done."""
+        if self._known.is_set():
+            self._isolation.look()
+
+    def _cut_off(self, silent_s: float) -> None:
+        """The lease to train is over. The keeper ends the workers, too, whatever happens here."""
         self._journal.record("cut_off", silent_s=round(silent_s, 1))
         self._driver.post(ev.CutOff(silent_s=silent_s))
 
@@ -292,6 +308,7 @@ class AgentDaemon:
             environment=self._options.environment,
             on_event=self._zygote_said,
             on_lost=self._zygote_lost,
+            lease=self._isolation.lease,
             grace_s=self._options.grace_s,
             hold=self._options.hold,
         )
@@ -303,6 +320,9 @@ class AgentDaemon:
             for adopted in found:
                 self._adopt(adopted)
             self._driver.post(ev.Started(workers=tuple((w.worker, w.pid) for w in found)))
+            if not self._known.is_set():
+                self._isolation.adopt(TrainingLease.of_process(event.ready.keeper))
+                self._tasks.start(self._isolation.run(), "isolation")
             self._known.set()
         elif kind == "spawned":
             spawned = event.spawned
@@ -355,6 +375,7 @@ class AgentDaemon:
         self._ended(exited)
 
     def _ended(self, exited: ev.WorkerExited) -> None:
+        self._judge_lease()  # the keeper may have ended it because the node was cut off
         worker = exited.worker
         if self._pids.pop(worker, None) is None:
             return
@@ -578,6 +599,8 @@ class AgentDaemon:
             self._server.broadcast(keep_curve=message.keep_curve)
         elif kind == "curve_stored":
             self._server.broadcast(curve_stored=message.curve_stored)
+        elif kind == "pulse":
+            self._judge_lease()
         elif kind == "dismiss":
             self._driver.post(ev.DismissRequested())
         elif kind == "job_ended":
@@ -598,6 +621,7 @@ class AgentDaemon:
 
     def _report_again(self) -> None:
         """Send everything again: a new coordinator may know nothing of this node or the group."""
+        self._judge_lease()
         newest, before = self._machine.generation, self._machine.before
         if newest is not None:
             known = job_pb2.Known(newest=generation_to_pb(newest))

@@ -1,6 +1,6 @@
 """Registers an agent in a job of many nodes: holds the node's name under a lease, keeps the token
 and the count of starts by which the next agent in the same directory goes on, and watches for
-isolation and preemption.
+preemption.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
-import functools
 import os
 import secrets
 import signal
@@ -73,11 +72,11 @@ class Registration:
 
     @property
     def renewed_at_s(self) -> float:
-        """When the last answered renewal was sent, by `clock`.
+        """When the last answered renewal was sent, by `clock`; 0 while the name is not taken.
 
         Others see the key disappear no earlier than `ttl_s` after it.
         """
-        return self._claim.renewed_at_s
+        return self._claim.renewed_at_s if self._claim.entry is not None else 0.0
 
     def held(self) -> bool:
         """Whether this node is certainly registered at this moment."""
@@ -168,35 +167,6 @@ def _instant(unix_s: float) -> str:
     return time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(unix_s))
 
 
-_LOOK_S = 0.5
-
-
-class LastContact:
-    """A file with the time at which this node last heard from the store or a coordinator. It serves
-    the agent that follows a killed one. Seconds since the machine started."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-
-    def last(self) -> float | None:
-        """The noted time; None if there is none, or if the machine was restarted since."""
-        try:
-            boot, at_s = self._path.read_text(encoding="ascii").split()
-            heard_at = float(at_s)
-            return heard_at if boot == _boot() and heard_at <= boot_time_s() else None
-        except (OSError, ValueError):
-            return None
-
-    def note(self, at_s: float) -> None:
-        """Write the time. If that fails, the next agent knows an older time or none."""
-        with contextlib.suppress(OSError):
-            self._path.write_text(f"{_boot()} {at_s:.3f} ", encoding="ascii")
-
-
-def _boot() -> str:
-    return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
-
-
 class LeaderOnceRegistered:
     """A LeaderSource that tells the leader only after this node has registered its name."""
 
@@ -207,42 +177,6 @@ class LeaderOnceRegistered:
     async def newer(self, than: Any = None) -> Leader:
         await self.registered.wait()
         return await self._watch.newer(than)
-
-
-async def watch_isolation(
-    registration: Registration,
-    *,
-    timeout_s: float,
-    in_contact: Callable[[], bool],
-    cut_off: Callable[[float], None],
-    contact: LastContact,
-    goes_on: bool,
-) -> None:
-    """Call `cut_off` once each time that neither store nor coordinator answered for `timeout_s`.
-
-    The other nodes may then assume that this node is dead, and form a group without it. So where an
-    agent `goes_on` with the workers of an earlier agent, the time counts from the earlier agent's
-    last contact, which `contact` has noted.
-    """
-    before = contact.last() if goes_on else None
-    heard_at, told = boot_time_s() if before is None else before, False
-    noted_at = before
-    noting: asyncio.Future[None] | None = None
-    while True:
-        await asyncio.sleep(_LOOK_S)
-        now = boot_time_s()
-        heard_at = max(heard_at, registration.renewed_at_s, now if in_contact() else 0.0)
-        if noted_at != heard_at and (noting is None or noting.done()):
-            # Written by another thread, and not awaited: a hanging disk must not keep this node
-            # from being cut off. An older note only makes the next agent more careful.
-            noted_at = heard_at
-            noting = asyncio.ensure_future(off_loop(functools.partial(contact.note, noted_at)))
-        silent_s = now - heard_at
-        if silent_s < timeout_s:
-            told = False
-        elif not told:
-            told = True
-            cut_off(silent_s)
 
 
 _FILE = "start-token"

@@ -25,6 +25,7 @@ from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode, read_message
 from elastic.runtime.log_retention import hold
 from elastic.runtime.orphans import end_marked
+from elastic.runtime.training_lease import TrainingLease
 from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
 
@@ -55,6 +56,7 @@ _log = logging.getLogger(__name__)
 class ZygoteProcess:
     """One zygote. Its events go to `on_event`; `on_lost` is called at its unexpected end.
 
+    lease: the node's lease to train, for a zygote that is started; one that is found has its own.
     grace_s: seconds that the zygote and its workers outlive an agent that is killed. hold: a file
     that the zygote keeps open for as long as it lives.
 
@@ -69,6 +71,7 @@ class ZygoteProcess:
         environment: Mapping[str, str],
         on_event: Callable[[pb.ZygoteEvent], None],
         on_lost: Callable[[], None],
+        lease: TrainingLease,
         grace_s: float = 0.0,
         hold: IO[str] | None = None,
     ) -> None:
@@ -77,6 +80,7 @@ class ZygoteProcess:
         self._environment = dict(environment)
         self._on_event = on_event
         self._on_lost = on_lost
+        self._lease = lease
         self._grace_s = grace_s
         self._hold = hold
         self._keeper: subprocess.Popen[bytes] | _Found | None = None
@@ -232,13 +236,15 @@ class ZygoteProcess:
             os.umask(before)
         listener.listen()
         directory, python = str(self._run_directory), [sys.executable, "-c", _BEGIN, _ROOT]
+        page = str(self._lease.descriptor)
         zygote = [*python, _ZYGOTE, "--listener", str(listener.fileno()), "--directory", directory]
+        zygote += ["--lease", page, "--grace-s", str(self._grace_s)]
         with listener, self._log.open("ab") as log:
             hold(log.fileno())
             try:
                 return subprocess.Popen(
-                    [*python, _KEEPER, directory, *zygote, "--grace-s", str(self._grace_s)],
-                    pass_fds=[listener.fileno()],
+                    [*python, _KEEPER, directory, page, *zygote],
+                    pass_fds=[listener.fileno(), self._lease.descriptor],
                     stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,

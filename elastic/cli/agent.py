@@ -18,7 +18,6 @@ from pathlib import Path
 from elastic.agent.daemon import AGENT_SOCKET, AgentDaemon, NodeOptions
 from elastic.agent.metrics import collect
 from elastic.agent.registration import (
-    LastContact,
     LeaderOnceRegistered,
     Registration,
     StartToken,
@@ -26,7 +25,6 @@ from elastic.agent.registration import (
     require_countable,
     start_token,
     until_preempted,
-    watch_isolation,
 )
 from elastic.cli.compose import checkpoint_place
 from elastic.cli.console import JsonDisplay
@@ -347,6 +345,7 @@ class _Node:
             journal,
             display.output,
             self.pauses,
+            renewed_at=lambda: self._registration.renewed_at_s,
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
@@ -358,7 +357,6 @@ class _Node:
         self._signals = SignalCount()  # signals that ask it to leave
         self.reexec: Reexecution | None = None
         """Set once SIGHUP has ended this agent."""
-        self._contact = LastContact(directory.path / "last-contact")
         journal.record(
             "agent_started",
             job=settings.job,
@@ -381,15 +379,6 @@ class _Node:
         self.tasks.start(self._watch.run(), "leader")
         self.tasks.start(self._register(), "registration")
         settings = self._settings
-        isolation = watch_isolation(
-            self._registration,
-            timeout_s=settings.isolation_timeout_s,
-            in_contact=lambda: self.daemon.in_contact,
-            cut_off=self.daemon.cut_off,
-            contact=self._contact,
-            goes_on=self.daemon.adopts,
-        )
-        self.tasks.start(isolation, "isolation")
         if settings.preemption_file is not None or settings.preemption_command is not None:
             self.tasks.start(self._leave_when_preempted(), "preemption")
 

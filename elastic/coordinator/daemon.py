@@ -418,6 +418,9 @@ class CoordinatorDaemon:
         node, once = self.nodes.by_stream(stream), message.once
         if node is None or self._lost_generation is not None:
             return
+        if message.HasField("pulse"):
+            stream.send(pulse=message.pulse)
+            return
         if not once.number or self._told_once.hear(once, stream):
             match message.WhichOneof("kind"):
                 case "view":

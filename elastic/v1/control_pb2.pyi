@@ -55,7 +55,7 @@ class NodeView(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ..., restarting: bool = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "curve", "worker_pace", "once")
+    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "curve", "worker_pace", "pulse", "once")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class AgentMessage(_message.Message):
     WORKER_TIME_FIELD_NUMBER: _ClassVar[int]
     CURVE_FIELD_NUMBER: _ClassVar[int]
     WORKER_PACE_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
     ONCE_FIELD_NUMBER: _ClassVar[int]
     hello: AgentHello
     view: NodeView
@@ -91,8 +92,9 @@ class AgentMessage(_message.Message):
     worker_time: _job_pb2.WorkerTime
     curve: _local_pb2.CurvePoints
     worker_pace: _job_pb2.WorkerPace
+    pulse: float
     once: Once
-    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., curve: _Optional[_Union[_local_pb2.CurvePoints, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ..., once: _Optional[_Union[Once, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., curve: _Optional[_Union[_local_pb2.CurvePoints, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ..., pulse: _Optional[float] = ..., once: _Optional[_Union[Once, _Mapping]] = ...) -> None: ...
 
 class Once(_message.Message):
     __slots__ = ("source", "number", "age_s")
@@ -141,7 +143,7 @@ class Stray(_message.Message):
     def __init__(self) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks", "once_stored")
+    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks", "once_stored", "pulse")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +160,7 @@ class CoordinatorMessage(_message.Message):
     STOP_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
     ONCE_STORED_FIELD_NUMBER: _ClassVar[int]
+    PULSE_FIELD_NUMBER: _ClassVar[int]
     generation: _job_pb2.Generation
     replace: Replace
     checkpoint: _local_pb2.CheckpointCommitted
@@ -174,7 +177,8 @@ class CoordinatorMessage(_message.Message):
     stop: StopRequest
     stacks: _stacks_pb2.StacksRequest
     once_stored: int
-    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ..., once_stored: _Optional[int] = ...) -> None: ...
+    pulse: float
+    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ..., once_stored: _Optional[int] = ..., pulse: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ()

@@ -29,6 +29,7 @@ from elastic.rpc.codec import (
 )
 from elastic.runtime.leave_signals import StraySignals
 from elastic.runtime.process_title import set_worker_title
+from elastic.runtime.training_lease import TrainingLease, WorkerLease
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.peer_names import never_look_up_peers
@@ -54,6 +55,8 @@ class Control(Protocol):
     keeps_ledger: bool
     recovers: bool
     """Whether another group can follow a lost one."""
+    lease: WorkerLease
+    """Until when this worker may begin and commit steps."""
     hand_over_state: Callable[[], None]
     """Called when the script hangs in a lost group, before the process ends."""
 
@@ -94,6 +97,7 @@ class LocalControl:
         self.slot = 0
         self.backend = Backend.for_slot(0)
         self.reports = Reports()
+        self.lease = TrainingLease.unlimited().share()
         self.hand_over_state: Callable[[], None] = _nothing
         self.checkpoints = Checkpointing()
         self.membership = Membership(
@@ -124,8 +128,9 @@ class AgentControl:
 
     recovers = True
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: Link, lease: WorkerLease) -> None:
         self._link = link
+        self.lease = lease
         self._assigned = threading.Event()
         self._dismissed = threading.Event()
         self._assignment = local_pb2.Assignment()

@@ -16,6 +16,7 @@ from torch import nn
 
 from elastic.core.learning_rate import ScalingRule
 from elastic.errors import ConfigurationError, NotInGroup, StepMisused
+from elastic.runtime.training_lease import WorkerLease
 from elastic.worker.control import AgentControl, LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
@@ -452,7 +453,7 @@ def _calling_place() -> str:
 
 
 _current: Session | None = None
-_link: Link | None = None
+_link: tuple[Link, WorkerLease] | None = None
 _refusal = ""
 
 
@@ -462,10 +463,11 @@ def refuse(why: str) -> None:
     _refusal = why
 
 
-def use_link(link: Link) -> None:
-    """Set the link to the agent for elastic.init(). Call it before the script."""
+def use_link(link: Link, lease: WorkerLease) -> None:
+    """Set the link to the agent, and the worker's lease to train, for elastic.init(). Call it
+    before the script."""
     global _link
-    _link = link
+    _link = link, lease
 
 
 def current_training() -> Training | None:
@@ -487,7 +489,7 @@ def init() -> Session:
     if _current is None:
         if _link is None:
             _require_one_worker()
-        _current = Session(Training(LocalControl() if _link is None else AgentControl(_link)))
+        _current = Session(Training(LocalControl() if _link is None else AgentControl(*_link)))
     return _current
 
 

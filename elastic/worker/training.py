@@ -24,7 +24,7 @@ from elastic.core.recovery import Declaration, Mark
 from elastic.core.whereabouts import Place
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Participation, Progress, Steps
-from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused
+from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused, Stranded
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import BatchPlan, BatchPlanner, DataLoader
@@ -45,6 +45,7 @@ _ELSEWHERE_S = 0.5
 """After so many seconds in a block, or in a comparison of replicas, a member tells those that wait
 for it in a call where it is."""
 
+_LEASE_LOOK_S = 0.01
 _DEEPEST_CAUSE = 20  # the most errors in a chain of causes that are looked at
 _WATCHED_PASSES = 64  # the first steps show what a script does in its backward passes
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
@@ -203,6 +204,7 @@ class Training:
         what the optimizer has changed, for the undo.
         """
         self._require_no_collectives()
+        self._await_lease()
         self._collectives_left = _UNKNOWN
         self.in_block = True
         self._reduce_means = reduce_means
@@ -212,6 +214,19 @@ class Training:
         self._call_together(True)
         self.place.now = Place.FORWARD, time.monotonic()
         self.clock.begin()
+
+    def _await_lease(self) -> None:
+        """Wait while the node's lease to train is not valid: the others may form a group without
+        this node. The worker stays as it is and gives signs of life. Raises Stranded if the lease
+        is over for good."""
+        lease = self.control.lease
+        while not lease.holds():
+            if lease.is_over():
+                raise Stranded(
+                    "the node of this worker was out of contact for longer than "
+                    "--isolation-timeout-s, so the job may have gone on without it"
+                )
+            time.sleep(_LEASE_LOOK_S)
 
     def leave_block(self) -> None:
         self.in_block = False
@@ -283,6 +298,7 @@ class Training:
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
         """The block has ended without an error: commit its step."""
+        self._await_lease()
         for model in self.models:
             model.require_reduced()
         recovers = self.control.recovers

@@ -362,9 +362,6 @@ class Agent:
         return ended
 
     def _cut_off(self, event: ev.CutOff) -> list[fx.Effect]:
-        if self.phase is AgentPhase.SEARCHING:
-            self._held.append(event)
-            return []
         message = (
             f"was cut off from the coordinator and the store for {event.silent_s:.0f} s: the job "
             "may have gone on without it"

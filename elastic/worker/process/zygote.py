@@ -58,6 +58,7 @@ from elastic.runtime.orphans import (
 from elastic.runtime.process_title import set_title, set_worker_title
 from elastic.runtime.run_directory import remove_if_abandoned
 from elastic.runtime.stack_file import write_stacks_on_signal
+from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
 from elastic.worker import session
 from elastic.worker.group.peer_names import never_look_up_peers
@@ -92,7 +93,7 @@ def main(argv: list[str]) -> int:
     options = _parse(argv[1:])
     listener = socket.socket(fileno=options.listener)
     listener.set_inheritable(False)
-    zygote = _Zygote(listener, grace_s=options.grace_s)
+    zygote = _Zygote(listener, TrainingLease(options.lease), grace_s=options.grace_s)
     adopt_orphans()
     set_title("zygote")
     never_look_up_peers()
@@ -112,13 +113,16 @@ def _parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--directory", type=Path, help="the run's directory; removed when the run is over"
     )
+    parser.add_argument("--lease", type=int, help="descriptor of the page of the node's lease")
     parser.add_argument("--grace-s", type=float, help="how long to wait for another agent")
     return parser.parse_args(argv)
 
 
 class _Zygote:
-    def __init__(self, listener: socket.socket, *, grace_s: float) -> None:
+    def __init__(self, listener: socket.socket, lease: TrainingLease, *, grace_s: float) -> None:
         self._listener = listener
+        os.set_inheritable(lease.descriptor, False)
+        self._lease = lease
         self._grace_s = grace_s
         self._agent: socket.socket | None = None
         self._agent_process: int | None = None  # pidfd of the newest agent
@@ -308,7 +312,7 @@ class _Zygote:
             for connection in (self._agent, *self._callers):
                 if connection is not None:
                     connection.close()
-            return lambda: become_worker(request, parent)
+            return lambda: become_worker(request, parent, self._lease)
         spawned = pb.Spawned(worker=request.worker, pid=pid, log_path=request.log_path)
         self._workers[pid] = spawned
         self._send(pb.ZygoteEvent(spawned=spawned))
@@ -380,8 +384,9 @@ def _next_dead() -> Any:
 # ---- in a forked worker
 
 
-def become_worker(request: pb.SpawnRequest, parent: int) -> int:
+def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease) -> int:
     """Cut the ties to the zygote, then run the script; return the exit code."""
+    own_lease = lease.share()  # first: it is that of the epoch in which the process started
     _redirect_output(request.log_path)  # first: errors belong in the log
     # Each worker has its own process group, but the zygote's session. If the kernel schedules by
     # session (sched_autogroup_enabled), members with a session each, as under torchrun, wake each
@@ -400,7 +405,7 @@ def become_worker(request: pb.SpawnRequest, parent: int) -> int:
         return run_classic(request)
     link = Link(request.worker, request.socket_path)
     lost.append(lambda reason: link.notice("output_lost", {"reason": reason}))
-    session.use_link(link)
+    session.use_link(link, own_lease)
     return run_script(link, list(request.argv), module=request.module)
 
 

@@ -1,10 +1,11 @@
 """Trains a small model in float64 and records every attempted and every committed step.
 
 OUT/steps-PID.jsonl, or steps-PID-N.jsonl, has a line for each attempt and for each commit, which
-has a digest of all weights. OUT/initial-PID.pt, OUT/final-PID.pt and
-OUT/weights-STEP-GENERATION.pt have the weights at the start, at the end and after some steps. The
-script reports its loss, which is NaN while the file OUT/not-finite exists. Steps take longer on a
-host that has a file OUT/slow-HOST, and do not end while the file OUT/held exists.
+has a digest of all weights; with --record-blocks also for each block that begins.
+OUT/initial-PID.pt, OUT/final-PID.pt and OUT/weights-STEP-GENERATION.pt have the weights at the
+start, at the end and after some steps. The script reports its loss, which is NaN while the file
+OUT/not-finite exists. Steps take longer on a host that has a file OUT/slow-HOST, and do not end
+while the file OUT/held exists.
 """
 
 import argparse
@@ -55,6 +56,7 @@ def main() -> None:
     parser.add_argument("--loaders", type=int, default=0)
     parser.add_argument("--step-s", type=float, default=0.0)
     parser.add_argument("--weights-every", type=int, default=0, help="steps; 0: never")
+    parser.add_argument("--record-blocks", action="store_true")
     parser.add_argument("--nccl-manners", action="store_true")
     options = parser.parse_args()
 
@@ -87,6 +89,8 @@ def main() -> None:
         write("attempt", step=step.index, generation=session.generation, rank=session.rank)
         index = step.index
         with step:
+            if options.record_blocks:
+                write("block", step=index, generation=session.generation)
             factor = session.lr_factor()
             time.sleep(options.step_s * (SLOWER if slow.exists() else 1.0))
             while (options.out / "held").exists():

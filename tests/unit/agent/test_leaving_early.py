@@ -15,6 +15,7 @@ import pytest
 
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.rpc.framing import encode
+from elastic.runtime.training_lease import TrainingLease
 from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
 from tests.unit.agent.unstarted import unstarted
@@ -99,6 +100,7 @@ async def test_an_agent_that_ends_before_a_found_zygote_answers_waits_for_its_en
         environment={},
         on_event=lambda _: None,
         on_lost=lambda: None,
+        lease=TrainingLease.unlimited(),
     )
     assert await zygote.open()
     running = asyncio.ensure_future(zygote.run())

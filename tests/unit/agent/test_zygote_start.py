@@ -16,6 +16,7 @@ import pytest
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode
+from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
 from tests.job_process import is_alive
 from tests.unit.agent.unstarted import unstarted
@@ -35,6 +36,7 @@ def test_a_zygote_that_cannot_be_reached_is_ended(
             environment=os.environ,
             on_event=lambda _: None,
             on_lost=lambda: None,
+            lease=TrainingLease.unlimited(),
         )
         monkeypatch.setattr(asyncio, "open_unix_connection", refuse)
         with pytest.raises(TransientError, match=f"Connection refused; its log: {log}"):
@@ -68,6 +70,7 @@ def test_an_interpreter_that_cannot_be_run_is_a_configuration_error(
             environment=os.environ,
             on_event=lambda _: None,
             on_lost=lambda: None,
+            lease=TrainingLease.unlimited(),
         )
         with pytest.raises(ConfigurationError, match=re.escape(f"{path!r} cannot be run: ")):
             await zygote.open()
@@ -101,6 +104,7 @@ async def test_an_error_of_the_agent_in_an_event_is_not_taken_for_a_broken_conne
                 environment=os.environ,
                 on_event=fail,
                 on_lost=lambda: None,
+                lease=TrainingLease.unlimited(),
             )
             assert await zygote.open(), "it is found, not started"
             with pytest.raises(OSError, match="Input/output error"):

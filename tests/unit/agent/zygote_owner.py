@@ -18,6 +18,7 @@ from typing import Any
 
 from elastic.agent.zygote_process import ZygoteProcess
 from elastic.runtime.orphans import adopt_orphans
+from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
 
 
@@ -30,6 +31,7 @@ async def main(directory: Path, grace_s: float) -> None:
         environment={**os.environ, "OMP_NUM_THREADS": "1"},
         on_event=_heard,
         on_lost=lost.set,
+        lease=TrainingLease.unlimited(),
         grace_s=grace_s,
     )
     workers = directory / "agent.sock"

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.process import zygote
 
@@ -39,7 +40,7 @@ def system(monkeypatch: pytest.MonkeyPatch) -> Os:
 def test_output_is_redirected_before_anything_can_go_wrong(system: Os, tmp_path: Path) -> None:
     request = pb.SpawnRequest(worker="w", log_path=str(tmp_path / "w.log"))
     with pytest.raises(PermissionError):
-        zygote.become_worker(request, os.getppid())
+        zygote.become_worker(request, os.getppid(), TrainingLease.unlimited())
     assert system.replaced == [1, 2, 0]
 
 

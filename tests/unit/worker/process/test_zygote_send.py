@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
 from elastic.worker.process.zygote import _Zygote
 
@@ -30,7 +31,7 @@ def test_a_failed_send_hangs_up_on_the_agent_and_keeps_the_exit_for_the_next_one
     ends: tuple[socket.socket, socket.socket],
 ) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
-        zygote = _Zygote(listener, grace_s=1.0)
+        zygote = _Zygote(listener, TrainingLease.unlimited(), grace_s=1.0)
         zygote._agent = ends[0]
         zygote._send(pb.ZygoteEvent(spawned=pb.Spawned(worker="w", pid=1)))
         assert ends[1].recv(1) == b""

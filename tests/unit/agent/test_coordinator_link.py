@@ -198,6 +198,19 @@ async def test_a_stream_begins_with_the_hello_and_the_view(place: Place) -> None
     assert agent.lost == []
 
 
+async def test_only_an_answered_pulse_shows_when_the_coordinator_was_there(place: Place) -> None:
+    """What is read after a pause may have been sent long before."""
+    coordinator, agent = await connected(place)
+    agent.link.send(pulse=7.0)
+    await until(lambda: coordinator.kinds() == ["view", "pulse"])
+    assert agent.link.answered_at == 0.0
+    for answered in (7.0, 5.0):
+        coordinator.streams[0].send(pulse=answered)
+    coordinator.streams[0].send(probe=pb.Probe())
+    await until(lambda: agent.messages == ["probe", "pulse", "pulse", "probe"])
+    assert agent.link.answered_at == 7.0
+
+
 async def test_a_stream_that_breaks_is_opened_again_and_repeats_the_view(place: Place) -> None:
     coordinator, agent = await connected(place)
     await until(lambda: coordinator.kinds() == ["view"])

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from elastic.agent import isolation
 from elastic.agent.isolation import Isolation
+from elastic.core.agent import events as ev
 from elastic.runtime.training_lease import LAPSE_S, TrainingLease
+from elastic.store.lease_keeper import boot_time_s
+from elastic.v1 import job_pb2
+from tests.unit.agent.unstarted import unstarted
 from tests.unit.store.failing_store import Clock
 
 TIMEOUT_S = 30.0
@@ -154,3 +162,46 @@ def test_a_node_that_is_alone_has_a_lease_without_an_end() -> None:
     )
     alone.look()
     assert alone.lease.share().holds()
+
+
+async def test_a_worker_that_the_keeper_ends_counts_as_cut_off_and_not_as_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its end may be the first that a woken agent hears of."""
+    daemon, entries = unstarted(tmp_path, isolation_timeout_s=TIMEOUT_S)
+    failures: list[job_pb2.Failure] = []
+
+    def send(**kind: Any) -> None:
+        failures.extend(kind.values() if "failure" in kind else ())
+
+    monkeypatch.setattr(daemon._link, "send", send)
+    daemon._known.set()
+    daemon._driver.post(ev.SearchStarted())
+    daemon._driver.post(ev.NothingFound())
+    daemon._driver.post(ev.Started())
+    (worker,) = daemon._pids
+    daemon._pids[worker] = os.getpid()
+    daemon._isolation.lease.grant(boot_time_s() - LAPSE_S)
+    daemon._exited(worker, 0, signal.SIGKILL)
+    (failure,) = failures
+    assert failure.kind == job_pb2.FAILURE_KIND_LEFT_OUT
+    assert "cut_off" in [entry.name for entry in entries]
+    await daemon.close()
+
+
+async def test_a_new_stream_judges_the_lease_before_it_reports_the_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    daemon, entries = unstarted(tmp_path, isolation_timeout_s=TIMEOUT_S)
+    daemon._known.set()
+    own = daemon._isolation.lease.share()
+    daemon._isolation.lease.grant(boot_time_s() - LAPSE_S)
+    cut_off_first: list[bool] = []
+    monkeypatch.setattr(
+        daemon._link,
+        "send",
+        lambda **_: cut_off_first.append("cut_off" in [entry.name for entry in entries]),
+    )
+    daemon._report_again()
+    assert cut_off_first == [True]
+    assert own.is_over()

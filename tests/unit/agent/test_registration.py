@@ -86,6 +86,17 @@ async def test_a_registration_that_is_in_doubt_for_a_while_knows_its_last_renewa
     await node.registration.close()
 
 
+async def test_the_grant_of_a_lease_without_a_name_is_no_sign_of_being_registered() -> None:
+    """Others count from the loss of the name, however often this node asks for another lease."""
+    node = Node()
+    node.clock.now = 50.0
+    node.store.refuses["create"] = node.store.refuses["get"] = 10**9
+    starting = asyncio.create_task(node.start())
+    await until(lambda: node.registration._claim.renewed_at_s == 50.0)
+    assert node.registration.renewed_at_s == 0.0
+    starting.cancel()
+
+
 async def test_a_registration_may_be_in_doubt_from_the_begin_and_this_is_reported() -> None:
     node = Node()
     node.store.hangs["answer to create"] = asyncio.Event()

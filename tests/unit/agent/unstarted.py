@@ -13,7 +13,9 @@ from elastic.settings.run import RunSettings
 from elastic.v1 import control_pb2 as pb
 
 
-def unstarted(directory: Path, checkpoint_dir: str = "") -> tuple[AgentDaemon, list[Entry]]:
+def unstarted(
+    directory: Path, checkpoint_dir: str = "", isolation_timeout_s: float = 0.0
+) -> tuple[AgentDaemon, list[Entry]]:
     """An agent that is not started, and the entries of its journal."""
     entries: list[Entry] = []
     options = NodeOptions(
@@ -24,7 +26,7 @@ def unstarted(directory: Path, checkpoint_dir: str = "") -> tuple[AgentDaemon, l
         run_directory=directory,
         log_directory=directory,
         environment={},
-        hello=pb.AgentHello(node="n1"),
+        hello=pb.AgentHello(node="n1", isolation_timeout_s=isolation_timeout_s),
         checkpoint_dir=checkpoint_dir,
     )
     leader = FixedLeader(f"unix:{directory}/c.sock")

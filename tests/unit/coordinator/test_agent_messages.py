@@ -434,3 +434,17 @@ async def test_a_leave_that_took_too_long_is_recorded_with_its_waiting_time(plac
     place.hear(leave_timed_out=pb.LeaveTimedOut(waited_s=15.25))
     (late,) = place.diary.of("leave_timed_out")
     assert (late["node"], late["waited_s"]) == ("n1", 15.25)
+
+
+async def test_a_pulse_is_answered_with_the_agents_own_time(place: Place) -> None:
+    place.hear(pulse=1234.5)
+    (answer,) = sent(place.stream)
+    assert answer.pulse == 1234.5
+    assert (place.events, place.diary.entries) == ([], [])
+
+
+async def test_a_pulse_of_an_agent_that_was_replaced_is_not_answered(place: Place) -> None:
+    """Nothing shows any more that its node is not taken for gone."""
+    place.daemon.nodes.leave(place.stream)
+    place.hear(pulse=1234.5)
+    assert sent(place.stream) == []

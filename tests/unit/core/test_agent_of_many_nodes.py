@@ -358,12 +358,6 @@ def test_a_search_without_an_answer_ends_when_the_time_to_leave_is_over() -> Non
     assert of(fx.ExitAgent, effects) == [fx.ExitAgent(exit_code=143)]
 
 
-def test_an_agent_that_is_cut_off_while_it_searches_ends_the_workers_that_it_finds() -> None:
-    agent = searching()
-    assert not agent.handle(ev.CutOff(silent_s=31.4), 0.1)
-    assert len(of(fx.EndWorker, agent.handle(ev.Started(workers=FOUND), 0.5))) == 3
-
-
 def test_a_classic_script_that_is_found_while_the_node_leaves_is_asked_to_end() -> None:
     agent = searching(replace(LEAVES_IN_60_S, classic=True))
     agent.handle(LEAVE, 0.1)

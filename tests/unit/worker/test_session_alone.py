@@ -6,6 +6,7 @@ import contextlib
 import copy
 import gc
 import random
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,7 +19,8 @@ import torch.distributed as dist
 from torch.utils import data as torch_data
 from torch.utils.data import TensorDataset
 
-from elastic.errors import ConfigurationError, NotInGroup, StepMisused
+from elastic.errors import ConfigurationError, NotInGroup, StepMisused, Stranded
+from elastic.runtime.training_lease import TrainingLease
 from elastic.worker import session as session_module
 from elastic.worker.control import LocalControl
 from elastic.worker.data_loader import DataLoader
@@ -855,3 +857,79 @@ def test_means_and_figures_may_have_any_name(session: Session) -> None:
             step.report(**losses)
         step.report(**losses)
         assert dict(means) == losses
+
+
+# ---- the node's lease to train
+
+
+def now() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
+class Lapsing:
+    """A lease that is renewed the first time that the script waits for it."""
+
+    def __init__(self, session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.page = TrainingLease.new()
+        self.page.grant(now() + 600.0)
+        self._training = session._training
+        self._training.control.lease = self.page.share()
+        self.waited: list[tuple[bool, int]] = []
+        """In a block, and committed steps, each time that the script waited."""
+        monkeypatch.setattr(time, "sleep", self._sleep)
+
+    def lapse(self) -> None:
+        self.page.grant(now())
+
+    def _sleep(self, _: float) -> None:
+        self.waited.append((self._training.in_block, self._training.state.committed))
+        self.page.grant(now() + 600.0)
+
+
+def test_a_step_begins_only_while_the_lease_holds(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lapsing(session, monkeypatch)
+    for step in session.steps(loader(), epochs=1):
+        if step.index == 2:
+            lease.lapse()
+        train(step)
+        assert step.committed
+    assert lease.waited == [(False, 2)]
+
+
+def test_a_step_is_committed_only_while_the_lease_holds(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lease = Lapsing(session, monkeypatch)
+    for step in session.steps(loader(), epochs=1):
+        with step:
+            backward(step)
+            if step.index == 2:
+                lease.lapse()
+        assert step.committed
+    assert lease.waited == [(True, 2)]
+    assert session.committed == len(IN_ORDER)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_worker_whose_lease_is_over_for_good_is_stranded_and_commits_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch, begun: bool
+) -> None:
+    lease = Lapsing(session, monkeypatch)
+    steps = session.steps(loader(), epochs=1)
+    step = next(steps)
+    if not begun:
+        lease.page.begin_epoch()
+
+    def block() -> None:
+        with step:
+            assert begun
+            backward(step)
+            lease.page.begin_epoch()
+            lease.page.grant(now() + 600.0)
+
+    with pytest.raises(Stranded, match="--isolation-timeout-s"):
+        block()
+    assert session.committed == 0
+    assert lease.waited == []

@@ -35,8 +35,8 @@ from elastic.v1 import control_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
 GONE_MARGIN_S = 3.0
-"""Time in which an isolated agent notices that it is cut off (it checks twice a second) and ends
-its workers (0.3 s for their stacks), even on a busy machine."""
+"""Time beyond the isolation time after which a node is taken for gone. Its workers begin no step in
+it, and its keeper ends them halfway (elastic/runtime/training_lease.py), even on a busy machine."""
 
 _Instance = tuple[str, str | None]
 """A node and its agent's start token; None: any agent that it had before this leader's election."""
@@ -65,9 +65,9 @@ class NodeHandler(Protocol):
 class NodeRegistry:
     """Follows the registrations of nodes. Start `run` once, and report connections.
 
-    An agent ends its workers when for `isolation_timeout_s` its lease was not renewed and no
-    coordinator was in contact with it. So its workers are certainly gone that long, plus a margin,
-    after both its key and its connection have gone, unless it registers again.
+    A node's workers train until `isolation_timeout_s` after the sending of the last request that
+    the store or a coordinator answered. So they are certainly gone that long, plus a margin, after
+    both its key and its connection have gone, unless it registers again.
     """
 
     def __init__(

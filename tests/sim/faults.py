@@ -35,6 +35,7 @@ _DISTURBING = (
     Action.CUT_OFF_NODE,
     Action.KILL_LEADER,
     Action.RESTART_AGENT,
+    Action.STOP_AGENT,
 )
 
 
@@ -173,6 +174,9 @@ class Faults:
                 self._kill_leader(fault)
             case Action.RESTART_AGENT:
                 process.node.restart_agent(fault.returns_after_s or 0.0)
+                self.last_at += fault.returns_after_s or 0.0
+            case Action.STOP_AGENT:
+                process.node.stop_agent(fault.returns_after_s or 0.0)
                 self.last_at += fault.returns_after_s or 0.0
             case Action.DRAIN_NODE:
                 process.node.drain()

@@ -12,6 +12,7 @@ from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.coordinator import events as coordinator_events
 from elastic.core.membership import WorkerId, WorkerPhase
+from elastic.runtime.training_lease import LAPSE_S
 from tests.sim.clock import Link, Timer
 from tests.sim.process import Process
 
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from tests.sim.world import World
 
 SIGKILL = 9
+LEASE_IS_OVER = "the lease to train is over"
 LATEST_NOTICE_S = 1.0
 HEARD_WITHIN_S = 0.5
 REPORTED_WITHIN_S = 0.1  # on top of the messages' delays
@@ -47,9 +49,15 @@ class Node:
         self._agent_since = self.clock.now
         self._agent_runs = True
         self._knows_its_workers = True
-        self._cuts = 0
         self._newest = 0
         self._cut = False
+        self._stopped: list[ev.Event] | None = None
+        """What a stopped agent will hear when it goes on; None: it is not stopped."""
+        self._silent_since: float | None = None
+        """Since when neither leader nor store has answered the agent."""
+        self._silences = 0
+        self.epoch = 1
+        """Of the lease to train; only processes that were started in it may train."""
         self._view = fx.ReportNode(workers=())
         self._timer = Timer(self.clock, lambda: self.tell(ev.TimerFired()))
         self._up = self._down = Link(self.clock, 0.0, 0.0)
@@ -69,6 +77,8 @@ class Node:
             return
         if not self.world.leader.alive or not self._agent_runs or not self._knows_its_workers:
             return  # tried again later
+        if self._stopped is not None:
+            return
         self._up, self._down = (Link(self.clock, 0.0002, self.world.news_s) for _ in range(2))
         self.connected, self.connected_at = True, self.clock.now
         self.is_known = False
@@ -80,10 +90,60 @@ class Node:
 
     def cut_off(self) -> None:
         """Break the stream and the connection to the store; the node and its processes live on."""
-        self._cuts += 1
         self._cut = True
         self._hang_up((0.0, LATEST_NOTICE_S))
-        self.clock.after(self.world.isolation_s, self._isolated, self._cuts)
+        self._fall_silent()
+
+    def stop_agent(self, lasts_s: float) -> None:
+        """Stop the agent, and in half of all cases the keeper; they go on after a while."""
+        if not self._agent_runs or self._stopped is not None or self.exit_code is not None:
+            return
+        self._stopped = []
+        self._hang_up((0.5, LATEST_NOTICE_S))
+        self._fall_silent(keeper=self.clock.chance(0.5))
+        self.clock.after(lasts_s, self._go_on)
+
+    def _go_on(self) -> None:
+        heard, self._stopped = self._stopped or [], None
+        if not self.alive:
+            return
+        silent_since = self._silent_since
+        if silent_since is not None and self.clock.now >= self._valid_until() + LAPSE_S:
+            self._lease_is_over()
+        for event in heard:
+            if isinstance(event, ev.WorkerExited):
+                self.exited(event)
+            else:
+                self.tell(event)
+        self._be_heard()
+        self.connect()
+
+    # ---- the lease to train
+
+    def may_train(self, process: Process) -> bool:
+        """Whether the process may begin or commit a step."""
+        return process.epoch == self.epoch and self.clock.now < self._valid_until()
+
+    def _valid_until(self) -> float:
+        since = self._silent_since
+        return math.inf if since is None else since + self.world.isolation_s
+
+    def _fall_silent(self, *, keeper: bool = True) -> None:
+        """Nobody answers the agent any more. keeper: the keeper runs."""
+        if self._silent_since is not None:
+            return
+        self._silent_since = self.clock.now
+        self._silences += 1
+        isolation_s = self.world.isolation_s
+        self.clock.after(isolation_s + LAPSE_S, self._isolated, self._silences, keeper)
+        self.clock.after(isolation_s + GONE_MARGIN_S, self._given_up, self._silences)
+
+    def _be_heard(self) -> None:
+        if not self._cut and self._stopped is None:
+            self._silent_since = None
+
+    def _is_silent(self, silence: int) -> bool:
+        return self._silent_since is not None and silence == self._silences and self.alive
 
     @property
     def is_cut_off(self) -> bool:
@@ -91,6 +151,7 @@ class Node:
 
     def heal(self) -> None:
         self._cut = False
+        self._be_heard()
         self.connect()
 
     @property
@@ -115,7 +176,7 @@ class Node:
 
     def restart_agent(self, after_s: float) -> None:
         """Kill the agent and start another one after `after_s` seconds; the processes live on."""
-        if not self._agent_runs or self.exit_code is not None:
+        if not self._agent_runs or self.exit_code is not None or self._stopped is not None:
             return
         self._agent_runs = False
         for process in self.processes.values():
@@ -151,21 +212,25 @@ class Node:
         self.connected = False
         self.clock.after(self.clock.between(*notice_s), self.world.leader.lost, self)
 
-    def _isolated(self, cut: int) -> None:
-        """The node has heard from neither leader nor store for `isolation_s`. The agent ends its
-        workers, or the zygote does while there is no agent. Soon the others are certain of that."""
-        if self._cut and cut == self._cuts and self.alive:
-            self.tell(ev.CutOff(silent_s=self.world.isolation_s))
-            if self._agent_runs:
-                doomed = tuple(self.processes.values())
-                self.clock.after(ENDED_WITHIN_S, self._must_have_ended, doomed, self._agents)
-            if not self._agent_runs:
-                for process in list(self.processes.values()):
-                    process.end(signal=SIGKILL)
-            self.clock.after(GONE_MARGIN_S, self._given_up, cut)
+    def _isolated(self, silence: int, keeper: bool) -> None:
+        """The lease is over. The agent ends its workers, and the keeper does if it runs. Soon the
+        others are certain of that."""
+        if not self._is_silent(silence):
+            return
+        if self._agent_runs and self._stopped is None:
+            self._lease_is_over()
+        elif keeper:
+            for process in list(self.processes.values()):
+                process.end(signal=SIGKILL)
 
-    def _given_up(self, cut: int) -> None:
-        if self._cut and cut == self._cuts:
+    def _lease_is_over(self) -> None:
+        self.epoch += 1
+        doomed = tuple(self.processes.values())
+        self.tell(ev.CutOff(silent_s=self.world.isolation_s))
+        self.clock.after(ENDED_WITHIN_S, self._must_have_ended, doomed, self._agents)
+
+    def _given_up(self, silence: int) -> None:
+        if self._is_silent(silence):
             self.world.gone(self.name)
 
     def drain(self) -> None:
@@ -189,6 +254,9 @@ class Node:
 
     def tell(self, event: ev.Event) -> None:
         if not self.alive or self.exit_code is not None or not self._agent_runs:
+            return
+        if self._stopped is not None:
+            self._stopped.append(event)
             return
         if isinstance(event, ev.Drained):
             self.world.journal.heard_of_drain.add(self.name)
@@ -248,6 +316,9 @@ class Node:
     # ---- what the processes do
 
     def exited(self, event: ev.WorkerExited) -> None:
+        if self._stopped is not None:
+            self._stopped.append(event)
+            return
         self.processes.pop(event.worker, None)
         self.tell(event)  # an agent that comes later does not find it
 

@@ -27,6 +27,7 @@ class Action(enum.Enum):
     KILL_LEADER = 11
     RESTART_AGENT = 12
     DRAIN_NODE = 13  # an operator drains it; another machine may take its place
+    STOP_AGENT = 14  # the agent is stopped for a while, and the keeper may be; workers train on
 
 
 (
@@ -43,6 +44,7 @@ class Action(enum.Enum):
     KILL_LEADER,
     RESTART_AGENT,
     DRAIN_NODE,
+    STOP_AGENT,
 ) = Action
 
 # Points that only some scripts reach.

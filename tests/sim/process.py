@@ -48,6 +48,7 @@ class Process:
         self.up = Link(self.clock, 0.0001, 0.002)
         self.down = Link(self.clock, 0.0001, 0.002)
         self.alive, self.ended_at = True, math.inf
+        self.epoch = node.epoch
         self.frozen = False
         self.deaf = False
         self.attached_at = self.assigned_at = math.inf

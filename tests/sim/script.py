@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from elastic.core.recovery import Declaration, Mark
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Participation, Progress, Seat, Steps
-from elastic.errors import ConfigurationError, GroupLost, StepMisused
+from elastic.errors import ConfigurationError, GroupLost, StepMisused, Stranded
 from tests.sim.group import RENDEZVOUS, STEP
+from tests.sim.node import LEASE_IS_OVER
 from tests.sim.plan import EVALUATED, GIVES, LAST_REDUCED
 from tests.sim.replica import (
     BLANK,
@@ -185,6 +186,8 @@ class Script:
     def _step(self, samples: Samples) -> Body:
         """`with step:`; returns whether the step counts."""
         process, part, style = self.process, self.part, self.style
+        if not process.node.may_train(process):
+            yield from self._await_lease()
         part.begin_block()
         process.begin_step()
         process.reach("step")
@@ -209,8 +212,19 @@ class Script:
             if counts:  # it was at no boundary, so until now it was reported to be inside a call
                 self.left_call_at = self.clock.now
             return counts
+        if not process.node.may_train(process):
+            yield from self._await_lease()
         self._commit(samples)
         return True
+
+    def _await_lease(self) -> Body:
+        """Park while the node's lease to train is not valid."""
+        process = self.process
+        process.note("parks", self.part.progress.committed)
+        while not process.node.may_train(process):
+            if process.epoch != process.node.epoch:
+                raise Stranded(LEASE_IS_OVER)
+            yield self._takes((0.01, 0.02))
 
     def _compile(self) -> Body:
         process, compile_s = self.process, self.process.world.pace.compile_s

@@ -25,6 +25,7 @@ from tests.sim.plan import (
     RESTART_AGENT,
     SCRIPT_POINTS,
     STOP,
+    STOP_AGENT,
     Fault,
     Plan,
 )
@@ -69,6 +70,7 @@ _ALONE = (
     "strangers",
     "unheard",
     "late",
+    "stopped",
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE, *CHAINS}))
@@ -130,6 +132,18 @@ def _alone(rng: random.Random, kind: str) -> Iterator[Fault]:
     at_s = rng.uniform(1.5, 5.0)
     nth = rng.randint(1, 40)
     match kind:
+        case "stopped":  # workers train where no agent can end them, and newcomers arrive
+            lasts_s = rng.choice((rng.uniform(0.5, 4.0), rng.uniform(5.0, 12.0)))
+            for node in "abcd":
+                if rng.random() < 0.9:
+                    stop = Fault(STOP_AGENT, at_s=at_s, worker=f"{node}-1", only=True)
+                    again_s = lasts_s + rng.choice((0.0, rng.uniform(0.0, 2.0)))
+                    yield replace(stop, returns_after_s=again_s)
+            yield Fault(ADD_NODE, at_s=at_s + rng.uniform(0.0, 1.0))
+            other = rng.choice((KILL_LEADER, KILL_WORKER, CUT_OFF_NODE, RESTART_AGENT))
+            yield Fault(
+                other, at_s=at_s + rng.uniform(0.0, 8.0), returns_after_s=rng.uniform(0.2, 3.0)
+            )
         case "bug":  # all members stumble over the same sample, once
             for member in range(rng.randint(2, 5)):
                 yield Fault(RAISE, point="step", nth=nth + member, signature="bug", together=True)
@@ -536,12 +550,14 @@ def for_stress(whole: Plan, stress: str) -> Plan:
     if stress in CHAINS:
         return chained(whole, stress)
     job = whole.job
-    if stress not in ("split", "refused", "unlucky", "comeback", *_AWAY):
+    if stress not in ("split", "refused", "unlucky", "comeback", "stopped", *_AWAY):
         return replace(whole, job=job)
-    isolation_s = 2.5 if stress == "return" and seed % 2 else 6.0
-    grace_s = 3.0 if stress in _AWAY else 0.0
+    brief = stress == "stopped" or (stress == "return" and seed % 2)
+    isolation_s = 2.5 if brief else 6.0
+    waits = stress in _AWAY or (stress == "stopped" and seed % 2)
+    grace_s = 3.0 if waits else 0.0
     coordinator = _forming(whole.coordinator, min_workers=1, agent_grace_s=grace_s)
-    job = job._replace(epochs=10)
+    job = job._replace(epochs=30 if stress == "stopped" else 10)
     return replace(whole, coordinator=coordinator, job=job, isolation_s=isolation_s)
 
 

@@ -110,6 +110,13 @@ class LeavesWithoutSaving(Script):
         yield 0.001
 
 
+class TrainsWithoutALease(Script):
+    """Trains on where the others take its node for gone."""
+
+    def _await_lease(self) -> Body:
+        yield from ()
+
+
 class IgnoresTheLineage(Coordinator):
     """Forms a group beside another that may train."""
 
@@ -182,6 +189,7 @@ class DoesNotKnowWhoCompiles(Coordinator):
         (Parts(coordinator=DoesNotKnowWhoCompiles), "slow_steps", "compiles"),
         (Parts(coordinator=IgnoresTheLineage), "one_lineage", "split"),
         (Parts(coordinator=ForgetsWhoMayTrain), "one_lineage", "split"),
+        (Parts(script=TrainsWithoutALease), "one_lineage", "stopped"),
         (Parts(coordinator=ExpectsNobody), "control_plane", "leaders"),
         (Parts(agent=ForgetsWhomItFinds), "control_plane", "agents"),
         (Parts(coordinator=StopsAtOnce), "stopping", "stop"),

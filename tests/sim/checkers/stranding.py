@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterator
 
 from tests.sim.journal import Journal
+from tests.sim.node import LEASE_IS_OVER
 
 
 def stranding(journal: Journal) -> Iterator[str]:
@@ -26,6 +27,7 @@ def stranding(journal: Journal) -> Iterator[str]:
             what != "raises"
             or details[0] != "Stranded"
             or "the job begins again" in str(details[1])
+            or str(details[1]) == LEASE_IS_OVER
         ):
             continue  # the first step alone is no loss, and others have lost the rest
         declared_in = journal.declared_last[worker]

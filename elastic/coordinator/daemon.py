@@ -57,7 +57,7 @@ from elastic.store.job_documents import NodeDocument
 from elastic.store.job_runs import RunEnd
 from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
-from elastic.v1 import job_pb2, local_pb2
+from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
@@ -519,7 +519,8 @@ class CoordinatorDaemon:
             return
         if group is not current and current.leave_after is None:
             return  # the group was left at once: this report is outdated
-        if not progress.probed:
+        # A worker that joins has not come to the group's state yet.
+        if not progress.probed and progress.place != stacks_pb2.PLACE_JOINING:
             self.progress, self.progressed_at = progress, time.monotonic()
             self.totals.progressed(progress, time.time())
             self.script_values.heard(progress.reported, progress.committed)

@@ -7,6 +7,9 @@ writes that instant here. Three processes read it, and none depends on another t
 a worker begins no step and commits none after it; the agent does not renew a lease that lapsed for
 longer than `LAPSE_S`; the keeper ends the workers then.
 
+Workers note their newest commit on the page, so that it is known how many steps were lost with
+them, however they end.
+
 Times are seconds of CLOCK_BOOTTIME, which counts the time in which the machine is suspended.
 """
 
@@ -25,7 +28,7 @@ goes on then. Afterwards the lease is over for good, and the workers that have i
 
 _NAME = "elastic-lease"
 _LINK = f"/memfd:{_NAME}"
-_EPOCH, _UNTIL = range(2)
+_EPOCH, _UNTIL, _GENERATION, _COMMITTED = range(4)
 _NOT_GRANTED = 0.0
 _BOOT_CLOCK = time.CLOCK_BOOTTIME
 
@@ -80,6 +83,12 @@ class TrainingLease:
         until = self._page[_UNTIL]
         return until if until != _NOT_GRANTED else None
 
+    @property
+    def newest_commit(self) -> tuple[int, int]:
+        """(generation, committed steps) of the newest step that a worker of this node has
+        committed; zeros before the first."""
+        return int(self._page[_GENERATION]), int(self._page[_COMMITTED])
+
     def is_over(self, now: float) -> bool:
         """Whether the lease was granted, and has lapsed for so long that it cannot be renewed."""
         until = self._page[_UNTIL]
@@ -111,6 +120,12 @@ class WorkerLease:
         """Whether a step may begin, or be committed, now."""
         page = self._page  # read the instant first: the epoch changes before another is granted
         return time.clock_gettime(_BOOT_CLOCK) < page[_UNTIL] and page[_EPOCH] == self._epoch
+
+    def note_commit(self, generation: int, committed: int) -> None:
+        """Note a commit. Another worker of this node may have noted it, or a later one, already."""
+        page = self._page
+        if page[_COMMITTED] < committed or page[_GENERATION] != generation:
+            page[_GENERATION], page[_COMMITTED] = generation, committed
 
     def is_over(self) -> bool:
         """Whether this worker can never train again."""

@@ -204,7 +204,8 @@ class Training:
         what the optimizer has changed, for the undo.
         """
         self._require_no_collectives()
-        self._await_lease()
+        if not self.control.lease.holds():
+            self._await_lease()
         self._collectives_left = _UNKNOWN
         self.in_block = True
         self._reduce_means = reduce_means
@@ -298,7 +299,9 @@ class Training:
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
         """The block has ended without an error: commit its step."""
-        self._await_lease()
+        lease = self.control.lease
+        if not lease.holds():
+            self._await_lease()
         for model in self.models:
             model.require_reduced()
         recovers = self.control.recovers
@@ -313,7 +316,8 @@ class Training:
         if means or self.state.means:
             self.state.means.load_state_dict(means)
         self.part.commit(samples)
-        self.state.progress = self.part.progress
+        self.state.progress = progress = self.part.progress
+        lease.note_commit(progress.committed_in, progress.committed)
         if recovers:
             self._undo.end(collectives_since_reduction=later)
         if self.control.keeps_ledger:

@@ -16,7 +16,15 @@ from elastic.core.accounting import MOST_INCIDENTS, Incident, read_name, read_nu
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.diagnosis import Diagnosis
-from elastic.core.membership import ChangeReason, Failure, FailureKind, Generation, NodeId, WorkerId
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Generation,
+    NodeId,
+    WorkerId,
+    WorkerStatus,
+)
 
 MOST_SIGNS = 12
 MOST_PROCESSES = 4  # recorded in full; others are only counted
@@ -172,6 +180,9 @@ class Record:
     """How many steps were under way when the group was lost, and had to be begun again."""
     steps_lost: int = 0
     """How many committed steps were lost because no worker that held them was left."""
+    went_on_at: int | None = None
+    """How many steps were committed where the next group went on. None: it has not, or an earlier
+    leader knew it."""
     samples_per_step: float = 0.0
     """0: unknown."""
     verdict: str = ""
@@ -526,7 +537,8 @@ class Incidents:
             if len(still) == 1:  # a member may have noticed it before any sign came here
                 record.at = min(record.at, now - recovery["total_s"])
             record.world_size_after = self._group.world_size if self._group is not None else 0
-            record.steps_lost = max(0, record.committed - int(recovery["committed"]))
+            record.went_on_at = int(recovery["committed"])
+            record.steps_lost = max(0, record.committed - record.went_on_at)
             self._tell(record)
 
     def reformed(self, generation: int, recomputed: int) -> None:
@@ -622,6 +634,8 @@ class Incidents:
             if len(kept) < len(self._pending):
                 self._pending = deque(kept, maxlen=MOST_SIGNS)
         for status in report.workers if group is not None else ():
+            if group is not None and status.has_state and status.generation < group.number:
+                self._came_back(status)
             if status.broken and group is not None and status.generation == group.number:
                 self._notice(
                     Noticed(
@@ -633,6 +647,18 @@ class Incidents:
                         detail=begin_of(status.detail, LONGEST_DETAIL),
                     )
                 )
+
+    def _came_back(self, status: WorkerStatus) -> None:
+        """If the job has gone on without this worker's group, that group may have committed more
+        steps than was known."""
+        for record in self._records.values():
+            if record.generation != status.generation or record.went_on_at is None:
+                continue
+            lost = status.committed - record.went_on_at
+            if lost > record.steps_lost:
+                record.steps_lost = lost
+                record.committed = max(record.committed, status.committed)
+                self.changed.add(record.number)
 
     def _miss(self, effect: fx.Lost) -> None:
         for worker in effect.workers:

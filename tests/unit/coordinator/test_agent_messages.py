@@ -448,3 +448,13 @@ async def test_a_pulse_of_an_agent_that_was_replaced_is_not_answered(place: Plac
     place.daemon.nodes.leave(place.stream)
     place.hear(pulse=1234.5)
     assert sent(place.stream) == []
+
+
+async def test_a_worker_that_joins_does_not_count_as_having_lost_all_steps(place: Place) -> None:
+    """It has no state yet, but its group's number."""
+    for committed, where in ((70, "PLACE_FORWARD"), (0, "PLACE_JOINING"), (71, "PLACE_FORWARD")):
+        progress = job_pb2.Progress(worker="w", generation=3, committed=committed)
+        progress.place = stacks_pb2.Place.Value(where)
+        place.hear(progress=progress)
+    assert place.daemon.totals.steps_lost == 0
+    assert place.daemon.progress.committed == 71

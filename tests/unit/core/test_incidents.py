@@ -238,6 +238,23 @@ def test_steps_that_a_checkpoint_lacks_are_counted_with_their_samples() -> None:
     assert (found["steps_lost"], found["steps_again"], found["samples_given_up"]) == (8, 1, 90)
 
 
+def test_steps_of_a_group_that_nobody_heard_of_are_counted_when_its_node_is_back() -> None:
+    """A node trains on while its agent is stopped, and the job goes back to a checkpoint."""
+    job = Job()
+    job.machine.committed = 20
+    job.goes_on_without("b", "ac")
+    job.recovers(12)
+    job.incidents.changed.clear()
+    job.reports("b", WorkerPhase.TRAINING, committed=12)  # nothing more than is known
+    assert (job.only()["steps_lost"], job.incidents.changed) == (8, set())
+    old, job.number = job.number, 1
+    job.reports("b", WorkerPhase.TRAINING, committed=40)
+    job.reports("b", WorkerPhase.TRAINING, committed=30)
+    job.number = old
+    assert (job.only()["steps_lost"], job.only()["committed"]) == (28, 40)
+    assert job.incidents.changed == {job.only()["number"]}
+
+
 def test_saves_that_fail_for_one_reason_are_one_incident() -> None:
     job = Job()
     for step in (100, 200, 300):

@@ -132,3 +132,13 @@ def test_a_forked_process_shares_the_page(lease: TrainingLease) -> None:
         os._exit(0)
     os.waitpid(pid, 0)
     assert lease.share().holds()
+
+
+def test_the_newest_commit_of_a_node_is_that_of_its_furthest_worker(lease: TrainingLease) -> None:
+    one, other = lease.share(), lease.share()
+    assert lease.newest_commit == (0, 0)
+    one.note_commit(2, 10)
+    other.note_commit(2, 9)
+    assert lease.newest_commit == (2, 10)
+    other.note_commit(5, 3)  # the job has gone back
+    assert lease.newest_commit == (5, 3)

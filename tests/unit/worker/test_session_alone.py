@@ -910,6 +910,7 @@ def test_a_step_is_committed_only_while_the_lease_holds(
         assert step.committed
     assert lease.waited == [(True, 2)]
     assert session.committed == len(IN_ORDER)
+    assert lease.page.newest_commit == (1, len(IN_ORDER))
 
 
 @pytest.mark.parametrize("begun", [False, True])

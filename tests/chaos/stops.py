@@ -26,6 +26,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from tests.chaos.kills import ENVIRONMENT
 from tests.chaos.records import Record
@@ -46,8 +47,7 @@ DURATIONS_S = (1.0, ISOLATION_S / 2, ISOLATION_S, 2 * ISOLATION_S, 2.5 * ISOLATI
 NETWORKS = ("up", "cut meanwhile", "cut for longer")
 _LONGER_S = ISOLATION_S / 2
 _PORT = 29400
-_METRICS_PORT, _METRICS_S = 9400, 20.0
-_STEPS_LOST = "elastic_steps_lost_total"
+_PAGE_PORT, _PAGE_S = 9400, 20.0
 _STORE = "s"
 _SETTLED_S = 90.0
 _WAKES_WITHIN_S = 0.3
@@ -237,12 +237,21 @@ class StoppingJob:
         return judge(self.steps.by_process())
 
     def told_steps_lost(self) -> int:
-        """How many steps the job says that it has lost."""
-        with self.net.host(_STORE).connect("127.0.0.1", _METRICS_PORT, _METRICS_S) as connection:
-            connection.sendall(b"GET /metrics HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n")
-            with connection.makefile("r", encoding="utf-8") as answer:
-                told = [line.split() for line in answer if line.startswith(_STEPS_LOST)]
-        return int(sum(float(value) for _, value in told))
+        """How many steps the records of all incidents say were lost."""
+        newest = self._ask("/page/incident/0")
+        if newest is None:
+            return 0
+        numbers = range(1, int(newest["number"]) + 1)
+        found = [self._ask(f"/page/incident/{number}") for number in numbers]
+        return sum(int(incident["steps_lost"]) for incident in found if incident is not None)
+
+    def _ask(self, path: str) -> dict[str, Any] | None:
+        """What the coordinator's page answers; None: there is no such thing."""
+        with self.net.host(_STORE).connect("127.0.0.1", _PAGE_PORT, _PAGE_S) as connection:
+            connection.sendall(f"GET {path} HTTP/1.0\r\nHost: 127.0.0.1\r\n\r\n".encode())
+            with connection.makefile("rb") as file:
+                head, _, body = file.read().partition(b"\r\n\r\n")
+        return dict(json.loads(body)) if b" 200 " in head.splitlines()[0] else None
 
 
 @contextlib.contextmanager

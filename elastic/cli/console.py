@@ -345,6 +345,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"new connections use {f['certificate']}, valid until {f['expires']}"
     ),
     "certificates_refused": lambda f: f["reason"],
+    "certificate_expires": lambda f: (
+        f"the certificate {f['certificate']} expires at {f['expires']}; replace the files before, "
+        "no restart is needed"
+    ),
     "peer_refused": lambda f: (
         f"{f['peer']} was refused: its certificate names {f['found']}, not {f['expected']}"
         f"{_left_out(f)}"

@@ -113,7 +113,10 @@ async def _coordinate(
         store = MeasuredStore(kept, calls)
         address = await off_loop(lambda: _advertised(settings))
         candidate = Candidate(
-            _job_options(settings, checkpoints, address),
+            replace(
+                _job_options(settings, checkpoints, address),
+                certificate_expires=lambda: _expires_unix_s(security),
+            ),
             store,
             journal,
             recent,
@@ -184,6 +187,12 @@ async def _store_of(
     memory = MemoryStore(revision=time.time_ns() // 1_000_000)
     rights_of = store_rights(security)
     yield memory, EtcdService(memory, version=__version__, rights_of=rights_of).handlers()
+
+
+def _expires_unix_s(security: Security) -> float:
+    """When the first of the certificates in use expires; 0 if there are none."""
+    kept = security.kept.values() if isinstance(security, Tls) else ()
+    return min((certificate.not_after_s for certificate in list(kept)), default=0.0)
 
 
 def store_rights(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from elastic.errors import ConfigurationError, ElasticError
 from elastic.rpc.certificates import Role, readable_by_others
 from elastic.rpc.identity import missing_identity
-from elastic.rpc.newest_certificate import NewestCertificate
+from elastic.rpc.newest_certificate import NewestCertificate, warn_of_expiry
 from elastic.rpc.security import Report, Security, Tls, no_report, on_this_loop, stays_here
 from elastic.runtime.journal import Journal
 from elastic.runtime.listening import address_of, listen_for_http
@@ -143,6 +143,7 @@ async def watched_over_http(
     tells_of_certificates: bool = False,
 ) -> AsyncIterator[str]:
     """Serve `watched` while the context is open; yield the page's address, empty if there is none.
+    Meanwhile warn before the job's certificate expires.
 
     A loopback address is served in plain text, others with the job's certificates if it has any.
     tells_of_certificates: record when they are replaced or cannot be used; False if gRPC does so.
@@ -156,6 +157,9 @@ async def watched_over_http(
         watched = replace(watched, parts=replace(watched.parts, certificate=newest))
     found = dict[str, str]()
     async with contextlib.AsyncExitStack() as ends:
+        if newest is not None:
+            warning = asyncio.ensure_future(warn_of_expiry(newest, journal.record))
+            ends.callback(warning.cancel)
         for site in sites:
             server = await _server(site, watched, journal, security, newest)
             found[site.option] = await ends.enter_async_context(_running(server, journal))

@@ -36,6 +36,7 @@ from elastic.core.legible import is_representable_time
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
 from elastic.rpc.control_client import ControlClient
+from elastic.rpc.newest_certificate import WARN_BEFORE_S
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket, no_report
 from elastic.rpc.stacks import stack_lines, whereabouts_from_pb
 from elastic.runtime.journal import Entry
@@ -558,6 +559,9 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.coordinator:
         doubt = "" if reply.leads else " (in doubt: the store does not answer)"
         say(f"coordinator {reply.coordinator}{doubt}")
+    if 0.0 < reply.certificate_expires_unix_s < time.time() + WARN_BEFORE_S[0]:
+        expires = _instant(reply.certificate_expires_unix_s)
+        say(f"the coordinator's certificate expires at {expires}: replace the files before")
     if reply.verdict and is_representable_time(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
         say(f"held up at {at}: {reply.verdict}")

@@ -41,6 +41,8 @@ class JobOptions:
     replaces_stragglers: bool = False
     address: str = ""
     """host:port where agents and operators reach this coordinator; empty for `elastic run`."""
+    certificate_expires: Callable[[], float] = lambda: 0.0
+    """When the coordinator's certificate expires, in Unix seconds; 0 without TLS."""
 
 
 def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coordinator:

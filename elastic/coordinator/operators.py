@@ -143,6 +143,7 @@ class Operators:
             accounts_json=json.dumps(leader.slot_time.accounts().to_document()),
             slow=leader.slow_ranks.to_pb(),
             version=__version__,
+            certificate_expires_unix_s=leader.options.certificate_expires(),
         )
 
     def figures(self) -> JobFigures:

@@ -116,7 +116,7 @@ certificates may not be valid yet."""
 SLOW_ETCD_S, TOO_SLOW_ETCD_S = 0.1, 0.5
 """After 1 s elastic gives a call up and asks another member. etcd's own limit for a healthy disk is
 10 ms for a write."""
-EXPIRES_SOON_S = 7 * 86_400.0
+EXPIRES_SOON_S = 14 * 86_400.0
 FULL_BYTES, LOW_BYTES = 256 * _MIB, 5 * _GIB
 FULL_INODES = 1_000
 SMALL_SHM_BYTES = 64 * _MIB

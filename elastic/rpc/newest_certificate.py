@@ -4,6 +4,8 @@ connection. Files that cannot be used are reported, and the certificate before t
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import threading
 import time
 
@@ -37,6 +39,10 @@ class NewestCertificate:
         """
         with self._lock:
             return self._get()
+
+    @property
+    def path(self) -> str:
+        return str(self._tls.files.certificate)
 
     @property
     def expires_unix_s(self) -> float | None:
@@ -80,6 +86,29 @@ class NewestCertificate:
         if state != self._reported:
             self._reported = state
             self._report("certificates_refused", reason=reason)
+
+
+WARN_BEFORE_S = (14 * 86_400.0, 86_400.0)
+_LOOK_EVERY_S = 3600.0
+
+
+async def warn_of_expiry(newest: NewestCertificate, report: Report) -> None:
+    """Report twice that the certificate ends: so many seconds before it does. Never returns."""
+    told: object = None
+    while True:
+        with contextlib.suppress(ConfigurationError):  # others report that it cannot be used
+            expires_s = (await asyncio.to_thread(newest.get)).not_after_s
+            left_s = expires_s - time.time()
+            due = [before_s for before_s in WARN_BEFORE_S if left_s < before_s]
+            if due and told != (expires_s, len(due)):
+                told = expires_s, len(due)
+                report(
+                    "certificate_expires",
+                    certificate=newest.path,
+                    expires=at(expires_s),
+                    left_s=round(max(0.0, left_s)),
+                )
+        await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def server_credentials(tls: Tls, report: Report) -> grpc.ServerCredentials:

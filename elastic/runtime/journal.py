@@ -29,6 +29,7 @@ _ERRORS = frozenset(
 _WARNINGS = frozenset(
     {
         "admission_awaited",
+        "certificate_expires",
         "checkpoint_abandoned",
         "connection_refused",
         "coordinator_awaited",

@@ -239,7 +239,7 @@ class NodeStatus(_message.Message):
     def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., state: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., reason: _Optional[str] = ..., since_unix_s: _Optional[float] = ..., failures: _Optional[int] = ..., longest_pause_s: _Optional[float] = ..., machine: _Optional[str] = ...) -> None: ...
 
 class JobStatus(_message.Message):
-    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "leads", "longest_pause_s", "min_workers", "wanted_workers", "verdict", "verdict_unix_s", "accounts_json", "slow", "version")
+    __slots__ = ("job", "phase", "generation", "nodes", "progress", "started_unix_s", "restarts", "max_restarts", "recoveries_json", "checkpoint_step", "checkpoint_dir", "coordinator", "leads", "longest_pause_s", "min_workers", "wanted_workers", "verdict", "verdict_unix_s", "accounts_json", "slow", "version", "certificate_expires_unix_s")
     JOB_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -261,6 +261,7 @@ class JobStatus(_message.Message):
     ACCOUNTS_JSON_FIELD_NUMBER: _ClassVar[int]
     SLOW_FIELD_NUMBER: _ClassVar[int]
     VERSION_FIELD_NUMBER: _ClassVar[int]
+    CERTIFICATE_EXPIRES_UNIX_S_FIELD_NUMBER: _ClassVar[int]
     job: str
     phase: str
     generation: _job_pb2.Generation
@@ -282,7 +283,8 @@ class JobStatus(_message.Message):
     accounts_json: str
     slow: _containers.RepeatedCompositeFieldContainer[SlowRank]
     version: str
-    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., leads: bool = ..., longest_pause_s: _Optional[float] = ..., min_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., verdict: _Optional[str] = ..., verdict_unix_s: _Optional[float] = ..., accounts_json: _Optional[str] = ..., slow: _Optional[_Iterable[_Union[SlowRank, _Mapping]]] = ..., version: _Optional[str] = ...) -> None: ...
+    certificate_expires_unix_s: float
+    def __init__(self, job: _Optional[str] = ..., phase: _Optional[str] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., nodes: _Optional[_Iterable[_Union[NodeStatus, _Mapping]]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., started_unix_s: _Optional[float] = ..., restarts: _Optional[int] = ..., max_restarts: _Optional[int] = ..., recoveries_json: _Optional[_Iterable[str]] = ..., checkpoint_step: _Optional[int] = ..., checkpoint_dir: _Optional[str] = ..., coordinator: _Optional[str] = ..., leads: bool = ..., longest_pause_s: _Optional[float] = ..., min_workers: _Optional[int] = ..., wanted_workers: _Optional[int] = ..., verdict: _Optional[str] = ..., verdict_unix_s: _Optional[float] = ..., accounts_json: _Optional[str] = ..., slow: _Optional[_Iterable[_Union[SlowRank, _Mapping]]] = ..., version: _Optional[str] = ..., certificate_expires_unix_s: _Optional[float] = ...) -> None: ...
 
 class SlowRank(_message.Message):
     __slots__ = ("rank", "worker", "node", "slow_in", "late_s", "step_s", "since_step", "verdict")

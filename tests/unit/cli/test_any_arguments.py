@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
+from elastic.agent.registration import StartToken
 from elastic.cli import agent, coordinator, main, operator, run
 from elastic.cli.launch import worker_environment
 from elastic.errors import TransientError
@@ -113,7 +114,7 @@ async def _attend(
         logs,
         host="h",
         environment=worker_environment(workers, "h", classic=command.classic),
-        token="0" * 32,
+        token=StartToken("0" * 64, "1" * 64),
         start="1",
         listener=listener,
     )

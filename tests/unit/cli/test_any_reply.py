@@ -62,6 +62,19 @@ def test_status_of_a_leader_without_progress_shows_only_the_step_it_knows(
     assert any("samples/s" in line for line in lines) is (generation == 0)
 
 
+@pytest.mark.parametrize(("days", "told"), [(13, True), (15, False), (None, False)])
+def test_status_tells_before_the_coordinators_certificate_expires(
+    days: int | None, told: bool
+) -> None:
+    reply = pb.JobStatus(accounts_json=json.dumps(ACCOUNTS))
+    if days is not None:
+        reply.certificate_expires_unix_s = time.time() + days * 86_400
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        print_status(reply)
+    assert ("certificate expires" in shown.getvalue()) == told
+
+
 @given(
     reply=messages(pb.JobStatus),
     recovery=documents(RECOVERY),

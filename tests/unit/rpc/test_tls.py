@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import datetime
 import shutil
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,10 +20,16 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 
 from elastic.errors import ConfigurationError
+from elastic.rpc import newest_certificate
 from elastic.rpc.admission import Admission
+from elastic.rpc.certificates import Role
 from elastic.rpc.control_client import ControlClient, CoordinatorLost, CoordinatorRefused
 from elastic.rpc.handshake_probe import explain
-from elastic.rpc.newest_certificate import server_credentials
+from elastic.rpc.newest_certificate import (
+    NewestCertificate,
+    server_credentials,
+    warn_of_expiry,
+)
 from elastic.rpc.security import PLAINTEXT, Plaintext, Security, Tls
 from elastic.settings.tls_files import TlsFiles
 from elastic.v1 import control_pb2 as pb
@@ -578,6 +585,37 @@ async def test_a_new_client_shows_the_kept_certificate_when_the_files_are_unusab
         assert str(refused["reason"]).endswith("; the previous certificate stays in use")
         with pytest.raises(ConfigurationError, match="expired at"):
             await place.client(replace(used, kept={})).status(STATUS_S)
+
+
+async def test_the_end_of_a_certificate_is_reported_14_days_and_a_day_before(
+    made: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks, reports, now = asyncio.Event(), Reports(), time.time()
+
+    async def next_look(_seconds: float) -> None:
+        looks.set()
+        await real_sleep(0)
+
+    real_sleep = asyncio.sleep
+    monkeypatch.setattr(newest_certificate.asyncio, "sleep", next_look)
+    sign(made, "ending", names="DNS:digits.job.elastic", days=20)
+    newest = NewestCertificate(tls(made, "ending"), Role.CLIENT, reports)
+    warning = asyncio.ensure_future(warn_of_expiry(newest, reports))
+
+    async def told_after(days: float) -> list[int]:
+        monkeypatch.setattr(newest_certificate.time, "time", lambda: now + days * 86_400)
+        for _ in range(3):
+            looks.clear()
+            await looks.wait()
+        return [int(e["left_s"]) // 86_400 for e in reports.named("certificate_expires")]  # type: ignore[call-overload]
+
+    assert await told_after(5) == []
+    assert await told_after(7.5) == [12]
+    assert await told_after(18.5) == [12]
+    assert await told_after(19.5) == [12, 0]
+    sign(made, "ending", names="DNS:digits.job.elastic", days=30)
+    assert await told_after(19.6) == [12, 0, 10]
+    warning.cancel()
 
 
 async def test_insecure_plain_text_works_with_a_warning() -> None:

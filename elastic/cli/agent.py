@@ -258,6 +258,15 @@ async def _attend(
                 await node.close()
 
 
+def _code_of_ended(run_code: int) -> int:
+    """Return the exit code of an agent that comes to a run which has ended with `run_code`.
+
+    78 and 84 may also be due to this node alone. Somebody who has just started an agent must be able
+    to tell: so the agent says 82 for them, which always concerns the whole run.
+    """
+    return run_code if run_code in (ExitCode.OK, ExitCode.SCRIPT_FAILED) else int(ExitCode.STOPPED)
+
+
 def _require_reachable(node_host: str | None) -> str:
     """Why it cannot be found out now whether `node_host` reaches this machine; empty if it does.
 
@@ -450,7 +459,7 @@ class _Node:
             code = ended.end.exit_code
             self._journal.record("already_ended", exit_code=code, message=str(ended))
             self._had_ended = True
-            self.daemon.job_ended(code, ended.end.message)
+            self.daemon.job_ended(_code_of_ended(code), ended.end.message)
             return
         self.tasks.start(self._watch_run_end(ends), "run-end")
         await self._registration.register()

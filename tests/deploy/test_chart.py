@@ -24,7 +24,7 @@ from elastic.rpc.certificates import Role, load_certificate
 from elastic.settings.tls_files import TlsFiles
 from tests.deploy import chart_documents
 from tests.deploy.helm import CHART, Document, Refused, Values, merged, render, run
-from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of
+from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of, verdict
 
 PLAIN: Values = {"tls": {"mode": "insecure"}}  # making keys would take a while
 LEAST: Values = {
@@ -141,23 +141,24 @@ MATRIX: dict[str, Values] = {
 }
 QUICK = ("inline", "all", "generated")
 VERDICTS = {
-    "finished": {ExitCode.OK},
-    "FailIndex": {ExitCode.SCRIPT_FAILED},
-    "FailJob": {
-        ExitCode.USAGE,
-        ExitCode.CONFIGURATION,
-        ExitCode.STOPPED,
-        ExitCode.NOT_SAVED,
-    },
+    "Complete": {ExitCode.OK},
+    "FailJob": {ExitCode.STOPPED},
+    "FailIndex": {ExitCode.SCRIPT_FAILED, ExitCode.USAGE},
     "Ignore": {
         ExitCode.DRAINED,
         ExitCode.QUARANTINED,
         ExitCode.INTERRUPTED,
         ExitCode.TERMINATED,
     },
-    "counted": {ExitCode.TEMPORARY, ExitCode.REFUSED},  # perhaps because of an upgrade under way
+    "Count": {
+        ExitCode.TEMPORARY,
+        ExitCode.REFUSED,  # perhaps because of an upgrade under way
+        ExitCode.CONFIGURATION,  # perhaps of this machine, such as one without a GPU
+        ExitCode.NOT_SAVED,  # perhaps only this pod, which left while no coordinator led
+    },
 }
 """What the Job controller does about a pod, by the exit code of its agent."""
+SIGKILLED = 137
 
 
 @functools.cache
@@ -273,22 +274,26 @@ def test_the_doctor_has_the_environment_and_resources_of_the_agent(
     assert settings.store.etcd == ("https://etcd:2379",)
 
 
-def test_the_pod_failure_policy_gives_each_exit_code_its_verdict() -> None:
-    assert set().union(*VERDICTS.values()) == set(ExitCode)
+@pytest.mark.parametrize("code", ExitCode)
+def test_the_pod_failure_policy_gives_each_exit_code_its_verdict(code: ExitCode) -> None:
     spec = job_spec(rendered(MATRIX["inline"]))
-    found: dict[str, set[int]] = {}
-    for rule in spec["podFailurePolicy"]["rules"]:
-        if "onExitCodes" in rule:
-            assert rule["onExitCodes"]["containerName"] == "agent"
-            found.setdefault(rule["action"], set()).update(rule["onExitCodes"]["values"])
-    for action in ("FailIndex", "FailJob", "Ignore"):
-        assert found.pop(action) == VERDICTS[action]
-    assert found == {}
+    (wanted,) = (action for action, codes in VERDICTS.items() if code in codes)
+    assert verdict(spec, code) == wanted
+    disrupted = verdict(spec, code, "DisruptionTarget")
+    assert disrupted == ("Complete" if code == ExitCode.OK else "Ignore")
+    doctor = verdict(spec, code, container="doctor")
+    assert doctor == ("Complete" if code == ExitCode.OK else "Count")
+
+
+def test_only_a_verdict_on_the_whole_run_fails_the_job() -> None:
+    spec = job_spec(rendered(MATRIX["inline"]))
+    failing = {code for code in range(1, 256) if verdict(spec, code) == "FailJob"}
+    assert failing == {ExitCode.STOPPED}
+    assert verdict(spec, SIGKILLED) == "Count"
+    assert verdict(spec, SIGKILLED, "DisruptionTarget") == "Ignore"
     assert spec["completions"] == spec["parallelism"] == 2
-    assert (spec["completionMode"], spec["template"]["spec"]["restartPolicy"]) == (
-        "Indexed",
-        "Never",
-    )
+    pod = spec["template"]["spec"]
+    assert (spec["completionMode"], pod["restartPolicy"]) == ("Indexed", "Never")
 
 
 def test_generated_certificates_are_valid_for_their_roles(tmp_path: Path) -> None:

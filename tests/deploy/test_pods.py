@@ -20,7 +20,7 @@ from tests.chaos.kills import ENVIRONMENT
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
 from tests.deploy.helm import Document, Values, merged, render
-from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of
+from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of, verdict
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 from tests.integration.loopback_job import LoopbackJob
 from tests.integration.running import Place
@@ -167,16 +167,6 @@ class Release(LoopbackJob):
         return directory
 
 
-def verdict(spec: Document, exit_code: int) -> str:
-    """Return what the Job controller does about a pod that ends by itself with this exit code."""
-    if exit_code == 0:
-        return "Complete"
-    for rule in spec["podFailurePolicy"]["rules"]:
-        if exit_code in rule.get("onExitCodes", {}).get("values", ()):
-            return str(rule["action"])
-    return "Count"
-
-
 def test_deleted_drained_stopped_and_finished_pods_end_with_the_right_verdict(
     place: Place, etcd: EtcdCluster
 ) -> None:
@@ -321,15 +311,35 @@ def test_a_failed_script_fails_its_index_and_is_not_rerun(place: Place, etcd: Et
         assert not again.named("worker_started")
 
 
-def test_a_missing_script_fails_the_job_without_a_worker(place: Place, etcd: EtcdCluster) -> None:
+def test_a_missing_script_counts_and_starts_no_worker(place: Place, etcd: EtcdCluster) -> None:
     with Release(place, etcd, {"script": {"inline": "", "path": "/no/script.py"}}) as release:
         spec = job_spec(release.documents)
         release.coordinator()
         for _ in range(2):  # a StatefulSet would restart the pod
             code = (agent := release.agent(0, "machine-0")).wait()
-            assert (code, verdict(spec, code)) == (ExitCode.CONFIGURATION, "FailJob")
+            assert (code, verdict(spec, code)) == (ExitCode.CONFIGURATION, "Count")
             assert "/no/script.py" in agent.story()
             assert not agent.named("worker_started")
+
+
+def test_pods_of_a_run_that_needs_a_fix_end_and_the_next_one_fails_the_job(
+    place: Place, etcd: EtcdCluster
+) -> None:
+    script = (
+        "import elastic\nfrom elastic.errors import ConfigurationError\n\n"
+        "elastic.init()\nraise ConfigurationError('no data')\n"
+    )
+    with Release(place, etcd, {"script": {"inline": script}, "run": "fix"}) as release:
+        spec = job_spec(release.documents)
+        release.coordinator()
+        code = release.agent(0, "machine-0").wait()
+        assert (code, verdict(spec, code)) == (ExitCode.CONFIGURATION, "Count")
+        again = release.agent(0, "machine-1")
+        code = again.wait()
+        assert (code, verdict(spec, code)) == (ExitCode.STOPPED, "FailJob")
+        (told,) = again.named("already_ended")
+        assert told["exit_code"] == ExitCode.CONFIGURATION
+        assert not again.named("worker_started")
 
 
 def test_a_quarantined_machine_never_trains_again(place: Place, etcd: EtcdCluster) -> None:

@@ -211,24 +211,27 @@ completionMode: Indexed
 backoffLimitPerIndex: {{ int64 .Values.agents.backoffLimitPerIndex }}
 podReplacementPolicy: Failed
 podFailurePolicy:
+  # The first matching rule decides. Other codes (75, 78, 83, 84, killed) may be due to one machine or to a
+  # moment: they count, and Kubernetes tries again, perhaps elsewhere.
   rules:
-    # The job was stopped, could not be saved, or needs a fix: no pod restarts.
-    - action: FailJob
-      onExitCodes:
-        containerName: agent
-        operator: In
-        values: [2, 78, 82, 84]
-    # The script failed, usually on all nodes. A node that fails alone does not end the others.
-    - action: FailIndex
-      onExitCodes:
-        containerName: agent
-        operator: In
-        values: [1]
-    # The machine goes away.
+    # The machine goes away, whatever the agent says to that.
     - action: Ignore
       onPodConditions:
         - type: DisruptionTarget
           status: "True"
+    # The run is over for all: it was stopped, or had ended before this pod came. No pod restarts.
+    - action: FailJob
+      onExitCodes:
+        containerName: agent
+        operator: In
+        values: [82]
+    # The script failed or the command is wrong, usually on all nodes: then all indexes fail, and with
+    # them the Job. A node that fails alone does not end the others.
+    - action: FailIndex
+      onExitCodes:
+        containerName: agent
+        operator: In
+        values: [1, 2]
     # The node was drained, is in quarantine, or its pod was deleted: another pod takes its place.
     - action: Ignore
       onExitCodes:

@@ -75,8 +75,8 @@ of more than 16 KiB and methods other than GET and HEAD; with `--page-actions` t
 - A standby coordinator serves `elastic_leader` 0 and the metrics under [Every daemon](#every-daemon). Only the
   leader serves the job's metrics, so `max without (instance)` and `sum without (instance)` give the job's figure.
 - Counters and histograms of the job cover the whole run. The leader keeps them in etcd at every failure, change of the
-  group and checkpoint, and every 10 s, and a new leader continues from there. Those of an agent, and of a daemon's
-  process, start again with it.
+  group and checkpoint, and otherwise every 10 s (less often in large jobs: it writes at most 200 bytes a second), and
+  a new leader continues from there. Those of an agent, and of a daemon's process, start again with it.
 - The label `reason` has the reasons of `generation_formed`, `kind` of failures those of `worker_failed` (docs/EVENTS.md).
 - The label `kind` of `elastic_slot_seconds_total` has [the kinds of time](GUIDE.md#where-the-time-goes). A step is
   added within 5 s of its end, so a hang shows only afterwards; until then watch `elastic_last_commit_timestamp_seconds`.

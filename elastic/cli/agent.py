@@ -261,8 +261,8 @@ async def _attend(
 def _code_of_ended(run_code: int) -> int:
     """Return the exit code of an agent that comes to a run which has ended with `run_code`.
 
-    78 and 84 may also be due to this node alone. Somebody who has just started an agent must be able
-    to tell: so the agent says 82 for them, which always concerns the whole run.
+    78 and 84 may also be due to this node alone, and a controller that starts agents must be able
+    to tell. So the agent says 82 instead, which always concerns the whole run.
     """
     return run_code if run_code in (ExitCode.OK, ExitCode.SCRIPT_FAILED) else int(ExitCode.STOPPED)
 

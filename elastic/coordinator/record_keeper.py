@@ -9,7 +9,7 @@ from typing import Any
 
 from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.leadership import Leadership
-from elastic.coordinator.records import Records, save_records, to_unix
+from elastic.coordinator.records import Records, RecordWriter, to_unix
 from elastic.coordinator.totals import SlotTime, Totals
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.quarantine import NodeFailures
@@ -17,7 +17,10 @@ from elastic.rpc.control import AgentStream
 from elastic.store.interface import GuardFailed, Store
 from elastic.v1 import control_pb2 as pb
 
-_KEEP_TOTALS_S = 10.0  # between writes while only steps are counted
+_KEEP_TOTALS_S = 10.0  # at least, between writes while only steps are counted
+_STEPS_BYTES_PER_S = 200.0
+"""At most, on average, while only steps are counted: 17 MB a day. A large job writes less often:
+workers report all that they have ever spent, so the next leader books what was not written."""
 _MOST_SOURCES = 5_000
 
 
@@ -89,7 +92,10 @@ class RecordKeeper:
         job: str,
         start: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
-        self._store, self._leadership, self._job, self._start = store, leadership, job, start
+        self._leadership, self._start = leadership, start
+        self._writer = RecordWriter(
+            store, job=job, guard=leadership.guard, stored=leadership.records.entries
+        )
         self._machine, self._failures, self._told_once = machine, failures, told_once
         self._recoveries, self._totals, self._slot_time = recoveries, totals, slot_time
         self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
@@ -101,7 +107,8 @@ class RecordKeeper:
         if self._keeping:
             return
         steps, since_s = self._totals.steps_committed, time.monotonic() - self._kept_at
-        if steps != self._kept_steps and since_s >= _KEEP_TOTALS_S:
+        every_s = max(_KEEP_TOTALS_S, self._writer.steps_bytes / _STEPS_BYTES_PER_S)
+        if steps != self._kept_steps and since_s >= every_s:
             self._kept = ()
         if self._counted() != self._kept:
             self._keeping = True
@@ -127,8 +134,7 @@ class RecordKeeper:
                     accounts=self._slot_time.to_document(),
                 )
                 self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
-                guard = self._leadership.guard
-                await save_records(self._store, job=self._job, guard=guard, records=records)
+                await self._writer.save(records)
                 self._kept = counted
                 self._told_once.stored(told)
         except GuardFailed:

@@ -1,4 +1,8 @@
-"""Loads and saves the records of a run that outlive its leader: restarts, failures, recoveries."""
+"""Loads and saves the records of a run that outlive its leader: restarts, failures, recoveries.
+
+What changes with every step is in one small entry, and each incident of the accounts in its own: so
+a leader writes only what has changed, since etcd keeps every version until it is compacted.
+"""
 
 from __future__ import annotations
 
@@ -37,6 +41,8 @@ class Records:
     """Where the time of slots went, as `SlotAccounts.to_document` returns it; empty: unknown."""
     are_kept: bool = True
     """These records are in the store."""
+    entries: Mapping[str, bytes] = field(default_factory=dict, compare=False)
+    """The values in the store by key, from which these records were read."""
 
 
 def since_boot(instants: Sequence[float]) -> list[float]:
@@ -51,24 +57,70 @@ def to_unix(instants: Sequence[float]) -> tuple[float, ...]:
     return tuple(round(at + ahead, 3) for at in instants)
 
 
-async def save_records(store: Store, *, job: str, guard: Guard, records: Records) -> None:
-    """Store the records; waits out outages. Raises GuardFailed if another coordinator leads."""
+class RecordWriter:
+    """Writes the records of a job, each time only the entries that have changed."""
+
+    def __init__(
+        self, store: Store, *, job: str, guard: Guard, stored: Mapping[str, bytes]
+    ) -> None:
+        """stored: the entries that the store has, by key."""
+        self._store, self._guard, self._keys = store, guard, JobKeys(job)
+        self._stored = dict(stored)
+        self.steps_bytes = 0
+        """The size of the entry that changes with every step."""
+
+    async def save(self, records: Records) -> None:
+        """Store the records; waits out outages. Raises GuardFailed if another coordinator leads.
+
+        The entry of restarts, counts and numbers comes last and in one write: what it counts once
+        and what is counted stay together.
+        """
+        entries = _entries(self._keys, records)
+        self.steps_bytes = len(entries[self._keys.records])
+        for key, value in entries.items():
+            if self._stored.get(key) != value:
+                await retry(
+                    lambda key=key, value=value: self._store.put(key, value, guard=self._guard),  # type: ignore[misc]
+                    "save the records",
+                )
+                self._stored[key] = value
+        for key in self._stored.keys() - entries.keys():
+            await retry(
+                lambda key=key: self._store.delete(key, guard=self._guard),  # type: ignore[misc]
+                "remove an old record",
+            )
+            del self._stored[key]
+
+
+def _entries(keys: JobKeys, records: Records) -> dict[str, bytes]:
+    """Return the values by key; the key of all other records is the last."""
     document = {one.name: getattr(records, one.name) for one in fields(Records)}
-    del document["are_kept"]
-    key, value = JobKeys(job).records, json.dumps(document).encode()
-    await retry(lambda: store.put(key, value, guard=guard), "save the records")
+    del document["are_kept"], document["entries"]
+    accounts = document["accounts"]
+    books = _table(accounts.get("books"))
+    incidents = _by_number(books.get("incidents"))
+    if incidents:
+        document["accounts"] = {**accounts, "books": {**books, "incidents": []}}
+    found: dict[str, Any] = {keys.record_of_incident(n): i for n, i in incidents.items()}
+    found[keys.recoveries] = document["recoveries"]
+    # A leader of an earlier version needs the field.
+    found[keys.records] = {**document, "recoveries": []}
+    return {key: json.dumps(value).encode() for key, value in found.items()}
 
 
 async def load_records(store: Store, job: str) -> Records:
     """Return the records of earlier leaders; empty ones if there are none or they are unreadable.
     Raises TransientError."""
-    entry = await store.get(JobKeys(job).records)
-    if entry is None:
-        return Records(are_kept=False)
+    keys = JobKeys(job)
+    entries = {entry.key: entry.value for entry in await store.list(keys.records)}
+    if keys.records not in entries:
+        return Records(are_kept=False, entries=entries)
     try:
-        document = json.loads(entry.value)
+        document = json.loads(entries[keys.records])
         for machine in document["failures"]:
             require_node_name(machine, "machine")
+        # Leaders of earlier versions keep all in one entry.
+        recoveries = document["recoveries"] or _legible(entries.get(keys.recoveries), [])
         return Records(
             started_unix_s=_instants([document["started_unix_s"]])[0],
             restarts=_instants(document["restarts"]),
@@ -77,12 +129,40 @@ async def load_records(store: Store, job: str) -> Records:
                 str(source): int(number)
                 for source, number in list(_table(document.get("told_once")).items())[-_MOST:]
             },
-            recoveries=tuple(dict(recovery) for recovery in document["recoveries"][-_MOST:]),
+            recoveries=tuple(dict(recovery) for recovery in recoveries[-_MOST:]),
             totals=_table(document.get("totals")),
-            accounts=_table(document.get("accounts")),
+            accounts=_with_incidents(_table(document.get("accounts")), keys, entries),
+            entries=entries,
         )
     except Exception:  # noqa: BLE001 - it may be malformed in any way
-        return Records(are_kept=False)
+        return Records(are_kept=False, entries=entries)
+
+
+def _with_incidents(
+    accounts: Mapping[str, Any], keys: JobKeys, entries: Mapping[str, bytes]
+) -> Mapping[str, Any]:
+    """Return the accounts with the incidents that have entries of their own."""
+    books = _table(accounts.get("books"))
+    apart = [_legible(v, None) for key, v in entries.items() if key.startswith(keys.of_incidents)]
+    found = _by_number(apart) | _by_number(books.get("incidents"))
+    if not found:
+        return accounts
+    return {**accounts, "books": {**books, "incidents": [found[n] for n in sorted(found)]}}
+
+
+def _by_number(incidents: Any) -> dict[int, Any]:
+    """Return those incidents of a document that can be told apart, by number."""
+    if not isinstance(incidents, list):
+        return {}
+    numbered = [i for i in incidents if isinstance(i, dict) and type(i.get("number")) is int]
+    return {i["number"]: i for i in numbered if 0 < i["number"] < 2**53}
+
+
+def _legible(value: bytes | None, otherwise: Any) -> Any:
+    try:
+        return json.loads(value) if value is not None else otherwise
+    except (ValueError, RecursionError):
+        return otherwise
 
 
 def _table(found: Any) -> Mapping[str, Any]:

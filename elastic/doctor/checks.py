@@ -56,6 +56,7 @@ class Fault(enum.Enum):
     ETCD_TOO_OLD = "etcd-too-old"
     ETCD_SLOW = "etcd-slow"
     ETCD_ALARM = "etcd-alarm"
+    ETCD_FILLING = "etcd-filling"
     COORDINATOR_UNREACHABLE = "coordinator-unreachable"
     CERTIFICATE_UNUSABLE = "certificate-unusable"
     CERTIFICATE_EXPIRES = "certificate-expires"
@@ -117,6 +118,11 @@ SLOW_ETCD_S, TOO_SLOW_ETCD_S = 0.1, 0.5
 """After 1 s elastic gives a call up and asks another member. etcd's own limit for a healthy disk is
 10 ms for a write."""
 EXPIRES_SOON_S = 14 * 86_400.0
+ETCD_QUOTA_BYTES = 2 * _GIB
+"""etcd's default for --quota-backend-bytes."""
+FILLING_SHARE, FULL_SHARE = 0.5, 0.9
+"""Shares of its quota from which a database counts as filling and as almost full. etcd with
+compaction keeps the database of many jobs far below the first."""
 FULL_BYTES, LOW_BYTES = 256 * _MIB, 5 * _GIB
 FULL_INODES = 1_000
 SMALL_SHM_BYTES = 64 * _MIB
@@ -292,6 +298,8 @@ def etcd_member(found: EtcdMember) -> Iterator[Verdict]:
         return
     yield from _etcd_version(found)
     yield from _etcd_errors(found)
+    if found.size_bytes:
+        yield _etcd_size(found)
     yield _etcd_speed(found)
 
 
@@ -332,6 +340,25 @@ def _etcd_errors(found: EtcdMember) -> Iterator[Verdict]:
         elif "CORRUPT" in text:
             remedy = "remove this member and add it again with an empty data directory"
         yield _error("etcd", found.endpoint, text, Fault.ETCD_ALARM, remedy, may_pass=True)
+
+
+def _etcd_size(found: EtcdMember) -> Verdict:
+    quota = found.quota_bytes or ETCD_QUOTA_BYTES
+    share = found.size_bytes / quota
+    default = "" if found.quota_bytes else ", unless --quota-backend-bytes says otherwise"
+    told = (
+        f"its database has {_size(found.size_bytes)}, {_size(found.used_bytes)} of them in use; "
+        f"it refuses writes from {_size(quota)} on{default}"
+    )
+    remedy = (
+        "start etcd with --auto-compaction-retention=1h (or run etcdctl compact REVISION), then "
+        "etcdctl defrag on each member; or raise --quota-backend-bytes"
+    )
+    if share >= FULL_SHARE and found.quota_bytes:
+        return _error("etcd", found.endpoint, told, Fault.ETCD_FILLING, remedy, may_pass=True)
+    if share >= FILLING_SHARE:
+        return _warning("etcd", found.endpoint, told, Fault.ETCD_FILLING, remedy)
+    return _ok("etcd", found.endpoint, told)
 
 
 def _etcd_speed(found: EtcdMember) -> Verdict:

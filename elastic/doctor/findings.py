@@ -101,6 +101,12 @@ class EtcdMember:
     """Seconds that each of several commits took, one after the other; they changed nothing."""
     errors: tuple[str, ...] = ()
     """Errors that the member itself reports, such as alarms or no leader."""
+    size_bytes: int = 0
+    """The size of its database; 0: unknown."""
+    used_bytes: int = 0
+    """The part of `size_bytes` that a defragmentation would leave."""
+    quota_bytes: int = 0
+    """The size at which it refuses writes; 0: it does not tell."""
     error: str = ""
     """Why it did not answer, or refused."""
     unreachable: bool = False

@@ -24,6 +24,8 @@ def test_each_member_reports_its_version_and_commit_times(shared_cluster: EtcdCl
     for one in found:
         assert (one.version, one.error, one.errors) == ("3.5.1", "", ())
         assert len(one.commit_s) == 5
+        assert one.size_bytes >= one.used_bytes > 0
+        assert one.quota_bytes == 0, "only later versions tell"
     assert shared_cluster.ctl("get", "elastic/j/nodes/doctor") == "", "nothing is written"
 
 

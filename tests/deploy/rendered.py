@@ -203,18 +203,19 @@ def _grace(documents: list[Document]) -> None:
 
 
 def verdict(spec: Document, exit_code: int, *conditions: str, container: str = "agent") -> str:
-    """Return what the Job controller does about a failed pod: the action of the first matching rule.
+    """Return what the Job controller does about a pod: for a failed one, the first matching rule's
+    action.
 
-    spec: a Job's. conditions: types of the pod's conditions whose status is True. container: the one
-    that ended with `exit_code`. "Count": no rule matches, so the failure counts against the index.
+    spec: a Job's. conditions: types of the pod's conditions whose status is True. container: which
+    one ended with `exit_code`. "Count": no rule matches, so the failure counts against the index.
     """
     if exit_code == 0:
         return "Complete"
     for rule in spec["podFailurePolicy"]["rules"]:
-        codes = rule.get("onExitCodes")
-        if codes is not None and codes.get("containerName", container) == container:
-            if (exit_code in codes["values"]) is (codes["operator"] == "In"):
-                return str(rule["action"])
+        codes = rule.get("onExitCodes", {"containerName": ""})
+        of_container = codes.get("containerName", container) == container
+        if of_container and (exit_code in codes["values"]) is (codes["operator"] == "In"):
+            return str(rule["action"])
         for wanted in rule.get("onPodConditions", ()):
             if wanted.get("status", "True") == "True" and wanted["type"] in conditions:
                 return str(rule["action"])

@@ -19,7 +19,7 @@ from elastic.errors import ExitCode
 from tests.chaos.kills import ENVIRONMENT
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
-from tests.deploy.helm import Document, Values, merged, render
+from tests.deploy.helm import Values, merged, render
 from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of, verdict
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 from tests.integration.loopback_job import LoopbackJob

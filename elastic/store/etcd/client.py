@@ -191,6 +191,12 @@ class MemberHealth:
     version: str = ""
     errors: tuple[str, ...] = ()
     commit_s: tuple[float, ...] = ()
+    size_bytes: int = 0
+    """The size of its database, with the pages that a defragmentation would free; 0: unknown."""
+    used_bytes: int = 0
+    """The part of `size_bytes` that is in use."""
+    quota_bytes: int = 0
+    """The size at which it refuses writes; 0: it does not tell (before etcd 3.6)."""
     error: str = ""
     is_refusal: bool = False
 
@@ -210,7 +216,14 @@ async def _health(options: EtcdOptions, endpoint: Endpoint, key: str) -> MemberH
     try:
         async with EtcdClient(alone) as client:
             status = (await client.call(STATUS, pb.StatusRequest())).value
-        found = dataclasses.replace(found, version=status.version, errors=tuple(status.errors))
+        found = dataclasses.replace(
+            found,
+            version=status.version,
+            errors=tuple(status.errors),
+            size_bytes=status.db_size,
+            used_bytes=status.db_size_in_use,
+            quota_bytes=status.db_size_quota,
+        )
         async with EtcdClient(
             alone
         ) as client:  # another client: one that was answered raises no refusal

@@ -141,7 +141,8 @@ _TO_MEND = {
 _NO_SPACE = (
     "etcd refuses writes until you compact and defragment it (`etcdctl compact`, "
     "`etcdctl defrag`) or raise --quota-backend-bytes, and then clear the alarm "
-    "(`etcdctl alarm disarm`)"
+    "(`etcdctl alarm disarm`); start it with --auto-compaction-retention=1h, so that it does not "
+    "keep every version of every key"
 )
 
 

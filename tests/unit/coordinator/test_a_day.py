@@ -1,4 +1,4 @@
-"""A leader's memory use does not grow over a day of events.
+"""A leader's memory use does not grow over a day of events, and it writes little to the store.
 
 The simulated day takes minutes: its clock jumps ahead as soon as nothing is left to do.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import gc
 import inspect
 import itertools
@@ -17,7 +18,8 @@ import statistics
 import sys
 import time
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ from elastic.core.coordinator.view import FormationPolicy
 from elastic.core.histogram import STEP_BOUNDS_S
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
+from elastic.store.interface import Entry, Guard
 from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
@@ -55,6 +58,10 @@ KILL_EVERY_S, LOSE_EVERY_S, HANG_EVERY_S, DRAIN_EVERY_S = 40.0, 700.0, 1900.0, 2
 FILL_EVERY_S = 10.0  # kills of the first hours
 LOOK_EVERY_S = 15.0
 LONGEST_STANDSTILL_S = 600.0
+TROUBLED_HOURS = 0.2
+MANY_INCIDENTS = 25
+MOST_OF_A_CALM_HOUR = 800_000
+"""Bytes: 19 MB a day."""
 LONG_TEXT = "".join(f"line {n} of what it has said last\n" for n in range(300))
 
 
@@ -274,8 +281,10 @@ class Day:
             data_s=0.1 * passed_s,
         )
 
-    async def live(self, hours: float, kill_every_s: float = KILL_EVERY_S) -> None:
-        """Run the job until `hours` after its start."""
+    async def live(
+        self, hours: float, kill_every_s: float = KILL_EVERY_S, *, calm: bool = False
+    ) -> None:
+        """Run the job until `hours` after its start. calm: nothing but steps happens."""
         while len(self.nodes) < NODES:
             await Node(f"node-{next(self.numbers)}", self).arrive()
         due = {
@@ -285,6 +294,8 @@ class Day:
             self._drain: DRAIN_EVERY_S,
             self._look: LOOK_EVERY_S,
         }
+        if calm:
+            due = {self._look: LOOK_EVERY_S}
         at = {what: self.clock.now + every_s for what, every_s in due.items()}
         while self.clock.now < self._began + hours * HOUR_S:
             await asyncio.sleep(STEP_S)
@@ -440,12 +451,13 @@ def held() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
-    """Simulate the day; return the bytes held after each hour from `FILLED_AFTER` on."""
+@contextlib.asynccontextmanager
+async def a_day(
+    clock: Clock, store: MemoryStore, happened: EntryCounts, curve: Path | None = None
+) -> AsyncIterator[Day]:
+    """Open a job with a leader; nothing has happened in it yet."""
     recent, totals, history = RecentEntries(), Totals(), JobHistory()
-    happened = EntryCounts()
     journal = Journal(recent, totals, history, happened)
-    store = MemoryStore()
     of_job = options(
         job=JOB,
         formation=FormationPolicy(
@@ -453,7 +465,7 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
         ),
         max_restarts=1_000_000,
         restart_window_s=HOUR_S,
-        curve=directory / "curve.csv",
+        curve=curve,
         quarantine_after=1000,
         isolation_timeout_s=ISOLATION_TIMEOUT_S,
     )
@@ -464,24 +476,31 @@ async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
     )
     following = asyncio.ensure_future(registry.run())
     await daemon.start()
-    operators = Operators(daemon, LoopPauses(), recent)
-    day, found = Day(daemon, operators, history, store, clock), {}
+    day = Day(daemon, Operators(daemon, LoopPauses(), recent), history, store, clock)
     try:
-        await day.live(FILLED_AFTER, FILL_EVERY_S)
-        for hour in range(FILLED_AFTER, HOURS + 1):
-            await day.live(hour)
-            store.compact(store.revision)  # a real store keeps its history in another process
-            found[hour] = held()
+        yield day
     finally:
         for node in list(day.nodes):
             await node.lose()
         following.cancel()
         await asyncio.gather(following, return_exceptions=True)
-    print({hour: f"{count / 1024:.0f} KiB" for hour, count in found.items()}, happened.by_name)
-    assert day.committed > 0.7 * HOURS * HOUR_S / STEP_S
-    assert json.loads(operators.incidents()[-1])["number"] > 0.5 * HOURS * HOUR_S / KILL_EVERY_S
-    assert {"hang", "node_drained", "recovered"} <= happened.by_name.keys()
-    await daemon.close()
+        await daemon.close()
+
+
+async def through_the_day(clock: Clock, directory: Path) -> dict[int, int]:
+    """Simulate the day; return the bytes held after each hour from `FILLED_AFTER` on."""
+    store, happened, found = MemoryStore(), EntryCounts(), {}
+    async with a_day(clock, store, happened, directory / "curve.csv") as day:
+        await day.live(FILLED_AFTER, FILL_EVERY_S)
+        for hour in range(FILLED_AFTER, HOURS + 1):
+            await day.live(hour)
+            store.compact(store.revision)  # a real store keeps its history in another process
+            found[hour] = held()
+        incidents = day.operators.incidents()
+        print({hour: f"{count / 1024:.0f} KiB" for hour, count in found.items()}, happened.by_name)
+        assert day.committed > 0.7 * HOURS * HOUR_S / STEP_S
+        assert json.loads(incidents[-1])["number"] > 0.5 * HOURS * HOUR_S / KILL_EVERY_S
+        assert {"hang", "node_drained", "recovered"} <= happened.by_name.keys()
     return found
 
 
@@ -498,3 +517,36 @@ def test_a_leaders_memory_does_not_grow_over_a_day(
     counts = list(found.values())
     first, last = counts[: len(counts) // 2], counts[len(counts) // 2 :]
     assert statistics.mean(last) <= MOST_GROWTH * statistics.mean(first), found
+
+
+class CountingStore(MemoryStore):
+    """Counts the bytes that are written, by key: etcd keeps each version until it is compacted."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.written: Counter[str] = Counter()
+
+    async def put(
+        self, key: str, value: bytes, *, guard: Guard | None = None, lease: int = 0
+    ) -> Entry:
+        self.written[key] += len(value)
+        return await super().put(key, value, guard=guard, lease=lease)
+
+
+async def bytes_of_calm_hour(clock: Clock) -> Counter[str]:
+    """Simulate an hour of steps after some incidents; return the written bytes by key."""
+    store = CountingStore()
+    async with a_day(clock, store, EntryCounts()) as day:
+        await day.live(TROUBLED_HOURS, FILL_EVERY_S)
+        assert len(day.operators.incidents()) >= MANY_INCIDENTS
+        store.written.clear()
+        await day.live(TROUBLED_HOURS + 1, calm=True)
+        return store.written
+
+
+def test_a_leader_writes_little_while_only_steps_are_committed(
+    clock: Clock, loop: asyncio.AbstractEventLoop
+) -> None:
+    written = loop.run_until_complete(bytes_of_calm_hour(clock))
+    print(written, f"{24 * written.total() / 1e6:.1f} MB a day")
+    assert 0 < written.total() < MOST_OF_A_CALM_HOUR

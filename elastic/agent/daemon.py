@@ -10,7 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
@@ -34,7 +34,7 @@ from elastic.checkpoint.directory import open_directory
 from elastic.core.agent import effects as fx
 from elastic.core.agent import events as ev
 from elastic.core.agent.machine import Agent, AgentSettings
-from elastic.core.membership import Failure, FailureKind, WorkerStatus
+from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.codec import (
     failure_from_pb,
@@ -379,8 +379,6 @@ class AgentDaemon:
         worker = exited.worker
         if self._pids.pop(worker, None) is None:
             return
-        if any(s.worker == worker and s.has_state for s in self._view):
-            self._send_view()  # with its last steps, which it may not have reported
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
@@ -579,15 +577,15 @@ class AgentDaemon:
             generation = generation_from_pb(message.generation)
             self._driver.post(ev.GenerationAnnounced(generation=generation))
         elif kind == "replace":
-            asked = message.replace
-            if asked.worker in self._pids:
-                self._suspected.add(asked.worker)
+            replace = message.replace
+            if replace.worker in self._pids:
+                self._suspected.add(replace.worker)
             self._driver.post(
                 ev.ReplaceRequested(
-                    worker=asked.worker,
-                    kind=FailureKind(asked.kind),
-                    message=asked.message,
-                    place=asked.place,
+                    worker=replace.worker,
+                    kind=FailureKind(replace.kind),
+                    message=replace.message,
+                    place=replace.place,
                 )
             )
         elif kind == "checkpoint":
@@ -639,8 +637,7 @@ class AgentDaemon:
 
     def _send_view(self) -> None:
         self._told_pause_s = self._pauses.longest_s
-        generation, committed = self._isolation.lease.newest_commit
-        workers = [status_to_pb(_as_of(s, generation, committed)) for s in self._view]
+        workers = [status_to_pb(s) for s in self._view]
         self._link.send(
             view=control_pb2.NodeView(
                 workers=workers,
@@ -740,6 +737,7 @@ class AgentDaemon:
         message = failure_to_pb(failure)
         message.log = str(log) if log is not None else ""
         message.kernel = self._kernel_lines.get(failure.worker, "")
+        message.committed_in, message.committed = self._isolation.lease.newest_commit
         if hung is not None and hung.processes:
             message.log_tail = main_stacks(hung)
         elif not message.traceback and log is not None:
@@ -793,13 +791,6 @@ class AgentDaemon:
         """End the agent with an error: a bug must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
-
-
-def _as_of(status: WorkerStatus, generation: int, committed: int) -> WorkerStatus:
-    """The status of a worker whose group, `generation`, has committed that many steps."""
-    if status.generation != generation or not status.has_state or status.committed >= committed:
-        return status
-    return replace(status, committed=committed)
 
 
 def _hangs(failure: Failure, suspected: Collection[str]) -> bool:

@@ -501,7 +501,15 @@ class CoordinatorDaemon:
             log=failure.log,
             **({"kernel": failure.kernel} if failure.kernel else {}),
         )
-        self._driver.post(ev.WorkerFailed(node=node.node, failure=failure, age_s=age_s))
+        self._driver.post(
+            ev.WorkerFailed(
+                node=node.node,
+                failure=failure,
+                age_s=age_s,
+                committed=message.committed,
+                committed_in=message.committed_in,
+            )
+        )
         self.departing.worker_failed(node, failure)
 
     def _is_member(self, worker: WorkerId) -> bool:

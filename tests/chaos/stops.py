@@ -238,12 +238,8 @@ class StoppingJob:
 
     def told_steps_lost(self) -> int:
         """How many steps the records of all incidents say were lost."""
-        newest = self._ask("/page/incident/0")
-        if newest is None:
-            return 0
-        numbers = range(1, int(newest["number"]) + 1)
-        found = [self._ask(f"/page/incident/{number}") for number in numbers]
-        return sum(int(incident["steps_lost"]) for incident in found if incident is not None)
+        told = (self._ask(f"/page/incident/{number}") for number in itertools.count(1))
+        return sum(int(i["steps_lost"]) for i in itertools.takewhile(bool, told) if i is not None)
 
     def _ask(self, path: str) -> dict[str, Any] | None:
         """What the coordinator's page answers; None: there is no such thing."""

@@ -72,6 +72,10 @@ class WorkerFailed:
     failure: Failure
     age_s: float = 0.0
     """Time since its agent noticed: agents repeat it to a new leader."""
+    committed: int = 0
+    """How many steps its node's workers have committed, in the generation `committed_in`. Nobody
+    may have reported the last ones."""
+    committed_in: int = 0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -23,7 +23,6 @@ from elastic.core.membership import (
     Generation,
     NodeId,
     WorkerId,
-    WorkerStatus,
 )
 
 MOST_SIGNS = 12
@@ -490,6 +489,7 @@ class Incidents:
                 self._miss(effect)
         record = self._record_of(incident, machine, now) if incident is not None else None
         if isinstance(event, ev.WorkerFailed):
+            self._went_further(event.committed_in, event.committed)
             self._ended(event, record, now)
         for effect in effects:
             if isinstance(effect, fx.AbandonCheckpoint):
@@ -634,8 +634,6 @@ class Incidents:
             if len(kept) < len(self._pending):
                 self._pending = deque(kept, maxlen=MOST_SIGNS)
         for status in report.workers if group is not None else ():
-            if group is not None and status.has_state and status.generation < group.number:
-                self._came_back(status)
             if status.broken and group is not None and status.generation == group.number:
                 self._notice(
                     Noticed(
@@ -648,16 +646,16 @@ class Incidents:
                     )
                 )
 
-    def _came_back(self, status: WorkerStatus) -> None:
-        """If the job has gone on without this worker's group, that group may have committed more
-        steps than was known."""
+    def _went_further(self, generation: int, committed: int) -> None:
+        """A group has committed this many steps. If the job has gone on without it, these may be
+        more than was known."""
         for record in self._records.values():
-            if record.generation != status.generation or record.went_on_at is None:
+            if record.generation != generation or record.went_on_at is None:
                 continue
-            lost = status.committed - record.went_on_at
+            lost = committed - record.went_on_at
             if lost > record.steps_lost:
                 record.steps_lost = lost
-                record.committed = max(record.committed, status.committed)
+                record.committed = max(record.committed, committed)
                 self.changed.add(record.number)
 
     def _miss(self, effect: fx.Lost) -> None:

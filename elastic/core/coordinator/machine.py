@@ -308,6 +308,8 @@ class Coordinator:
         return []
 
     def _worker_failed(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
+        if self._current is not None and event.committed_in == self._current.number:
+            self._progress.advance(event.committed, now)
         workers, refused = self._nodes.workers(), list[fx.Effect]()
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
         if worker is not None and _is_killed_spare(worker, event.failure):

@@ -13,7 +13,6 @@ import pytest
 from elastic.agent import isolation
 from elastic.agent.isolation import Isolation
 from elastic.core.agent import events as ev
-from elastic.core.membership import WorkerPhase, WorkerStatus
 from elastic.runtime.training_lease import LAPSE_S, TrainingLease
 from elastic.store.lease_keeper import boot_time_s
 from elastic.v1 import job_pb2
@@ -208,35 +207,19 @@ async def test_a_new_stream_judges_the_lease_before_it_reports_the_workers(
     assert own.is_over()
 
 
-async def test_the_steps_that_a_worker_has_not_reported_are_told_before_its_end(
+async def test_a_failure_tells_steps_that_no_worker_has_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     daemon, _ = unstarted(tmp_path)
-    told: list[tuple[str, list[int]]] = []
+    told: list[job_pb2.Failure] = []
 
     def send(**kind: Any) -> None:
-        ((name, message),) = kind.items()
-        told.append((name, [w.committed for w in message.workers] if name == "view" else []))
+        told.extend(kind.values() if "failure" in kind else ())
 
     monkeypatch.setattr(daemon._link, "send", send)
     daemon._driver.post(ev.Started())
     (worker,) = daemon._pids
-    status = WorkerStatus(
-        worker=worker,
-        phase=WorkerPhase.TRAINING,
-        slot=0,
-        generation=3,
-        committed=5,
-        has_state=True,
-    )
-    daemon._driver.post(ev.WorkerReported(status=status))
     daemon._isolation.lease.share().note_commit(3, 77)
-    told.clear()
     daemon._exited(worker, 0, signal.SIGKILL)
-    assert [told[0][0], told[1][0]] == ["view", "failure"]
-    assert 77 in told[0][1]
-    daemon._isolation.lease.share().note_commit(4, 80)  # another group's
-    told.clear()
-    daemon._send_view()
-    assert 80 not in told[0][1]
+    assert [(failure.committed_in, failure.committed) for failure in told] == [(3, 77)]
     await daemon.close()

@@ -82,10 +82,19 @@ class Job:
         kind: FailureKind = FailureKind.SIGNAL,
         *effects: fx.Effect,
         age_s: float = 0.0,
+        committed: int = 0,
+        committed_in: int = 0,
         **more: str,
     ) -> None:
         failure = Failure(worker=f"w{node}", kind=kind, code=9, **more)  # type: ignore[arg-type]
-        self.tell(ev.WorkerFailed(node=f"{node}@1", failure=failure, age_s=age_s), *effects)
+        event = ev.WorkerFailed(
+            node=f"{node}@1",
+            failure=failure,
+            age_s=age_s,
+            committed=committed,
+            committed_in=committed_in,
+        )
+        self.tell(event, *effects)
 
     def loses(self, *workers: str, reason: ChangeReason = ChangeReason.MEMBER_LOST) -> None:
         lost = fx.Lost(workers=workers, reason=reason, at=self.now)
@@ -245,12 +254,11 @@ def test_steps_of_a_group_that_nobody_heard_of_are_counted_when_its_node_is_back
     job.goes_on_without("b", "ac")
     job.recovers(12)
     job.incidents.changed.clear()
-    job.reports("b", WorkerPhase.TRAINING, committed=12)  # nothing more than is known
-    assert (job.only()["steps_lost"], job.incidents.changed) == (8, set())
-    old, job.number = job.number, 1
-    job.reports("b", WorkerPhase.TRAINING, committed=40)
-    job.reports("b", WorkerPhase.TRAINING, committed=30)
-    job.number = old
+    job.dies("b", committed=12, committed_in=1)  # no more than is known
+    job.dies("b", committed=50, committed_in=2)  # of the group that goes on
+    assert job.only()["steps_lost"] == 8
+    for committed in (40, 30):
+        job.dies("b", committed=committed, committed_in=1)
     assert (job.only()["steps_lost"], job.only()["committed"]) == (28, 40)
     assert job.incidents.changed == {job.only()["number"]}
 

@@ -436,6 +436,14 @@ async def test_a_leave_that_took_too_long_is_recorded_with_its_waiting_time(plac
     assert (late["node"], late["waited_s"]) == ("n1", 15.25)
 
 
+async def test_a_failure_tells_how_far_the_nodes_workers_had_come(place: Place) -> None:
+    message = failure_to_pb(KILLED)
+    message.committed, message.committed_in = 77, 3
+    place.hear(failure=message)
+    expected = ev.WorkerFailed(node="n1@0123", failure=KILLED, committed=77, committed_in=3)
+    assert place.events == [expected]
+
+
 async def test_a_pulse_is_answered_with_the_agents_own_time(place: Place) -> None:
     place.hear(pulse=1234.5)
     (answer,) = sent(place.stream)

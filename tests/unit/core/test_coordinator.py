@@ -193,6 +193,15 @@ def test_a_pause_that_lasts_too_long_leads_to_a_new_group_even_before_a_planned_
     assert persisted(machine.handle(waits, 4.1)).generation.reason.name == "STALLED"
 
 
+@pytest.mark.parametrize(("committed_in", "known"), [(1, 9), (7, 4), (0, 4)])
+def test_a_failure_tells_steps_that_nobody_has_reported(committed_in: int, known: int) -> None:
+    machine = running()
+    reported = ev.ProgressReported(generation=1, committed=4, step_s=0.1, in_step_s=0.1)
+    machine.handle(reported, 1.0)
+    machine.handle(replace(killed("a1"), committed=9, committed_in=committed_in), 1.1)
+    assert machine.committed == known
+
+
 def test_the_same_error_twice_ends_the_job_with_it() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", STARTING)), 0.0)

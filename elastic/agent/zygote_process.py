@@ -24,7 +24,7 @@ from elastic.agent.logs import last_lines
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.framing import encode, read_message
 from elastic.runtime.log_retention import hold
-from elastic.runtime.orphans import end_marked
+from elastic.runtime.orphans import NO_OWNER, OWNER, end_marked
 from elastic.runtime.training_lease import TrainingLease
 from elastic.timeouts import timeout
 from elastic.v1 import local_pb2 as pb
@@ -248,7 +248,7 @@ class ZygoteProcess:
                     stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
-                    env=self._environment | {_MARK: directory},
+                    env=self._environment | {_MARK: directory, OWNER: NO_OWNER},
                     start_new_session=True,  # Ctrl-C on the terminal is the agent's to handle
                 )
             except OSError as error:

@@ -13,10 +13,16 @@ from pathlib import Path
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 5.0
+CLEANER_S = 3.0
+"""How long a cleaner gets. torch_shm_manager waits 2 s after the end of its last client."""
+OWNER = "_ELASTIC_WORKER"
+"""In the environment of what a worker starts: the worker's pid. 0: the zygote's own."""
+NO_OWNER = f"{0:010d}"
 KEEPER_GONE = signal.SIGTERM
 """The signal that the kernel sends to a keeper's command when the keeper has ended."""
 
 _libc = ctypes.CDLL(None, use_errno=True)
+_libc.getenv.restype = ctypes.c_void_p
 
 
 def prctl(option: int, value: int) -> None:
@@ -48,6 +54,54 @@ def children(pid: int | None = None) -> Iterator[int]:
     for task in Path(f"/proc/{pid or 'self'}/task").iterdir():
         with contextlib.suppress(OSError):
             yield from map(int, (task / "children").read_text().split())
+
+
+def mark_owner() -> None:
+    """Mark this process, and what it starts from now on, as its own; see `owner_of`.
+
+    A child that replaces its program takes the variable along. A child that does not shows in
+    /proc the block with which the zygote was started, so this also writes the mark there.
+    """
+    mark = f"{os.getpid():010d}"
+    place = _libc.getenv(OWNER.encode())
+    if place is not None and len(ctypes.string_at(place)) == len(mark):
+        ctypes.memmove(place, mark.encode(), len(mark))
+    os.environ[OWNER] = mark
+
+
+def owner_of(pid: int) -> int:
+    """The worker that has started this process, directly or not; 0 if none has. A process without
+    its environment belongs to the worker whose process group it is in. Raises OSError."""
+    variable = f"{OWNER}=".encode()
+    for entry in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+        if entry.startswith(variable):
+            with contextlib.suppress(ValueError):
+                return int(entry[len(variable) :])
+    return os.getpgid(pid)
+
+
+def is_cleaner(pid: int) -> bool:
+    """Whether it is a helper that removes shared memory once the processes that use it are gone:
+    torch_shm_manager, or the resource tracker of multiprocessing or loky."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return False
+    manages = os.path.basename(words[0]) == b"torch_shm_manager"
+    return manages or any(b"resource_tracker import main" in word for word in words[1:])
+
+
+def kill_descendants(pid: int) -> None:
+    """Kill what a process has started, but no cleaners: they end once the others are gone."""
+    try:
+        found = list(children(pid))
+    except OSError:
+        return
+    for child in found:
+        kill_descendants(child)
+        if not is_cleaner(child):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
 
 
 def signal_group(pid: int, number: int) -> None:
@@ -142,21 +196,24 @@ def _is_ours(pid: int, mark: bytes, session: int | None) -> bool:
 
 
 def end_children() -> list[int]:
-    """Kill and reap all children, and the orphans they leave, until there are none.
+    """Kill and reap all children, and the orphans they leave, until there are none. Cleaners get
+    `CLEANER_S` seconds to end by themselves.
 
     Return those that have not ended after `_END_S` seconds, because the kernel does not let them.
     """
-    gives_up_at = time.monotonic() + _END_S
+    began = time.monotonic()
     while found := list(children()):
+        spares = time.monotonic() < began + CLEANER_S
         for pid in found:
-            signal_group(pid, signal.SIGKILL)
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
+            if not (spares and is_cleaner(pid)):
+                kill_descendants(pid)
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         ended = 0
         with contextlib.suppress(ChildProcessError):
             ended, _ = os.waitpid(-1, os.WNOHANG)
         if not ended:
-            if time.monotonic() >= gives_up_at:
+            if time.monotonic() >= began + _END_S:
                 break
             time.sleep(0.002)
     return found

@@ -1,9 +1,10 @@
 """Imports torch once, forks the workers, and ends every process that they leave behind.
 
-Each worker is the subreaper of the processes that it starts, and the zygote is that of the workers.
-So what a worker leaves behind becomes the zygote's child when the worker ends, and the zygote ends
-it. If the keeper is gone, or the agent for longer than the grace period, it ends every worker and
-itself. If the zygote is killed, the kernel ends the workers, and the keeper what they leave.
+The zygote is the subreaper of its workers: it adopts what their processes leave behind, and reaps
+it. What a worker has started has a mark (`owner_of`), by which the zygote finds what to end when
+the worker has ended. If the keeper is gone, or the agent for longer than the grace period, it ends
+every worker and itself. If the zygote is killed, the kernel ends the workers, and the keeper what
+they leave.
 
 A forked worker runs the user's script and reports how it ended. Output that its log cannot take is
 lost, and the script goes on.
@@ -49,10 +50,15 @@ from elastic.rpc.codec import failure_to_pb
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode
 from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.orphans import (
+    CLEANER_S,
     KEEPER_GONE,
     adopt_orphans,
     children,
     end_children,
+    is_cleaner,
+    kill_descendants,
+    mark_owner,
+    owner_of,
     signal_group,
 )
 from elastic.runtime.process_title import set_title, set_worker_title
@@ -132,6 +138,7 @@ class _Zygote:
         self._undelivered: list[pb.ZygoteEvent] = []  # events from when there was no agent
         self._keeper = os.getppid()
         self._workers: dict[int, pb.Spawned] = {}
+        self._ended: set[int] = set()  # workers, by pid
         self._orphans_until: dict[int, float] = {}
         self._decoder = FrameDecoder(pb.ZygoteRequest)
         self._ending = False
@@ -315,6 +322,7 @@ class _Zygote:
             return lambda: become_worker(request, parent, self._lease)
         spawned = pb.Spawned(worker=request.worker, pid=pid, log_path=request.log_path)
         self._workers[pid] = spawned
+        self._ended.discard(pid)
         self._send(pb.ZygoteEvent(spawned=spawned))
         return None
 
@@ -323,45 +331,59 @@ class _Zygote:
             if spawned.worker == worker:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, number)  # it may not lead a process group yet
-                signal_group(pid, number)
+                if number == signal.SIGKILL:
+                    kill_descendants(pid)
+                else:
+                    signal_group(pid, number)
 
     def _reap(self) -> None:
-        """Reap ended children. A worker's process group ends before its pid can be used again."""
+        """Reap ended children. A worker's process group gets its signal before its pid can be used
+        again."""
         while (status := _next_dead()) is not None:
             pid = status.si_pid
             signalled = status.si_code != os.CLD_EXITED
-            if pid in self._workers:
-                self._adopt_rest_of(pid, kindly=not signalled and status.si_status == 0)
-            elif pid in self._orphans_until:
-                self._adopt_rest_of(pid, kindly=False)
+            spawned = self._workers.pop(pid, None)
+            if spawned is not None:
+                self._ended.add(pid)
+                self._end_rest_of(pid, kindly=not signalled and status.si_status == 0)
             os.waitpid(pid, 0)
-            self._orphans_until.pop(pid, None)
-            if (spawned := self._workers.pop(pid, None)) is not None:
+            if self._orphans_until.pop(pid, None) is not None:
+                self._find_orphans(grace_s=0.0)
+            if spawned is not None:
                 code = 0 if signalled else status.si_status
                 number = status.si_status if signalled else 0
                 exited = pb.Exited(worker=spawned.worker, pid=pid, exit_code=code, signal=number)
                 self._send(pb.ZygoteEvent(exited=exited))
 
-    def _adopt_rest_of(self, pid: int, *, kindly: bool) -> None:
-        """Signal what an ended process has left behind; kindly: give it time to end by itself.
+    def _end_rest_of(self, pid: int, *, kindly: bool) -> None:
+        """End what an ended worker has left behind; kindly: give it time to end by itself."""
+        if kindly:
+            signal_group(pid, signal.SIGTERM)
+        self._find_orphans(grace_s=_EXIT_GRACE_S if kindly else 0.0)
+        self._orphans_until.pop(pid, None)  # the worker itself
+        self._end_orphans()
 
-        All new children belong to the process that has just ended, because a living worker's
-        children are not the zygote's. What an orphan leaves behind in turn gets no more time.
-        """
-        signal_group(pid, signal.SIGTERM if kindly else signal.SIGKILL)
+    def _find_orphans(self, *, grace_s: float) -> None:
+        """Note what ended workers have left behind. Cleaners get time in any case. What an orphan
+        leaves behind in turn gets no more time."""
         now = time.monotonic()
         try:
             present = list(children())
         except OSError:  # no descriptor is left: found when the next worker ends
             return
-        for orphan in present:
-            if orphan not in self._workers and orphan not in self._orphans_until:
-                self._orphans_until[orphan] = now + (_EXIT_GRACE_S if kindly else 0.0)
+        for child in present:
+            if child in self._workers or child in self._orphans_until:
+                continue
+            with contextlib.suppress(OSError):  # it has ended
+                if owner_of(child) in self._ended:
+                    least_s = CLEANER_S if is_cleaner(child) else 0.0
+                    self._orphans_until[child] = now + max(grace_s, least_s)
 
     def _end_orphans(self) -> None:
         now = time.monotonic()
         for orphan, until in self._orphans_until.items():
             if now >= until:
+                kill_descendants(orphan)
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(orphan, signal.SIGKILL)
 
@@ -393,7 +415,7 @@ def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease) -
     # other more slowly: steps take 5% longer with 2 or 3 workers on 2 cores.
     os.setpgid(0, 0)
     die_with_parent(parent)
-    adopt_orphans()  # tells whose daemons they are, once they outlive their worker
+    mark_owner()
     os.environ.update(request.environment)
     set_worker_title(request.worker, request.argv[0])
     _reseed()

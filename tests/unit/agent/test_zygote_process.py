@@ -23,6 +23,7 @@ import pytest
 from elastic.rpc.framing import encode
 from elastic.runtime.orphans import prctl
 from elastic.v1 import local_pb2 as pb
+from tests.job_process import descendants
 from tests.waiting import eventually
 
 DEADLINE_S = 90.0
@@ -69,6 +70,20 @@ class Owner:
         spawned = self.hear_of("spawned")
         assert spawned["worker"] == worker
         return int(spawned["pid"])
+
+    def run(self, worker: str, script: str) -> int:
+        """Spawn a worker that runs this text; return its pid."""
+        path = self.directory / f"{worker}.py"
+        path.write_text(script)
+        self.tell("run", worker, path)
+        return int(self.hear_of("spawned")["pid"])
+
+    def told(self, worker: str) -> str:
+        """What a worker has written so far."""
+        try:
+            return (self.directory / f"{worker}.log").read_text()
+        except OSError:
+            return ""
 
     def killed(self) -> None:
         """Kill the process, as an agent that ends without a word."""
@@ -259,6 +274,87 @@ def test_the_next_agent_ends_detached_processes_if_all_were_killed_at_once(start
     second = start(60.0)
     assert second.how == "started"
     assert is_gone(detached)
+
+
+SHARES_MEMORY = """
+import multiprocessing, sys, time
+from multiprocessing import shared_memory
+import torch.multiprocessing
+torch.multiprocessing.set_sharing_strategy("file_system")
+
+def hold(*tensors):
+    time.sleep(600)
+
+segment = shared_memory.SharedMemory(create=True, size=1000)
+lock = multiprocessing.get_context("spawn").Lock()
+tensor = torch.ones(1000).share_memory_()
+child = multiprocessing.get_context("fork").Process(target=hold)
+child.start()
+torches = [line.split("/dev/shm/")[1].split()[0]
+           for line in open("/proc/self/maps") if "shm/torch_" in line]
+print(child.pid, segment.name, lock._semlock.name[1:], *torches, flush=True)
+time.sleep(600)
+"""
+
+
+class NamedMemory:
+    """A worker that shares memory with a child."""
+
+    def __init__(self, owner: Owner, worker: str) -> None:
+        self.name = worker
+        self.worker = owner.run(worker, SHARES_MEMORY)
+        until(lambda: owner.told(worker).endswith("\n"))
+        child, *names = owner.told(worker).split()
+        self.child = int(child)
+        found = [Path("/dev/shm") / name for name in names]
+        self.files = [f if f.exists() else f.with_name(f"sem.{f.name}") for f in found]
+        assert len(found) == 3
+        assert all(file.exists() for file in self.files), self.files
+
+    def is_removed(self) -> bool:
+        gone = is_gone(self.worker) and is_gone(self.child)
+        return gone and not any(file.exists() for file in self.files)
+
+
+def test_named_memory_of_ended_workers_is_removed(start: Start) -> None:
+    """multiprocessing's resource tracker and torch_shm_manager do it, once all users are gone."""
+    owner = start(60.0)
+    killed, ended, living = workers = [NamedMemory(owner, name) for name in ("w1", "w2", "w3")]
+    try:
+        os.kill(killed.worker, signal.SIGKILL)
+        owner.tell("kill", ended.name, int(signal.SIGKILL))
+        until(lambda: killed.is_removed() and ended.is_removed())
+        assert not is_gone(living.worker)
+        owner.tell("close")
+        owner.hear_of("closed")
+        assert living.is_removed()
+    finally:
+        for worker in workers:
+            for file in worker.files:
+                file.unlink(missing_ok=True)
+
+
+LEAVES_ORPHANS = """
+import os, subprocess, time
+later = subprocess.Popen(["sh", "-c", "exit 5"])
+codes = set()
+for _ in range(30):
+    codes.add(subprocess.run(["sh", "-c", "true & exit 3"]).returncode)
+    codes.add(os.waitstatus_to_exitcode(os.system("true & exit 4")))
+time.sleep(1.5)
+print(sorted(codes), later.wait(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_orphans_of_a_worker_are_reaped_and_its_own_children_are_not(start: Start) -> None:
+    owner = start(60.0)
+    worker = owner.run("w1", LEAVES_ORPHANS)
+    until(lambda: owner.told("w1").endswith("\n"))
+    assert owner.told("w1") == "[3, 4] 5\n"
+    family = [owner.ready["keeper"], *descendants(owner.ready["keeper"])]
+    assert worker in family
+    until(lambda: not [pid for pid in descendants(family[0]) if is_gone(pid)])
 
 
 LONG_FREEZE = """

@@ -1,8 +1,8 @@
 """A process that owns a zygote: it prints the zygote's events and obeys commands, one a line.
 
 Run it as `python -m tests.unit.agent.zygote_owner DIRECTORY GRACE_S`. The commands are
-"kill WORKER SIGNAL", "let_go", "break", which cuts the connection, "close" and
-"spawn WORKER SECONDS [CODE [FILE]]".
+"kill WORKER SIGNAL", "let_go", "break", which cuts the connection, "close",
+"spawn WORKER SECONDS [CODE [FILE]]" and "run WORKER SCRIPT".
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ async def _obey(zygote: ZygoteProcess, directory: Path) -> None:
         command, *arguments = line
         if command == "spawn":
             zygote.spawn(_request(directory, *arguments))
+        elif command == "run":
+            zygote.spawn(_request_for(directory, *arguments))
         elif command == "kill":
             zygote.kill(arguments[0], signal.Signals(int(arguments[1])))
         elif command == "break":
@@ -87,11 +89,15 @@ def _request(
     """detached: a file for the pid of a process that the worker starts and lets go of."""
     script = directory / "script.py"
     script.write_text(SCRIPT)
+    return _request_for(directory, worker, str(script), seconds, code, detached)
+
+
+def _request_for(directory: Path, worker: str, *argv: str) -> pb.SpawnRequest:
     return pb.SpawnRequest(
         worker=worker,
         socket_path=str(directory / "agent.sock"),
         log_path=str(directory / f"{worker}.log"),
-        argv=[str(script), seconds, code, detached],
+        argv=argv,
     )
 
 

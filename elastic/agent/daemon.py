@@ -719,7 +719,8 @@ class AgentDaemon:
         if effect.how is fx.How.DUMP_AND_KILL:
             self._tasks.start(self._dump_and_kill(effect.worker), "stacks")
         elif effect.how is fx.How.TERMINATE:
-            self._server.send(effect.worker, terminate=pb.Terminate())
+            group_after_s = self._options.machine.end_grace_s / 2
+            self._server.send(effect.worker, terminate=pb.Terminate(group_after_s=group_after_s))
         else:
             self._zygote.kill(effect.worker, signal.SIGKILL)
 

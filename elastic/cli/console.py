@@ -246,6 +246,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"{f['copy_ms']} ms): {f['advice']}"
     ),
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
+    "failed_at_end": lambda f: (
+        f"worker {f['worker']} failed as it ended: {f['message']}; what it saves at its end may be "
+        "missing"
+    ),
     "output_lost": lambda f: (
         f"the log of worker {f['worker']} cannot be written: {f['reason']}; its output is lost"
     ),

@@ -37,6 +37,7 @@ _WARNINGS = frozenset(
         "cut_off",
         "deposed",
         "events_lost",
+        "failed_at_end",
         "hang",
         "incident",
         "leadership_in_doubt",

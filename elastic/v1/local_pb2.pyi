@@ -142,8 +142,10 @@ class ProbeProgress(_message.Message):
     def __init__(self) -> None: ...
 
 class Terminate(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("group_after_s",)
+    GROUP_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    group_after_s: float
+    def __init__(self, group_after_s: _Optional[float] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
     __slots__ = ()

@@ -29,7 +29,7 @@ ALL = ["--console", "all"]
 NOT_COMPARED = {"TORCHELASTIC_SIGNALS_TO_HANDLE", "_", "SHLVL", "XDG_RUNTIME_DIR"}
 NOT_COMPARED |= {"TORCHINDUCTOR_CACHE_DIR"}  # some imports of torch set it
 # These help to find peers and orphans.
-OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "_ELASTIC_RUN_DIRECTORY"}
+OURS = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "_ELASTIC_RUN_DIRECTORY", "_ELASTIC_WORKER"}
 # Ports, ids and paths differ, and torchrun's MASTER_ADDR is this host's own name.
 DIFFERENT = {"MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_ERROR_FILE"}
 
@@ -169,12 +169,15 @@ def test_the_peers_of_a_worker_that_is_done_early_can_finish(place: Place, tmp_p
     }
 
 
-def test_sigterm_reaches_the_script(place: Place, tmp_path: Path) -> None:
+def test_sigterm_reaches_the_script_before_its_loaders(place: Place, tmp_path: Path) -> None:
+    """What fails at the end is told: rank 1 of this script ends with exit code 7."""
     job = ready(place, "saves_at_sigterm", tmp_path, "--stop-grace-s", "1000")
     job.process.send_signal(signal.SIGTERM)
     assert job.wait() == TERMINATED, job.story()
     assert {path.name for path in tmp_path.glob("saved-*")} == {"saved-0", "saved-1"}
     assert not job.named("worker_failed")
+    (failed,) = job.named("failed_at_end")
+    assert "7" in failed["details"]["message"]
 
 
 def test_a_script_that_ignores_sigterm_is_killed_after_the_grace(

@@ -34,6 +34,7 @@ from elastic.worker.process.children import die_with_parent
 
 _SIGN_OF_LIFE_S = 0.6  # well below the default of --silence-timeout-s
 _LOOPBACK = "127.0.0.1"
+_ENDED_BY_SIGTERM = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
 
 
 def run_classic(request: pb.SpawnRequest) -> int:
@@ -79,12 +80,16 @@ class _ScriptSupervisor:
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
         status = self._script.wait()
         if status != 0 or not self._note_finished():
+            failure = failure_of(self._link.worker, status, self._error_file)
             with self._lock:
                 as_asked = self._asked_to_end and status != -signal.SIGKILL
             if not as_asked:
-                failure = failure_of(self._link.worker, status, self._error_file)
                 self._link.send(failure=failure_to_pb(failure))
-            return ExitCode.SCRIPT_FAILED
+                return ExitCode.SCRIPT_FAILED
+            if status not in _ENDED_BY_SIGTERM:
+                why = {"worker": self._link.worker, "message": failure.message}
+                self._link.notice("failed_at_end", why)
+            return ExitCode.OK  # what the script has left behind may end by itself
         self._dismissed.wait()
         return ExitCode.OK
 
@@ -106,7 +111,7 @@ class _ScriptSupervisor:
         elif kind == "generation":
             self._announced(generation_from_pb(command.generation))
         elif kind == "terminate":
-            self._terminate()
+            self._terminate(command.terminate.group_after_s)
         elif kind == "dismiss":
             self._dismissed.set()
         elif kind == "report_again":
@@ -139,8 +144,9 @@ class _ScriptSupervisor:
             reformed = job_pb2.Reformed(worker=self._link.worker, generation=generation.number)
             self._link.send(reformed=reformed)
 
-    def _terminate(self) -> None:
-        """Ask the script to end. If it has ended already, there is nothing to wait for.
+    def _terminate(self, group_after_s: float) -> None:
+        """Ask the script to end: its own process first, since it may need its loaders to save. If
+        it has ended already, there is nothing to wait for.
 
         A script that has failed by now did not fail because it was asked to end.
         """
@@ -151,6 +157,9 @@ class _ScriptSupervisor:
             failed = self._script.has_ended() or self._error_file.exists()
             self._asked_to_end = self._asked_to_end or not failed
             self._script.terminate()
+        later = threading.Timer(group_after_s, self._script.terminate_group)
+        later.daemon = True
+        later.start()
 
     def _give_up(self, error: Exception) -> None:
         """Report that this worker cannot work, and end it; the kernel ends the script with it."""
@@ -237,6 +246,7 @@ class ClassicScript:
     def __init__(self, pid: int, pipe: int) -> None:
         self._pid = pid
         self._pipe = pipe
+        self._group = os.getpgid(pid)
         self._status: int | None = None
 
     def begin(self, environment: Mapping[str, str]) -> None:
@@ -254,20 +264,21 @@ class ClassicScript:
             return True
 
     def terminate(self) -> None:
+        """Send SIGTERM to the script's process alone."""
+        if self._status is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGTERM)
+
+    def terminate_group(self) -> None:
         """Send SIGTERM to the whole process group; this process ignores it."""
         if self._status is None:
-            os.killpg(os.getpgid(0), signal.SIGTERM)
+            os.killpg(self._group, signal.SIGTERM)
 
     def wait(self) -> int:
-        """Wait for the script's end; return its exit code, or minus the signal that ended it.
-
-        It reaps what the script has left behind, too, which is this process's child by then.
-        """
-        while True:
-            pid, status = os.waitpid(-1, 0)
-            if pid == self._pid:
-                self._status = os.waitstatus_to_exitcode(status)
-                return self._status
+        """Wait for the script's end; return its exit code, or minus the signal that ended it."""
+        _, status = os.waitpid(self._pid, 0)
+        self._status = os.waitstatus_to_exitcode(status)
+        return self._status
 
 
 def run_on_environment(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:

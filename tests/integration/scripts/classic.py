@@ -2,6 +2,7 @@
 
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import sys
@@ -58,12 +59,25 @@ def early():
 
 
 def saves_at_sigterm():
+    """Saves only what its loader process still hands out then."""
+    ours, theirs = multiprocessing.Pipe()
+    loader = multiprocessing.get_context("fork").Process(target=loads, args=(theirs,), daemon=True)
+    loader.start()
+
     def save(*_):
-        (place / f"saved-{rank}").touch()
-        sys.exit(0)
+        time.sleep(0.3)  # a signal to the loader would have arrived by now
+        ours.send("more")
+        if ours.poll(10.0) and ours.recv() == "data":
+            (place / f"saved-{rank}").touch()
+        sys.exit(7 * rank)
 
     signal.signal(signal.SIGTERM, save)
     waits()
+
+
+def loads(connection):
+    while connection.recv():
+        connection.send("data")
 
 
 def ignores_sigterm():

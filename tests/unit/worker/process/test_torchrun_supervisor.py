@@ -28,9 +28,13 @@ class Sent:
 
     def __init__(self) -> None:
         self.messages: list[pb.WorkerMessage] = []
+        self.notices: list[tuple[str, str]] = []
 
     def send(self, **kind: Any) -> None:
         self.messages.append(pb.WorkerMessage(**kind))
+
+    def notice(self, name: str, fields: dict[str, str]) -> None:
+        self.notices.append((name, fields["message"]))
 
     def hello(self) -> None:
         pass
@@ -40,11 +44,13 @@ class Sent:
 
 
 class Script(ClassicScript):
-    """A process that only waits. A request to end goes to it, not to the tests' process group."""
+    """A shell script, by default one that only waits, in a process group of its own."""
 
-    def __init__(self) -> None:
-        command = [*DIE_WITH_PARENT, "sh", "-c", "read line; exit 3"]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE)
+    def __init__(self, text: str = "read line; exit 3") -> None:
+        command = [*DIE_WITH_PARENT, "sh", "-c", text]
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+        )
         self.pid = self._process.pid
         super().__init__(self.pid, -1)
 
@@ -52,15 +58,20 @@ class Script(ClassicScript):
         assert self._process.stdin is not None
         self._process.stdin.close()
 
-    def terminate(self) -> None:
-        os.kill(self.pid, signal.SIGTERM)
+    def heard(self) -> str:
+        """The next line that the script writes."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().decode().strip()
 
     def wait(self) -> int:
         return self._process.wait()
 
     def close(self) -> None:
         self._process.kill()
-        self._process.communicate()
+        self._process.wait()
+        for stream in (self._process.stdin, self._process.stdout):
+            assert stream is not None
+            stream.close()
 
 
 @pytest.fixture
@@ -81,7 +92,7 @@ def supervisor(script: Script, link: Sent, tmp_path: Path) -> Iterator[_ScriptSu
     supervisor._command(pb.WorkerCommand(dismiss=pb.Dismiss()))  # ends its thread
 
 
-TERMINATE = pb.WorkerCommand(terminate=pb.Terminate())
+TERMINATE = pb.WorkerCommand(terminate=pb.Terminate(group_after_s=600.0))
 
 
 def failures(link: Sent) -> list[tuple[int, str]]:
@@ -137,3 +148,54 @@ def test_a_repeated_assignment_of_a_slot_is_ignored(
     assert told_once[-1].status.phase == job_pb2.WORKER_PHASE_READY
     supervisor._command(told)
     assert link.messages == told_once
+
+
+GROUP = """
+sh -c 'trap "echo loader; exit" TERM; echo ready; while :; do sleep 0.02; done' &
+trap "echo script; CODE" TERM
+echo ready
+while :; do sleep 0.02; done
+"""
+
+
+def supervised(text: str, link: Sent, tmp_path: Path) -> tuple[_ScriptSupervisor, Script]:
+    script = Script(text)
+    assert [script.heard(), script.heard()] == ["ready", "ready"]
+    error_file = tmp_path / "error.json"
+    return _ScriptSupervisor(cast("Link", link), script, "train.py", error_file), script
+
+
+@pytest.mark.parametrize(
+    ("group_after_s", "heard"), [(600.0, ["script"]), (0.1, ["script", "loader"])]
+)
+def test_the_rest_of_the_group_is_asked_to_end_after_the_script(
+    link: Sent, tmp_path: Path, group_after_s: float, heard: list[str]
+) -> None:
+    supervisor, script = supervised(GROUP.replace("CODE", ":"), link, tmp_path)
+    terminate = pb.Terminate(group_after_s=group_after_s)
+    supervisor._command(pb.WorkerCommand(terminate=terminate))
+    try:
+        first = [script.heard()]
+        if group_after_s == 600.0:
+            os.kill(script.pid, signal.SIGUSR1)  # ends the script, and nothing else
+            os.waitid(os.P_PID, script.pid, os.WEXITED | os.WNOWAIT)
+        else:
+            first += sorted([script.heard(), script.heard()])[:1]
+        assert first == heard
+    finally:
+        os.killpg(script.pid, signal.SIGKILL)
+        script.close()
+
+
+@pytest.mark.parametrize(("code", "told"), [(0, 0), (143, 0), (3, 1)])
+def test_a_script_that_fails_as_it_ends_on_request_is_told(
+    link: Sent, tmp_path: Path, code: int, told: int
+) -> None:
+    supervisor, script = supervised(GROUP.replace("CODE", f"exit {code}"), link, tmp_path)
+    supervisor._command(TERMINATE)
+    assert supervisor.run() == 0
+    os.killpg(script.pid, signal.SIGKILL)
+    script.close()
+    assert not failures(link)
+    assert [name for name, _ in link.notices] == ["failed_at_end"] * told
+    assert all(str(code) in message for _, message in link.notices)

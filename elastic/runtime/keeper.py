@@ -27,8 +27,8 @@ from elastic.runtime.orphans import (
     adopt_orphans,
     children,
     end_children,
+    kill_descendants,
     set_parent_death_signal,
-    signal_group,
 )
 from elastic.runtime.process_title import set_title
 from elastic.runtime.run_directory import remove_if_abandoned
@@ -94,7 +94,7 @@ def _end_workers(parent: int, lease: TrainingLease) -> None:
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(worker, signal.SIGKILL)
-                signal_group(worker, signal.SIGKILL)
+                kill_descendants(worker)
 
 
 def _end_by(number: int) -> None:

@@ -40,7 +40,7 @@ class ExitCode(enum.IntEnum):
     REFUSED = 83
     """A node: the coordinator does not let it join as it is."""
     NOT_SAVED = 84
-    """The job should have been saved before it was left, but could not be saved."""
+    """Steps of the job are not saved: its last save failed, or its state was lost without one."""
     INTERRUPTED = 130
     TERMINATED = 143
 
@@ -119,6 +119,8 @@ class NotInGroup(ElasticError):
 
 class StateLost(ElasticError):
     """No worker holds the job's state any more, and there is no checkpoint: the job ends."""
+
+    exit_code = ExitCode.NOT_SAVED
 
 
 class Stranded(ElasticError):

@@ -2,7 +2,9 @@
 
 The owner is the run that began last. Two jobs in one directory, for example because a command was
 copied, would resume from each other's checkpoints. `require` refuses the next commit of the run
-that was there first.
+that was there first. Beside the owner stands where its groups went on (`Fork`): a checkpoint of a
+lineage that was given up has a manifest, but it does not count. Everybody who commits, lists,
+loads or removes checkpoints asks this document.
 """
 
 from __future__ import annotations
@@ -10,13 +12,14 @@ from __future__ import annotations
 import contextlib
 import datetime
 import enum
-from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 
 from elastic.checkpoint import documents
 from elastic.checkpoint import manifest as manifests
 from elastic.checkpoint.digest import Digester, FileDigest, difference
 from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import (
     MANIFEST,
     is_of_generation,
@@ -24,9 +27,11 @@ from elastic.checkpoint.layout import (
     parse_shard_name,
     parse_step_directory_name,
     path_in_step,
+    run_tag,
     step_directory_name,
 )
 from elastic.checkpoint.manifest import Manifest
+from elastic.core.forks import Fork, counts, with_fork
 from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged, CheckpointWriteError, ConfigurationError, ElasticError
 
@@ -40,6 +45,8 @@ class Catalog:
 
     committed: tuple[int, ...]
     uncommitted: tuple[int, ...]
+    superseded: tuple[int, ...] = ()
+    """Steps with a checkpoint of a lineage that was given up: nobody loads it."""
 
 
 class Damage(enum.Enum):
@@ -66,10 +73,13 @@ class Problem:
 def scan(directory: CheckpointDirectory) -> Catalog:
     steps = [parse_step_directory_name(name) for name in directory.list()]
     found = sorted((step for step in steps if step is not None), reverse=True)
-    committed = {step for step in found if is_committed(directory, step)}
+    whole = {step for step in found if _has_manifest(directory, step)}
+    forks = _forks(directory) if whole else ()
+    committed = {step for step in whole if _counts(directory, step, forks)}
     return Catalog(
         committed=tuple(step for step in found if step in committed),
-        uncommitted=tuple(step for step in found if step not in committed),
+        uncommitted=tuple(step for step in found if step not in whole),
+        superseded=tuple(step for step in found if step in whole - committed),
     )
 
 
@@ -114,7 +124,43 @@ def newest_step(directory: CheckpointDirectory) -> int:
 
 
 def is_committed(directory: CheckpointDirectory, step: int) -> bool:
-    """Return whether the step has a manifest; its files may be damaged all the same."""
+    """Return whether the step has a checkpoint that counts; its files may be damaged all the
+    same."""
+    return _has_manifest(directory, step) and _counts(directory, step, _forks(directory))
+
+
+def is_saved(
+    directory: CheckpointDirectory, step: int, *, run: str, generation: int, began_at: int
+) -> bool:
+    """Return whether the step has a checkpoint which a group need not save again: its own, or of
+    the very state from which it went on, at step `began_at`. Any other is of another lineage."""
+    if not _has_manifest(directory, step):
+        return False
+    try:
+        manifest = read_manifest(directory, step)
+    except CheckpointDamaged:
+        return True
+    if (manifest.run, manifest.generation) == (run_tag(run), generation):
+        return True
+    return step <= began_at and _counts(directory, step, _forks(directory))
+
+
+def _counts(directory: CheckpointDirectory, step: int, forks: Sequence[Fork]) -> bool:
+    if all(step <= fork.step for fork in forks):
+        return True
+    try:
+        manifest = read_manifest(directory, step)
+    except CheckpointDamaged:
+        return True  # it cannot be told whose it is; whoever loads it finds the damage
+    return counts(forks, manifest.run, manifest.generation, step)
+
+
+def _forks(directory: CheckpointDirectory) -> tuple[Fork, ...]:
+    owner = read(directory)
+    return owner.forks if owner is not None else ()
+
+
+def _has_manifest(directory: CheckpointDirectory, step: int) -> bool:
     try:
         return directory.size_bytes(path_in_step(step, MANIFEST)) is not None
     except CheckpointDamaged:
@@ -214,22 +260,37 @@ def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
         directory.remove_tree(name)
 
 
+def set_aside(directory: CheckpointDirectory, step: int) -> None:
+    """Remove the checkpoint of a lineage that was given up: its manifest and the files in it.
+
+    Another group may be saving the same step: its files stay. What else is left goes with the step
+    when it is pruned. Raises CheckpointWriteError.
+    """
+    manifest = read_manifest(directory, step)
+    directory.remove(path_in_step(step, MANIFEST))
+    for file in manifest.files:
+        directory.remove(path_in_step(step, file.name))
+
+
 def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
     """Keep the newest `keep_last` checkpoints (at least 1); return the steps removed.
 
-    Abandoned saves older than the newest checkpoint are removed too; newer saves are in progress.
+    Those of a lineage that was given up do not count, and are removed. Abandoned saves older than
+    the newest checkpoint are removed too; newer saves are in progress.
     Raises CheckpointWriteError if some steps cannot be removed, after removing the others.
     """
     assert keep_last >= 1, f"the newest checkpoint is never removed: keep_last={keep_last}"
     catalog = scan(directory)
-    if not catalog.committed:
-        return []
-    abandoned = [step for step in catalog.uncommitted if step < catalog.committed[0]]
-    removed = sorted([*catalog.committed[keep_last:], *abandoned])
+    newest = catalog.committed[0] if catalog.committed else 0
+    abandoned = [step for step in catalog.uncommitted if step < newest]
+    removed = sorted([*catalog.committed[keep_last:], *abandoned, *catalog.superseded])
     kept: dict[int, ElasticError] = {}
     for step in removed:  # oldest first: an interruption leaves the newest ones
         try:
-            directory.remove_tree(step_directory_name(step))
+            if step > newest:  # superseded, and the step may be being saved
+                set_aside(directory, step)
+            else:
+                directory.remove_tree(step_directory_name(step))
         except ElasticError as error:
             kept[step] = error
     if kept:
@@ -276,6 +337,9 @@ class Owner:
     job: str
     run: str
     since_unix_s: float
+    forks: tuple[Fork, ...] = ()
+    """Where groups went on, of this run and earlier ones, oldest first. Absent in a document of an
+    older version: then every checkpoint counts."""
 
 
 def claim(directory: CheckpointDirectory, owner: Owner) -> Owner | None:
@@ -286,22 +350,41 @@ def claim(directory: CheckpointDirectory, owner: Owner) -> Owner | None:
     before = read(directory)
     if before is not None and before.run == owner.run:
         return None
-    directory.write(OWNER, documents.encode(asdict(owner)))
+    _write_owner(
+        directory, replace(owner, forks=before.forks if before is not None else owner.forks)
+    )
     return before
 
 
-def require(directory: CheckpointDirectory, owner: Owner) -> None:
-    """Raise CheckpointWriteError if another run has claimed the directory since `claim`."""
+def record_fork(directory: CheckpointDirectory, owner: Owner, generation: int, step: int) -> Owner:
+    """Record that a group of the owner went on from `step`, unless a later group's is recorded.
+    Return the owner with all forks. Raises as the directory's methods do."""
+    fork = Fork(run_tag(owner.run), generation, step)
+    found = replace(owner, forks=with_fork(owner.forks, fork))
+    if found != owner:
+        _write_owner(directory, found)
+    return found
+
+
+def _write_owner(directory: CheckpointDirectory, owner: Owner) -> None:
+    directory.write(OWNER, documents.encode(asdict(owner)))
+
+
+def require(directory: CheckpointDirectory, owner: Owner) -> Owner:
+    """Return the owner as it is recorded. Raises CheckpointWriteError if another run has claimed
+    the directory since `claim`."""
     now = read(directory)
     if now is None:  # somebody has removed the file
         claim(directory, owner)
-    elif now.run != owner.run:
+        return owner
+    if now.run != owner.run:
         since = datetime.datetime.fromtimestamp(now.since_unix_s, datetime.timezone.utc)
         raise CheckpointWriteError(
             f"a run of job {now.job} has saved in {directory.url} since {since:%F %T} UTC: both "
             "would load each other's checkpoints; give each job its own checkpoint directory, and "
             "restart the job that keeps this one"
         )
+    return now
 
 
 def read(directory: CheckpointDirectory) -> Owner | None:
@@ -317,6 +400,21 @@ def read(directory: CheckpointDirectory) -> Owner | None:
             job=documents.field(document, "job", str, where),
             run=documents.field(document, "run", str, where),
             since_unix_s=since,
+            forks=_forks_from(document.get("forks", []), where),
         )
     except (FileNotFoundError, CheckpointDamaged):
         return None
+
+
+def _forks_from(rows: Json, where: str) -> tuple[Fork, ...]:
+    entries: list[Json] = documents.checked(rows, list, where)
+    return tuple(_fork_from(entry, f"forks of {where}") for entry in entries)
+
+
+def _fork_from(entry: Json, where: str) -> Fork:
+    document: dict[str, Json] = documents.checked(entry, dict, where)
+    return Fork(
+        run=documents.field(document, "run", str, where),
+        generation=documents.field(document, "generation", int, where),
+        step=documents.field(document, "step", int, where),
+    )

@@ -19,7 +19,7 @@ import re
 MANIFEST = "manifest.json"
 
 _STEP_DIRECTORY = re.compile(r"step-(\d{9,})", re.ASCII)
-_GROUP = r"(?:-g\d+-[0-9a-z]{1,8})?"
+_GROUP = r"(?:-g\d+-(?P<run>[0-9a-z]{1,8}))?"
 _SHARD = re.compile(rf"shard-(\d{{5,}})-of-(\d{{5,}}){_GROUP}\.safetensors", re.ASCII)
 _STRUCTURE = re.compile(rf"structure{_GROUP}\.json", re.ASCII)
 _NOT_IN_RUN = re.compile(r"[^0-9a-z]", re.ASCII)
@@ -45,7 +45,19 @@ def group_name(generation: int, run: str) -> str:
 
     The generation alone does not identify a group: every run counts its generations from 1.
     """
-    return f"g{generation}-{_NOT_IN_RUN.sub('', run.lower())[:8] or '0'}"
+    return f"g{generation}-{run_tag(run)}"
+
+
+def run_tag(run: str) -> str:
+    """Return "5fa5c435", which names the run "5fa5c435b28b..." in a checkpoint directory."""
+    return _NOT_IN_RUN.sub("", run.lower())[:8] or "0"
+
+
+def run_tag_in(name: str) -> str:
+    """Return the run in the name of a group's file; empty for other names and those of version 1,
+    which lack it."""
+    match = _SHARD.fullmatch(name) or _STRUCTURE.fullmatch(name)
+    return (match["run"] or "") if match is not None else ""
 
 
 def shard_name(index: int, count: int, group: str) -> str:

@@ -11,6 +11,7 @@ import xxhash
 from elastic.checkpoint import documents
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.documents import Json
+from elastic.checkpoint.layout import run_tag_in
 from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged
 
@@ -39,6 +40,12 @@ class Manifest:
     learning_rate: Mapping[str, Json]
     created_unix_s: float
     files: tuple[FileDigest, ...]
+
+    @property
+    def run(self) -> str:
+        """The tag of the run that saved, as the names of its files have it. Empty in version 1,
+        which is older than any run with a tag."""
+        return next((tag for tag in map(run_tag_in, (f.name for f in self.files)) if tag), "")
 
 
 def to_json(manifest: Manifest) -> bytes:

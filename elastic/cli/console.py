@@ -236,6 +236,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"worker {f['worker']} received the state: {f['bytes'] / 1e6:.1f} MB in {f['sync_s']:.2f} s"
     ),
     "checkpoint_committed": lambda f: f"checkpoint of step {f['step']} committed",
+    "checkpoints_set_aside": lambda f: (
+        f"the job has gone on from step {f['from_step']}: later checkpoints do not count, and are "
+        f"removed (steps {', '.join(map(str, f['steps']))})"
+    ),
     "checkpoint_abandoned": lambda f: f"the save of step {f['step']} was given up: {f['message']}",
     "state_differed": lambda f: (
         f"worker {f['worker']} had a different state at step {f['step']} and takes over the state "

@@ -438,7 +438,8 @@ class CoordinatorDaemon:
                 case "ledger":
                     self._steps_recorded(node, message.ledger)
                 case "curve" if self._curve is not None:
-                    self._curve.take(node, message.curve.points, whole=message.curve.whole)
+                    curve = message.curve
+                    self._curve.take(node, curve.points, whole=curve.whole, group=curve.generation)
                 case "notice":
                     self._notice(node, message.notice)
                 case "known":
@@ -566,6 +567,7 @@ class CoordinatorDaemon:
 
     def _reformed(self, report: job_pb2.Reformed, age_s: float) -> None:
         """A member has committed its first step in a group, `age_s` seconds ago."""
+        self.saves.began(report.generation, report.committed)
         age_s = _duration_s(age_s)
         if not age_s:  # otherwise newer figures have come
             self.slot_time.spent(report.worker, report.spent)
@@ -589,7 +591,7 @@ class CoordinatorDaemon:
     def _steps_recorded(self, node: ConnectedNode, entries: local_pb2.LedgerEntries) -> None:
         """Members keep records until they are told that these are stored, by whichever leader."""
         if self._ledger is not None:
-            self._ledger.take(node, entries.entries, whole=entries.whole)
+            self._ledger.take(node, entries.entries, whole=entries.whole, group=entries.generation)
         elif entries.entries:  # nobody stores a ledger: members may forget these
             last = entries.entries[-1]
             self.nodes.broadcast(
@@ -835,7 +837,7 @@ class CoordinatorDaemon:
         was_to_save = left or exit_code in (ExitCode.STOPPED, ExitCode.OK)
         if was_to_save and self.saves.url and lost > 0:
             message = self._not_saved(message, lost)
-            exit_code = int(ExitCode.NOT_SAVED) if exit_code else exit_code
+            exit_code = int(ExitCode.NOT_SAVED)
         self.incidents.ended(message)
         accounts = self.slot_time.accounts().to_document()
         self._journal.record(

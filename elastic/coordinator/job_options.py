@@ -61,6 +61,7 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
         last=leadership.last_generation,
         restarted_at=since_boot(leadership.records.restarts),
         may_train=leadership.last.may_train if leadership.last is not None else (),
+        begun=leadership.records.begun,
         now=now,
     )
 
@@ -83,8 +84,10 @@ def make_recorders(
             broadcast=broadcast,
             may_record=may_record,
             is_required=leadership.last is None,
+            newest_group=trains.number if trains is not None else 0,
         )
 
+    trains = leadership.newest_that_trains
     run, ledger, curve = leadership.incarnation, None, None
     alone = not options.address  # `elastic run`, which may be refused before it has begun
     if options.ledger is not None:

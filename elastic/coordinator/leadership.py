@@ -108,6 +108,14 @@ class Leadership:
         return self.last.generation if self.last is not None else None
 
     @property
+    def newest_that_trains(self) -> Generation | None:
+        """The group whose members tell what the job has done: that of the newest generation, or of
+        the one before while a planned change may not have taken effect."""
+        if self.last is None or self.last.generation.leave_after is None:
+            return self.last_generation
+        return self.last.may_train[-1] if self.last.may_train else None
+
+    @property
     def command(self) -> Command:
         return self.last.command if self.last is not None else UNKNOWN_COMMAND
 

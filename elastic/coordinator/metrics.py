@@ -156,7 +156,8 @@ CHECKPOINT_TIME = CATALOG.gauge(
 CHECKPOINTS = CATALOG.counter("elastic_checkpoints_total", "Checkpoints committed.")
 CHECKPOINT_FAILURES = CATALOG.counter(
     "elastic_checkpoint_failures_total",
-    "Saves that were given up: they failed, or a member was lost (member_lost).",
+    "Saves that were given up: they failed, a member was lost (member_lost), or the job had gone "
+    "on from an earlier step (superseded).",
     "reason",
 )
 CHECKPOINT_BYTES = CATALOG.counter(
@@ -404,7 +405,7 @@ def _totals(found: Found, totals: Totals) -> None:
         found.set(GENERATIONS, totals.events.get(("generation_formed", reason), 0), reason=reason)
     for kind in _KINDS:
         found.set(FAILURES, totals.events.get(("worker_failed", kind), 0), kind=kind)
-    for reason in ("failed", "member_lost"):
+    for reason in ("failed", "member_lost", "superseded"):
         count = totals.events.get(("checkpoint_abandoned", reason), 0)
         found.set(CHECKPOINT_FAILURES, count, reason=reason)
     none = Histogram(PHASE_BOUNDS_S)  # exported from the start: `increase` sees the first one

@@ -118,7 +118,7 @@ class RecordKeeper:
         """Return a value that changes when there is something new to store other than steps."""
         newest = self._recoveries.finished[-1] if self._recoveries.finished else None
         counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
-        return (*counted, self._totals.weight, self._told_once.count)
+        return (*counted, self._totals.weight, self._told_once.count, self._machine.begun)
 
     async def _save(self) -> None:
         try:
@@ -132,6 +132,7 @@ class RecordKeeper:
                     recoveries=tuple(self._recoveries.finished),
                     totals=self._totals.to_document(),
                     accounts=self._slot_time.to_document(),
+                    begun=self._machine.begun,
                 )
                 self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
                 await self._writer.save(records)

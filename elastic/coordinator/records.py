@@ -39,6 +39,8 @@ class Records:
     """The totals of the whole run, as `Totals.to_document` returns them; empty: unknown."""
     accounts: Mapping[str, Any] = field(default_factory=dict)
     """Where the time of slots went, as `SlotAccounts.to_document` returns it; empty: unknown."""
+    begun: bool = False
+    """A step of the job was committed: nobody begins with the initial state any more."""
     are_kept: bool = True
     """These records are in the store."""
     entries: Mapping[str, bytes] = field(default_factory=dict, compare=False)
@@ -132,6 +134,7 @@ async def load_records(store: Store, job: str) -> Records:
             recoveries=tuple(dict(recovery) for recovery in recoveries[-_MOST:]),
             totals=_table(document.get("totals")),
             accounts=_with_incidents(_table(document.get("accounts")), keys, entries),
+            begun=document.get("begun") is True,
             entries=entries,
         )
     except Exception:  # noqa: BLE001 - it may be malformed in any way

@@ -16,9 +16,11 @@ from typing import Any
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.layout import run_tag
 from elastic.checkpoint.manifest import Manifest
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
+from elastic.core.forks import counts
 from elastic.errors import CheckpointWriteError, ElasticError
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal
@@ -31,6 +33,9 @@ _REMEMBERED = 8
 
 class Saves:
     """Takes members' reports of their shares, and commits checkpoints or gives them up.
+
+    Once a group has committed a step, checkpoints of others beyond the step from which it went on
+    are of a lineage that was given up. They are set aside, and late reports complete no more.
 
     post: takes events for the machine. broadcast: sends a message to every agent. start: runs a
     coroutine in the background. on_failed: called with step, generation and reason if a checkpoint
@@ -59,6 +64,7 @@ class Saves:
         self._in_order = asyncio.Lock()  # a commit drops the reports of earlier steps
         self._refused: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
         self._retried: tuple[int, int] | None = None
+        self._newest_group = 0  # of those known to have begun
         self.newest_step = 0
         """The step of the newest checkpoint that can be loaded; 0: none."""
         self.last_failure = ""
@@ -75,7 +81,22 @@ class Saves:
         """Where checkpoints go; empty for a job without."""
         return self._commits.url if self._commits is not None else ""
 
+    def began(self, generation: int, step: int) -> None:
+        """Members have committed a step in the group of `generation`, which went on from `step`, or
+        have saved that step. They repeat this to each leader."""
+        if generation <= self._newest_group:
+            return
+        self._newest_group = generation
+        self._post(ev.GroupBegan(generation=generation, step=step))
+        for news in [*self._settled.values()]:
+            if news.step > step and not news.abandoned and news.generation < generation:
+                self._settle_as_superseded(news.step, news.generation)
+        if self._commits is not None:
+            self._start(self._set_aside(self._commits, generation, step), "set-aside")
+
     def saved(self, stream: AgentStream, report: pb.ShardSaved) -> None:
+        if report.HasField("began_at"):
+            self.began(report.generation, report.began_at)
         if self._answer_if_committed(stream, report.step):
             return
         self._discard_if_refused(report.step, report.generation)
@@ -116,6 +137,9 @@ class Saves:
             async with self._in_order:
                 commit = functools.partial(self._commits.commit, effect.step, effect.generation)
                 done = await off_loop(commit)
+        except SaveSuperseded as error:
+            self._give_up(effect.step, str(error), effect.generation, "superseded")
+            return
         except Exception as error:  # noqa: BLE001 - storage may raise anything; a job goes on
             self._give_up(effect.step, _words(error), effect.generation)
             self._on_failed(effect.step, effect.generation, _words(error))
@@ -131,7 +155,7 @@ class Saves:
             save_s=round(done.save_s, 6),
         )
         self._post(ev.CheckpointCommitted(generation=effect.generation, step=effect.step))
-        self._settle(local_pb2.CheckpointCommitted(step=effect.step))
+        self._settle(local_pb2.CheckpointCommitted(step=effect.step, generation=effect.generation))
         try:
             await off_loop(self._commits.prune)
         except Exception as error:  # noqa: BLE001 - the checkpoint is committed anyway
@@ -146,7 +170,30 @@ class Saves:
         if (step, generation) not in self._given_up:  # otherwise a member has missed the news
             self._given_up.append((step, generation))
             self._journal.record("checkpoint_abandoned", step=step, reason=reason, message=message)
-            self.last_failure = message
+            if reason != "superseded":  # that save was none of this lineage
+                self.last_failure = message
+        self._settle(
+            local_pb2.CheckpointCommitted(step=step, abandoned=True, generation=generation)
+        )
+
+    async def _set_aside(self, commits: CheckpointCommits, generation: int, step: int) -> None:
+        try:
+            async with self._in_order:
+                found = await off_loop(functools.partial(commits.began, generation, step))
+                if found:
+                    self.newest_step = await off_loop(commits.newest)
+        except Exception as error:  # noqa: BLE001 - by any storage; the next commit tries again
+            self._journal.record("warning", source="checkpoints", message=_words(error))
+            return
+        if found:
+            steps = sorted(found)
+            self._journal.record(
+                "checkpoints_set_aside", steps=steps, generation=generation, from_step=step
+            )
+        for superseded, saved_in in found.items():
+            self._settle_as_superseded(superseded, saved_in)
+
+    def _settle_as_superseded(self, step: int, generation: int) -> None:
         self._settle(
             local_pb2.CheckpointCommitted(step=step, abandoned=True, generation=generation)
         )
@@ -193,6 +240,10 @@ def _words(error: Exception) -> str:
     return str(error) if isinstance(error, ElasticError) else f"{type(error).__name__}: {error}"
 
 
+class SaveSuperseded(CheckpointWriteError):
+    """The save is of a lineage that was given up: another group went on from an earlier step."""
+
+
 _MOST_UNCOMMITTED = 64  # saves whose reports are kept: a bound, since a save's end may be missed
 
 
@@ -208,8 +259,8 @@ class Committed:
 
 
 class CheckpointCommits:
-    """Collects reports by (step, generation), and works on storage. `claim`, `newest`, `discard`,
-    `commit` and `prune` block: call them off the loop. run: the job's incarnation."""
+    """Collects reports by (step, generation), and works on storage. `claim`, `newest`, `began`,
+    `discard`, `commit` and `prune` block: call them off the loop. run: the job's incarnation."""
 
     def __init__(
         self, directory: CheckpointDirectory, *, job: str, run: str, keep_last: int
@@ -217,7 +268,9 @@ class CheckpointCommits:
         self._directory = directory
         self._job = job
         self._owner = catalog.Owner(job=job, run=run, since_unix_s=time.time())
+        self._tag = run_tag(run)
         self._claimed = False
+        self._begun: tuple[int, int] | None = None  # the newest group, and where it went on
         self._keep_last = keep_last
         self._reports: dict[tuple[int, int], dict[int, pb.ShardSaved]] = {}
         self._committing = threading.Lock()
@@ -248,6 +301,21 @@ class CheckpointCommits:
             return catalog.newest_step(self._directory)
         return 0
 
+    def began(self, generation: int, step: int) -> dict[int, int]:
+        """A group has gone on from `step`: record that, and set aside what is of no lineage now.
+
+        Return the generations that had saved it, by step. After an error, the next commit records
+        it. Raises ElasticError.
+        """
+        with self._committing:
+            self._begun = generation, step
+            self._owned()
+            superseded = catalog.scan(self._directory).superseded
+            found = {at: catalog.read_manifest(self._directory, at).generation for at in superseded}
+            for at in superseded:
+                catalog.set_aside(self._directory, at)
+            return found
+
     def discard(self, step: int, generation: int) -> None:
         """Remove what exists of a save of which a part was refused, if storage allows it."""
         with contextlib.suppress(ElasticError):
@@ -258,12 +326,21 @@ class CheckpointCommits:
 
         Two groups may save the same step, one after the other. The first complete save stands: a
         second manifest, whose files may have been swept, does not replace its own. Raises
-        CheckpointWriteError, also if another run has claimed the directory since.
+        CheckpointWriteError, also if another run has claimed the directory since, and
+        SaveSuperseded if the save is of a lineage that was given up.
         """
         with self._committing:
             began_at = time.monotonic()
-            self._require_claim()
             reports = self._reports.get((step, generation), {})
+            if self._begun is None or self._begun[0] < generation:  # its members are of an older
+                self._begun = generation, step  # version: it went on from this step at the latest
+            forks = self._owned().forks
+            if not counts(forks, self._tag, generation, step):
+                self.forget(step, generation)
+                raise SaveSuperseded(
+                    f"step {step} of generation {generation} is of a lineage that was given up: a "
+                    "later group has gone on from an earlier step"
+                )
             if catalog.is_committed(self._directory, step):
                 manifest = catalog.read_manifest(self._directory, step)
             else:
@@ -273,12 +350,15 @@ class CheckpointCommits:
                         "was committed first"
                     )
                 manifest = self._manifest(step, generation, reports)
+                if step in catalog.scan(self._directory).superseded:
+                    catalog.set_aside(self._directory, step)
                 try:
                     catalog.commit(self._directory, manifest)
                 except FileExistsError:
                     manifest = catalog.read_manifest(self._directory, step)
-            for key in [key for key in list(self._reports) if key[0] <= step]:
-                self._reports.pop(key, None)
+            for key in list(self._reports):
+                if key[0] <= step and key[1] <= generation:  # a later group goes on from here
+                    self._reports.pop(key, None)
             with contextlib.suppress(ElasticError):  # otherwise the files go with the step
                 catalog.sweep(self._directory, manifest)
         stall_s = max((r.stall_s for r in reports.values()), default=0.0)
@@ -294,12 +374,15 @@ class CheckpointCommits:
         with self._committing:
             catalog.prune(self._directory, self._keep_last)
 
-    def _require_claim(self) -> None:
-        if self._claimed:
-            catalog.require(self._directory, self._owner)
-        else:
+    def _owned(self) -> catalog.Owner:
+        """Return the record of this run as the owner, with where its groups went on."""
+        if not self._claimed:
             catalog.claim(self._directory, self._owner)
             self._claimed = True
+        self._owner = catalog.require(self._directory, self._owner)
+        if self._begun is not None:
+            self._owner = catalog.record_fork(self._directory, self._owner, *self._begun)
+        return self._owner
 
     def _manifest(self, step: int, generation: int, shards: dict[int, pb.ShardSaved]) -> Manifest:
         first = shards[0]

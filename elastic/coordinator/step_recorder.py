@@ -66,7 +66,8 @@ class StepRecorder:
 
     name: "ledger" or "curve", the first word of events and messages. broadcast: tells every member.
     may_record: whether this coordinator may write the file now. is_required: the job does not begin
-    without the file.
+    without the file. newest_group: an earlier coordinator formed this group, and those before it
+    are over.
     """
 
     def __init__(
@@ -78,6 +79,7 @@ class StepRecorder:
         broadcast: Callable[..., None],
         may_record: Callable[[], bool],
         is_required: bool = True,
+        newest_group: int = 0,
         most_waiting: int = _MOST_WAITING,
         retry_s: float = _RETRY_S,
     ) -> None:
@@ -87,6 +89,7 @@ class StepRecorder:
         self._broadcast = broadcast
         self._may_record = may_record
         self._is_required = is_required
+        self._newest_group = newest_group
         self._most_waiting = most_waiting
         self._first_retry_s = retry_s
         self._waiting: list[Any] = []  # the entries that are being written come first
@@ -107,14 +110,24 @@ class StepRecorder:
         if done:
             opening.result()
 
-    def take(self, node: ConnectedNode, entries: Sequence[Any], *, whole: bool) -> None:
+    def take(
+        self, node: ConnectedNode, entries: Sequence[Any], *, whole: bool, group: int = 0
+    ) -> None:
         """Take a report of one of the node's members. whole: it has all that the member does not
-        know to be stored.
+        know to be stored. group: the member's generation; 0: not known.
+
+        Only the newest group tells the history, of its own steps and those before: each begins with
+        a whole report. A member that wakes up in an earlier group may tell of a lineage that was
+        given up, so it is not listened to.
 
         Once members are asked to send everything, a node's reports are ignored until a whole one
         comes: if they were stored, the members would learn so and forget the steps before. They
         come again with the rest.
         """
+        if group:
+            if group < self._newest_group:
+                return
+            self._newest_group = group
         if whole:
             node.rounds[self._name] = self._round
         if node.rounds.get(self._name) != self._round:

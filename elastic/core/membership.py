@@ -107,6 +107,9 @@ class Generation:
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
+    begun: bool = False
+    """A step of the job was committed before, as far as is known: without a checkpoint the members
+    do not begin with the initial state."""
     restart_count: int = 0
     """For a script written for torchrun: how often all workers were restarted before."""
     max_restarts: int = 0

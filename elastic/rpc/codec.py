@@ -38,6 +38,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         purpose=pb.Purpose.Name(generation.purpose.value),
         save_first=generation.save_first,
         provisional=generation.provisional,
+        begun=generation.begun,
         restart_count=generation.restart_count,
         max_restarts=generation.max_restarts,
     )
@@ -57,6 +58,7 @@ def generation_from_pb(message: pb.Generation) -> Generation:
         purpose=Purpose(message.purpose),
         save_first=message.save_first,
         provisional=message.provisional,
+        begun=message.begun,
         restart_count=message.restart_count,
         max_restarts=message.max_restarts,
     )

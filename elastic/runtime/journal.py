@@ -31,6 +31,7 @@ _WARNINGS = frozenset(
         "admission_awaited",
         "certificate_expires",
         "checkpoint_abandoned",
+        "checkpoints_set_aside",
         "connection_refused",
         "coordinator_awaited",
         "coordinator_lost",

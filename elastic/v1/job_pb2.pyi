@@ -89,7 +89,7 @@ class Member(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts")
+    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts", "begun")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -100,6 +100,7 @@ class Generation(_message.Message):
     PROVISIONAL_FIELD_NUMBER: _ClassVar[int]
     RESTART_COUNT_FIELD_NUMBER: _ClassVar[int]
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
+    BEGUN_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: str
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -110,7 +111,8 @@ class Generation(_message.Message):
     provisional: bool
     restart_count: int
     max_restarts: int
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ...) -> None: ...
+    begun: bool
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., begun: bool = ...) -> None: ...
 
 class StoredGeneration(_message.Message):
     __slots__ = ("newest", "may_train", "command", "command_digest", "loss")
@@ -211,7 +213,7 @@ class FileDigest(_message.Message):
     def __init__(self, name: _Optional[str] = ..., size_bytes: _Optional[int] = ..., xxh3_128: _Optional[str] = ...) -> None: ...
 
 class ShardSaved(_message.Message):
-    __slots__ = ("worker", "step", "generation", "index", "count", "files", "epoch", "cursor", "learning_rate_json", "stall_s", "write_s")
+    __slots__ = ("worker", "step", "generation", "index", "count", "files", "epoch", "cursor", "learning_rate_json", "stall_s", "write_s", "began_at")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -223,6 +225,7 @@ class ShardSaved(_message.Message):
     LEARNING_RATE_JSON_FIELD_NUMBER: _ClassVar[int]
     STALL_S_FIELD_NUMBER: _ClassVar[int]
     WRITE_S_FIELD_NUMBER: _ClassVar[int]
+    BEGAN_AT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     step: int
     generation: int
@@ -234,7 +237,8 @@ class ShardSaved(_message.Message):
     learning_rate_json: str
     stall_s: float
     write_s: float
-    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., files: _Optional[_Iterable[_Union[FileDigest, _Mapping]]] = ..., epoch: _Optional[int] = ..., cursor: _Optional[int] = ..., learning_rate_json: _Optional[str] = ..., stall_s: _Optional[float] = ..., write_s: _Optional[float] = ...) -> None: ...
+    began_at: int
+    def __init__(self, worker: _Optional[str] = ..., step: _Optional[int] = ..., generation: _Optional[int] = ..., index: _Optional[int] = ..., count: _Optional[int] = ..., files: _Optional[_Iterable[_Union[FileDigest, _Mapping]]] = ..., epoch: _Optional[int] = ..., cursor: _Optional[int] = ..., learning_rate_json: _Optional[str] = ..., stall_s: _Optional[float] = ..., write_s: _Optional[float] = ..., began_at: _Optional[int] = ...) -> None: ...
 
 class SaveFailed(_message.Message):
     __slots__ = ("worker", "step", "generation", "message", "retried")

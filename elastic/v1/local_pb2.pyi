@@ -17,20 +17,24 @@ class Hello(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ...) -> None: ...
 
 class LedgerEntries(_message.Message):
-    __slots__ = ("entries", "whole")
+    __slots__ = ("entries", "whole", "generation")
     ENTRIES_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     entries: _containers.RepeatedCompositeFieldContainer[_job_pb2.LedgerEntry]
     whole: bool
-    def __init__(self, entries: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ..., whole: bool = ...) -> None: ...
+    generation: int
+    def __init__(self, entries: _Optional[_Iterable[_Union[_job_pb2.LedgerEntry, _Mapping]]] = ..., whole: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
 class CurvePoints(_message.Message):
-    __slots__ = ("points", "whole")
+    __slots__ = ("points", "whole", "generation")
     POINTS_FIELD_NUMBER: _ClassVar[int]
     WHOLE_FIELD_NUMBER: _ClassVar[int]
+    GENERATION_FIELD_NUMBER: _ClassVar[int]
     points: _containers.RepeatedCompositeFieldContainer[_job_pb2.CurvePoint]
     whole: bool
-    def __init__(self, points: _Optional[_Iterable[_Union[_job_pb2.CurvePoint, _Mapping]]] = ..., whole: bool = ...) -> None: ...
+    generation: int
+    def __init__(self, points: _Optional[_Iterable[_Union[_job_pb2.CurvePoint, _Mapping]]] = ..., whole: bool = ..., generation: _Optional[int] = ...) -> None: ...
 
 class Notice(_message.Message):
     __slots__ = ("name", "fields")

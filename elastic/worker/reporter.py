@@ -274,9 +274,9 @@ class Reporter(Reports):
                 group = self._membership.group
                 self._send_progress(group)
                 if group is not None and group.rank == 0:
-                    self._send_ledger()
+                    self._send_ledger(group)
                     if self.curve.kept:
-                        self._send_curve(whole)
+                        self._send_curve(group, whole)
                 if self._reformed is not None and not self._first_step_pending:
                     self._link.send(reformed=self._reformed)
                     self._reformed = None
@@ -336,7 +336,8 @@ class Reporter(Reports):
             self._newest_collective = (count, now)
         return count, now - self._newest_collective[1]
 
-    def _send_ledger(self) -> None:
+    def _send_ledger(self, group: Group) -> None:
+        number = group.generation.number
         whole, self._send_whole_ledger = self._send_whole_ledger, False
         fresh = self.state.ledger.since(0 if whole else self._ledger_sent, of_oldest=_MOST_UNSTORED)
         if not fresh and not whole:
@@ -345,9 +346,13 @@ class Reporter(Reports):
         for begin in range(0, max(len(fresh), 1), _MOST_RECORDS):
             some, first = fresh[begin : begin + _MOST_RECORDS], begin == 0
             entries = [pb.LedgerEntry(**record._asdict()) for record in some]
-            self._link.send(ledger=local_pb2.LedgerEntries(entries=entries, whole=whole and first))
+            told = local_pb2.LedgerEntries(
+                entries=entries, whole=whole and first, generation=number
+            )
+            self._link.send(ledger=told)
 
-    def _send_curve(self, whole: bool) -> None:
+    def _send_curve(self, group: Group, whole: bool) -> None:
+        number = group.generation.number
         again, self._send_whole_curve = self._send_whole_curve, False
         since = 0 if again else self._curve_sent
         fresh = self.curve.since(since, most=_MOST_UNSTORED, whole=whole)
@@ -359,7 +364,8 @@ class Reporter(Reports):
         points = [pb.CurvePoint(**point._asdict()) for point in numbers]
         for begin in range(0, max(len(points), int(again)), _MOST_POINTS):
             some, first = points[begin : begin + _MOST_POINTS], begin == 0
-            self._link.send(curve=local_pb2.CurvePoints(points=some, whole=again and first))
+            told = local_pb2.CurvePoints(points=some, whole=again and first, generation=number)
+            self._link.send(curve=told)
 
 
 def _numbers(values: Mapping[str, Any]) -> dict[str, float]:

@@ -600,6 +600,7 @@ class Training:
 
     def _take_or_postpone(self, flat: _FlatState, loop: int, *, at_commit: bool) -> Progress:
         progress = progress_of(flat.extra)
+        self.control.checkpoints.went_on_from(progress.committed)
         self._postponed = flat if progress.loop > loop else None
         if self._postponed is None:
             self._put_in_place(flat, progress, at_commit=at_commit)
@@ -723,7 +724,7 @@ class Training:
         self.place.now = Place.SAVING, time.monotonic()
         self.state.progress = save.progress
         began = time.monotonic()
-        self.control.checkpoints.save(self.state, self._joining())
+        self.control.checkpoints.save(self.state, self._joining(), began_at=self.part.agreed_at)
         self.clock.saved(began)
         self.place.now = Place.BOUNDARY, time.monotonic()
 
@@ -733,7 +734,11 @@ class Training:
         began = time.monotonic()
         try:
             self.control.checkpoints.save_and_wait(
-                self.state, self._joining(), self._membership.must_leave, insists=insists
+                self.state,
+                self._joining(),
+                self._membership.must_leave,
+                began_at=self.part.agreed_at,
+                insists=insists,
             )
         finally:
             self.clock.saved(began)

@@ -117,11 +117,12 @@ def test_a_full_disk_does_not_stop_training(place: Place, originals: Path, tmp_p
         shutil.copytree(originals / "step-000000006", checkpoints / "step-000000006")
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
         job = place.start("fills_the_disk.py", disk / "filler", options=options)
-        assert job.wait() == 0, job.story()
+        assert job.wait() == NOT_SAVED, job.story()
         abandoned = job.named("checkpoint_abandoned")
         assert {event["step"] for event in abandoned} == {9, 12}
         assert all(str(checkpoints) in event["message"] for event in abandoned)
-        finished = job.named("job_finished")[0]
+        finished = job.named("job_ended")[0]
+        assert (finished["exit_code"], finished["severity"]) == (NOT_SAVED, "error")
         assert finished["committed"] == 12
         assert "No space left" in finished["message"]
         assert "6 steps since the checkpoint of step 6 are not saved" in finished["message"]

@@ -68,7 +68,8 @@ class CommitCheckpoint:
 class AbandonCheckpoint:
     """Tell the members that the checkpoint of `step` will never be complete.
 
-    reason: "failed", or "member_lost", where nothing is wrong with storage.
+    reason: "failed"; "member_lost", where nothing is wrong with storage; or "superseded", where the
+    job has gone on from an earlier step.
     """
 
     generation: int

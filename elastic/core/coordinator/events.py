@@ -107,6 +107,15 @@ class ProgressReported:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class GroupBegan:
+    """Members have committed the first step of their group, which went on from `step`, or have
+    saved that step. So a state of the job is known, and later steps of other groups are void."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class ShardReported:
     """A member's part of the checkpoint of `step` is on storage."""
 
@@ -191,6 +200,7 @@ Event = (
     | WorkerFailed
     | ClassicScriptReported
     | ProgressReported
+    | GroupBegan
     | ShardReported
     | CheckpointCommitted
     | SaveReportedFailed

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator.decisions import Form
 from elastic.core.coordinator.view import ObservedWorker
+from elastic.core.forks import Fork, counts, with_fork
 from elastic.core.membership import (
     Failure,
     FailureKind,
@@ -232,6 +233,22 @@ class CheckpointTracker:
     """Whether a save that waits for a lost member is given up, and the others are told to go on.
     False while the job stops, since they would leave without a checkpoint: the lost member may come
     back and complete the save, and otherwise the next group saves the same step."""
+    _forks: tuple[Fork, ...] = ()
+
+    def began(self, generation: int, step: int) -> list[fx.Effect]:
+        """A group has gone on from `step`: give up what earlier ones save beyond it."""
+        self._forks = with_fork(self._forks, Fork("", generation, step))
+        if self.newest is not None and self.is_superseded(self.newest[0].number, self.newest[1]):
+            self.newest = None
+        void = [key for key in self._saves if self.is_superseded(key[1], key[0])]
+        for key in void:
+            self._forget(key)
+        self._known_given_up.extend(void)
+        return [superseded(at, saved_in) for at, saved_in in void]
+
+    def is_superseded(self, generation: int, step: int) -> bool:
+        """True if a later group has gone on from an earlier step."""
+        return not counts(self._forks, "", generation, step)
 
     def written(self, generation: Generation, step: int, index: int, count: int) -> bool:
         """Record a written part; True if it completes the checkpoint."""
@@ -244,7 +261,7 @@ class CheckpointTracker:
         save.written.add(index)
         if len(save.written) < count:
             return False
-        self._forget_up_to(step)
+        self._forget_up_to(step, generation.number)
         self._whole.append(key)
         self.abandoned = False
         return True
@@ -310,6 +327,16 @@ class CheckpointTracker:
         self._saves.pop(key, None)
         self._given_up.append(key)
 
-    def _forget_up_to(self, step: int) -> None:
-        for key in [key for key in self._saves if key[0] <= step]:
+    def _forget_up_to(self, step: int, generation: int) -> None:
+        """A later group may have gone back: its saves of fewer steps are still wanted."""
+        for key in [key for key in self._saves if key[0] <= step and key[1] <= generation]:
             del self._saves[key]
+
+
+def superseded(step: int, generation: int) -> fx.AbandonCheckpoint:
+    return fx.AbandonCheckpoint(
+        generation=generation,
+        step=step,
+        message="a later group has gone on from an earlier step",
+        reason="superseded",
+    )

@@ -22,7 +22,12 @@ from elastic.core.coordinator.formation import (
     is_left,
     settle,
 )
-from elastic.core.coordinator.generations import CheckpointTracker, Lineage, PastGenerations
+from elastic.core.coordinator.generations import (
+    CheckpointTracker,
+    Lineage,
+    PastGenerations,
+    superseded,
+)
 from elastic.core.coordinator.nodes import (
     Departures,
     NewcomerPolicy,
@@ -91,11 +96,13 @@ class Coordinator:
         last: Generation | None = None,
         may_train: tuple[Generation, ...] = (),
         restarted_at: Sequence[float] = (),
+        begun: bool = False,
         now: float = 0.0,
     ) -> None:
         """last: the newest generation of earlier coordinators, whose group may still train.
         may_train: earlier generations that may still train too, oldest first.
-        restarted_at: the instants of the restarts that count against the budget, oldest first."""
+        restarted_at: the instants of the restarts that count against the budget, oldest first.
+        begun: a step of the job was committed under an earlier coordinator."""
         self._settings = settings
         self._policy = settings.formation
         self._number = 0
@@ -109,6 +116,7 @@ class Coordinator:
         self._previous_group: Generation | None = None
         """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
+        self._begun = begun or (last is not None and last.begun)
         self._trained_in = 0
         self._formed_at = 0.0
         self._unannounced = False
@@ -168,6 +176,11 @@ class Coordinator:
     def last_commit_at(self, now: float) -> float:
         """When the newest step was committed, as far as reported; `now` if no step is known."""
         return self._progress.last_commit_at(now)
+
+    @property
+    def begun(self) -> bool:
+        """A step of the job is known to have been committed, at any time."""
+        return self._begun
 
     @property
     def writes(self) -> bool:
@@ -247,6 +260,9 @@ class Coordinator:
                 return []
             case ev.StragglerFound():
                 return self._straggler_found(event, now)
+            case ev.GroupBegan():
+                self._begun = True
+                return self._checkpoints.began(event.generation, event.step)
             case ev.ShardReported():
                 return self._shard_reported(event)
             case ev.CheckpointCommitted():
@@ -275,6 +291,7 @@ class Coordinator:
                 self._trained_in = status.generation
                 self._progress.goes_on_from(status.committed)
             if status.has_state:
+                self._begun = self._begun or status.committed > 0
                 if self._counts(status.worker):
                     self._progress.advance(status.committed, now)
                 self._newcomers.committed(status.generation, status.committed)
@@ -383,6 +400,8 @@ class Coordinator:
         generation = self._past.get(event.generation)
         if generation is None:
             return []
+        if self._checkpoints.is_superseded(event.generation, event.step):
+            return [superseded(event.step, event.generation)]
         if self._checkpoints.written(generation, event.step, event.index, event.count):
             return [fx.CommitCheckpoint(generation=event.generation, step=event.step)]
         if self._told_before() and self._checkpoints.is_given_up(event.step, event.generation):
@@ -634,6 +653,7 @@ class Coordinator:
             provisional=decision.planned,
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
+            begun=self._begun,
             restart_count=self._past.restart_count(decision) if self._policy.restart_all else 0,
             max_restarts=self._settings.max_restarts if self._policy.restart_all else 0,
         )

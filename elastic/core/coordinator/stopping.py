@@ -225,6 +225,7 @@ def end_failed(verdict: Verdict, failure: Failure, hang: str = "") -> fx.EndJob:
     if the worker failed because it hung."""
     may_not_pass = verdict is Verdict.NOT_RETRYABLE
     exit_code = ExitCode.CONFIGURATION if may_not_pass else ExitCode.SCRIPT_FAILED
+    exit_code = ExitCode.NOT_SAVED if failure.state_lost else exit_code
     message = hang if failure.place else ""
     return fx.EndJob(exit_code=int(exit_code), verdict=verdict, failure=failure, message=message)
 

@@ -363,7 +363,8 @@ class Participation:
         self._saved_step = -1
         self._save_owed = False
         self._compare_due = False
-        self._agreed_at = 0
+        self.agreed_at = 0
+        """The committed steps on which the members of the present group agreed."""
         self._newcomers = False
         self._repeat_from = 0
         self._calls_of_others = 0
@@ -602,7 +603,7 @@ class Participation:
         """Whether replicas are compared here: after 1, 2, 4... steps of the group, and before a
         save, since each member writes a part of what must be one state. Only the number of steps
         decides, so all members do it at the same boundary."""
-        steps = self.progress.committed - self._agreed_at
+        steps = self.progress.committed - self.agreed_at
         if not self._compare_due or steps <= 0:
             return False
         return steps & (steps - 1) == 0 or self._saves_here()
@@ -677,7 +678,7 @@ class Participation:
         self.intact = True
         self.took_part = True
         self._begun = plan.committed is not None
-        self._agreed_at = self.progress.committed
+        self.agreed_at = self.progress.committed
         self._newcomers = any(not d.took_part for d in declarations)
 
     def _declaration(self) -> Declaration:
@@ -700,7 +701,7 @@ class Participation:
             right = plan.transfers[0].source
             yield TellDifference(ranks=plan.differed, right=right)
         if plan.committed is None and seat.rank == 0:
-            yield from self._restore(seat, begun=plan.begun)
+            yield from self._restore(seat, begun=plan.begun or seat.generation.begun)
         for transfer in plan.transfers:
             if transfer.source == seat.rank:
                 progress = self.progress if transfer.mark is Mark.COMMIT else self.here
@@ -726,9 +727,10 @@ class Participation:
         restored: Progress | None = yield Restore(loop=max(self.loop, 0))
         if restored is None and begun:
             raise StateLost(
-                "every member that held the job's state was lost, or was interrupted while its "
-                "state changed, and there is no checkpoint to go back to; start the job again, "
-                "with --checkpoint-dir to keep its progress"
+                "steps of the job were committed, but every worker that held its state has ended, "
+                "or was interrupted while its state changed, and there is no checkpoint to go back "
+                "to; start the job again as another run, with --checkpoint-dir and "
+                "--checkpoint-every to keep its progress"
             )
         if restored is None and (self.took_part or self._overwritten):
             what = "the first step was interrupted while the state changed"

@@ -20,12 +20,7 @@ import safetensors.torch
 import torch
 
 from elastic.checkpoint import catalog, documents
-from elastic.checkpoint.catalog import (
-    is_committed,
-    list_checkpoints,
-    read_manifest,
-    require_parent,
-)
+from elastic.checkpoint.catalog import read_manifest, require_parent
 from elastic.checkpoint.digest import FileDigest, difference, digest_of
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.documents import Json
@@ -38,7 +33,7 @@ from elastic.checkpoint.layout import (
     structure_name,
 )
 from elastic.checkpoint.manifest import Manifest
-from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError, GroupLost
+from elastic.errors import CheckpointDamaged, ElasticError, GroupLost
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.process_group import Group
 from elastic.worker.state.job_state import JobState
@@ -55,6 +50,8 @@ class Place:
     generation: int
     rank: int
     world_size: int
+    began_at: int
+    """The committed steps from which the group went on."""
 
 
 class Checkpointing:
@@ -112,13 +109,14 @@ class Checkpointing:
 
     # ---- saving
 
-    def save(self, state: JobState, group: Group, *, insists: bool = False) -> None:
+    def save(self, state: JobState, group: Group, *, began_at: int, insists: bool = False) -> None:
         """At a step boundary, copy this member's share to host memory; write it in the background.
 
         A group saves a step only once. A second save would write files of the same names, which may
         be part of a checkpoint by then, and may differ in what was acknowledged meanwhile. After an
         abandoned save the coordinator takes no other of that step from this group.
 
+        began_at: the committed steps on which the group's members agreed.
         insists: a refusal of the storage is no failure yet, because `try_again` writes again.
         """
         step = state.committed
@@ -127,10 +125,11 @@ class Checkpointing:
             generation=group.generation.number,
             rank=group.rank,
             world_size=group.world_size,
+            began_at=began_at,
         )
         if self._directory is None or step == 0 or self._last == (step, place):
             return
-        began_at = time.monotonic()
+        since = time.monotonic()
         self.wait_idle()
         flat = state.capture()
         specs, extra = describe(flat.tensors), state.extra()
@@ -148,7 +147,7 @@ class Checkpointing:
             "epoch": state.position.epoch,
             "cursor": state.position.cursor,
             "learning_rate_json": json.dumps(extra["ramps"]),
-            "stall_s": time.monotonic() - began_at,
+            "stall_s": time.monotonic() - since,
         }
         self._write_last = functools.partial(
             self._write, self._directory, step, place, self._share, structure, told
@@ -161,6 +160,7 @@ class Checkpointing:
         group: Group,
         superseded: Callable[[], bool],
         *,
+        began_at: int,
         insists: bool = False,
     ) -> None:
         """Save this step unless it is saved; wait until its checkpoint is committed or given up.
@@ -171,7 +171,7 @@ class Checkpointing:
         step = state.committed
         if self._directory is None or step == 0 or self.is_committed(step):
             return
-        self.save(state, group, insists=insists)
+        self.save(state, group, began_at=began_at, insists=insists)
         while not self.is_settled(step, timeout_s=0.05):
             if superseded() or group.aborted:
                 raise GroupLost("superseded while saving")
@@ -189,6 +189,12 @@ class Checkpointing:
     def _start_writing(self, write: Callable[[], None]) -> None:
         self._writing = threading.Thread(target=write, name="elastic-save")
         self._writing.start()
+
+    def went_on_from(self, step: int) -> None:
+        """This member has taken over a state of `step`: what it knew of saves beyond is void."""
+        with self._changed:
+            self._settled = {at: done for at, done in self._settled.items() if at <= step}
+            self._reports = {at: sent for at, sent in self._reports.items() if at <= step}
 
     def settle(self, step: int, *, committed: bool, generation: int = 0) -> None:
         """The coordinator has committed the checkpoint of `step`, or abandoned the save of
@@ -236,7 +242,13 @@ class Checkpointing:
         index, count = place.rank, place.world_size
         began_at = time.monotonic()
         try:
-            if is_committed(directory, step):  # restored from it, or the group before saved it
+            if catalog.is_saved(
+                directory,
+                step,
+                run=place.run,
+                generation=place.generation,
+                began_at=place.began_at,
+            ):  # restored from it, or the group before saved it
                 self.settle(step, committed=True)
                 return
             files = write_share(
@@ -274,6 +286,7 @@ class Checkpointing:
             count=count,
             files=digests,
             write_s=time.monotonic() - began_at,
+            began_at=place.began_at,
             **told,
         )
         self._report(step, shard_saved=saved)
@@ -348,12 +361,20 @@ def load_latest(
     directory is that of one checkpoint.
     """
     reasons: list[str] = []
-    for step in list_checkpoints(directory):
+    found = catalog.scan(directory)
+    for step in found.committed:
         try:
             return load(directory, step)
         except CheckpointDamaged as error:
             reasons.append(str(error))
             on_damaged(step, reasons[-1])
+    if found.superseded and not reasons:
+        raise CheckpointDamaged(
+            f"the checkpoints in {directory.url} (steps {', '.join(map(str, found.superseded))}) "
+            "are of a lineage that was given up: a later group has gone on from an earlier step, "
+            "and its checkpoints are gone; to start from one of them, move it to an empty "
+            "directory"
+        )
     if not reasons:
         require_parent(directory)
         return None
@@ -530,14 +551,9 @@ def write_share(
     """Write shard `index` of `count`, and the structure if one is given; return their digests.
 
     group: the name of the group that saves; no other group's files have these names. Raises
-    CheckpointWriteError if the storage refuses, or if the step is already committed. If it is
-    committed meanwhile, the files are useless and harmless.
+    CheckpointWriteError if the storage refuses. If the step is committed meanwhile, the files are
+    useless and harmless.
     """
-    if is_committed(directory, step):
-        raise CheckpointWriteError(
-            f"step {step} in {directory.url} is already committed; shard {index} of {count} came "
-            "too late and was not written"
-        )
     blocks = safetensors_blocks(share)
     digests = [directory.write(path_in_step(step, shard_name(index, count, group)), blocks)]
     if structure is not None:

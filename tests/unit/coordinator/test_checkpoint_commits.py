@@ -2,42 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
+import fsspec
 import pytest
 
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import group_name, path_in_step, shard_name
-from elastic.coordinator.saves import CheckpointCommits
+from elastic.coordinator.saves import CheckpointCommits, SaveSuperseded
 from elastic.errors import CheckpointWriteError, TransientError
 from elastic.v1 import job_pb2 as pb
 
 
-def name(index: int, generation: int = 1) -> str:
-    return shard_name(index, 2, group_name(generation, "run"))
+def name(index: int, generation: int = 1, run: str = "r1") -> str:
+    return shard_name(index, 2, group_name(generation, run))
 
 
 class Run:
     """A run whose members write shares to a directory and report them to the leader's `commits`."""
 
     def __init__(
-        self, directory: CheckpointDirectory, job: str = "digits", run: str = "r1"
+        self, directory: CheckpointDirectory, job: str = "digits", run: str = "r1", keep: int = 2
     ) -> None:
-        self.directory = directory
-        self.commits = CheckpointCommits(directory, job=job, run=run, keep_last=2)
+        self.directory, self.run = directory, run
+        self.commits = CheckpointCommits(directory, job=job, run=run, keep_last=keep)
         self.claim, self.commit = self.commits.claim, self.commits.commit
 
     def save(self, step: int, *indices: int, generation: int = 1, size_bytes: int = 10) -> None:
         for index in indices:
-            relative = path_in_step(step, name(index, generation))
+            relative = path_in_step(step, name(index, generation, self.run))
             digest = self.directory.write(relative, b"x" * size_bytes)
             self.report(step, index, generation, digest.size_bytes)
 
     def report(self, step: int, index: int, generation: int, size_bytes: int) -> None:
         digest = pb.FileDigest(
-            name=name(index, generation), size_bytes=size_bytes, xxh3_128=f"{index:032x}"
+            name=name(index, generation, self.run), size_bytes=size_bytes, xxh3_128=f"{index:032x}"
         )
         self.commits.reported(
             pb.ShardSaved(
@@ -52,6 +54,27 @@ class Run:
                 learning_rate_json='{"0": 0.5}',
             )
         )
+
+    def commits_of(self, generation: int, *steps: int) -> None:
+        for step in steps:
+            self.save(step, 0, 1, generation=generation)
+            self.commit(step, generation)
+            self.commits.prune()
+
+    def left(self) -> list[tuple[int, int]]:
+        """The (step, generation) of the checkpoints that count, newest first."""
+        steps = catalog.list_checkpoints(self.directory)
+        return [(s, catalog.read_manifest(self.directory, s).generation) for s in steps]
+
+
+@pytest.fixture(params=["path", "memory"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CheckpointDirectory]:
+    if request.param == "path":
+        yield open_directory(str(tmp_path))
+        return
+    yield open_directory("memory://bucket/checkpoints")
+    fsspec.filesystem("memory").store.clear()
+    fsspec.filesystem("memory").pseudo_dirs[:] = [""]
 
 
 @pytest.fixture
@@ -153,7 +176,9 @@ def test_a_manifest_that_another_coordinator_writes_during_a_commit_stands(
     run.claim()
     write = run.directory.write
 
-    def pause_and_write(relative: str, data: bytes, *, replace: bool) -> FileDigest:
+    def pause_and_write(relative: str, data: bytes, *, replace: bool = True) -> FileDigest:
+        if not relative.endswith("manifest.json"):
+            return write(relative, data, replace=replace)
         monkeypatch.undo()
         assert other.commit(5, 2).size_bytes == 200
         return write(relative, data, replace=replace)
@@ -235,3 +260,123 @@ def test_durations_are_those_of_the_slowest_member(run: Run) -> None:
     done = run.commit(5, 1)
     assert done.stall_s == pytest.approx(0.2)
     assert 3.1 <= done.save_s < 30.0
+
+
+# ---- the lineage
+
+
+def test_a_lineage_that_was_given_up_costs_the_one_that_lives_no_checkpoint(
+    storage: CheckpointDirectory,
+) -> None:
+    """The late reports of generation 1 come before anybody knows where generation 3 began."""
+    run = Run(storage, keep=3)
+    run.commits_of(1, 220, 240, 260)
+    assert run.commits.began(3, 40) == {220: 1, 240: 1, 260: 1}
+    run.commits_of(3, 60, 80, 100)
+    assert run.left() == [(100, 3), (80, 3), (60, 3)]
+    assert catalog.newest_step(storage) == 100
+
+
+@pytest.mark.parametrize("leader", ["same", "next", "deposed"])
+def test_a_late_save_of_a_lineage_that_was_given_up_is_refused(
+    storage: CheckpointDirectory, leader: str
+) -> None:
+    """Whoever leads, or thinks so: the record lies where the checkpoints are."""
+    run = Run(storage, keep=3)
+    run.claim()
+    run.commits_of(1, 40)
+    deposed = Run(storage)
+    deposed.claim()
+    deposed.commits_of(1, 60)
+    run.commits.began(2, 60)
+    run.commits.began(3, 40)
+    late = {"same": run, "next": Run(storage), "deposed": deposed}[leader]
+    for step, generation in ((220, 1), (80, 2)):
+        late.save(step, 0, 1, generation=generation)
+        with pytest.raises(SaveSuperseded, match=f"step {step} of generation {generation}"):
+            late.commit(step, generation)
+    assert run.left() == [(40, 1)]
+
+
+def test_a_late_save_of_an_ancestor_is_committed(storage: CheckpointDirectory) -> None:
+    """Its group was lost while it wrote, but the next one has gone on from a later step."""
+    run = Run(storage)
+    run.save(40, 0, 1, generation=1)
+    run.commits.began(2, 42)
+    run.commits.began(3, 47)
+    run.commit(40, 1)
+    run.save(47, 0, 1, generation=2)
+    run.commit(47, 2)
+    assert run.left() == [(47, 2), (40, 1)]
+
+
+def test_a_step_that_was_saved_in_another_lineage_is_saved_again(
+    storage: CheckpointDirectory,
+) -> None:
+    run = Run(storage)
+    run.commits_of(1, 40, 60)
+    run.save(60, 0, 1, generation=3, size_bytes=100)  # before the other one is set aside
+    assert run.commits.began(3, 40) == {60: 1}
+    assert run.commit(60, 3).size_bytes == 200
+    assert run.left() == [(60, 3), (40, 1)]
+    assert storage.list("step-000000060") == ["manifest.json", name(0, 3), name(1, 3)]
+
+
+def test_a_save_that_is_under_way_survives_a_late_commit_of_an_earlier_lineage(run: Run) -> None:
+    """The late commit is of a later step, but of an earlier group."""
+    run.save(80, 0, generation=3)
+    run.save(260, 0, 1, generation=1)
+    run.commit(260, 1)
+    run.save(80, 1, generation=3)
+    run.commit(80, 3)
+    assert (80, 3) in run.left()
+
+
+def test_a_run_that_resumes_goes_on_in_the_lineage_that_lives(
+    storage: CheckpointDirectory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The storage fails before the dead lineage is set aside, and generations count from 1."""
+    first = Run(storage)
+    first.claim()
+    first.commits_of(1, 40, 260)
+    with monkeypatch.context() as failing:
+        failing.setattr(catalog, "set_aside", _fails)
+        with pytest.raises(CheckpointWriteError):
+            first.commits.began(3, 40)
+    assert first.left() == [(40, 1)], "the record comes first"
+    second = Run(storage, run="r2")
+    second.claim()
+    assert second.left() == [(40, 1)]
+    assert second.commits.newest() == 40
+    assert second.commits.began(1, 40) == {260: 1}
+    second.commits_of(1, 60)
+    assert second.left() == [(60, 1), (40, 1)]
+    assert catalog.read_manifest(storage, 60).run == "r2"
+
+
+def _fails(*_: object) -> None:
+    raise CheckpointWriteError("the storage is away")
+
+
+def test_the_next_commit_records_what_storage_has_refused(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.commits_of(1, 40, 260)
+    with monkeypatch.context() as failing:
+        failing.setattr(run.directory, "write", _fails)
+        with pytest.raises(CheckpointWriteError):
+            run.commits.began(3, 40)
+    run.commits_of(3, 60)
+    assert run.left() == [(60, 3), (40, 1)]
+
+
+def test_checkpoints_count_if_members_of_an_older_version_do_not_say_where_they_went_on(
+    run: Run,
+) -> None:
+    run.commits_of(1, 40)
+    run.commits_of(2, 60)
+    assert run.left() == [(60, 2), (40, 1)]
+    resumed = Run(run.directory, run="r2")
+    resumed.claim()
+    resumed.commits_of(1, 80)
+    assert resumed.left() == [(80, 1), (60, 2)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from elastic.coordinator.saves import CheckpointCommits, Committed, Saves
+from elastic.coordinator.saves import CheckpointCommits, Committed, Saves, SaveSuperseded
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.errors import CheckpointWriteError
@@ -24,6 +24,8 @@ class Storage(CheckpointCommits):
     def __init__(self) -> None:
         self.reports: list[job_pb2.ShardSaved] = []
         self.claims = 0
+        self.forks: list[tuple[int, int]] = []
+        self.superseded: dict[int, int] = {}
         self.forgotten: list[tuple[int, int]] = []
         self.discarded: list[tuple[int, int]] = []
         self.error: Exception | None = None
@@ -45,6 +47,12 @@ class Storage(CheckpointCommits):
 
     def newest(self) -> int:
         return 4
+
+    def began(self, generation: int, step: int) -> dict[int, int]:
+        self.forks.append((generation, step))
+        if self.error is not None:
+            raise self.error
+        return dict(self.superseded)
 
     def discard(self, step: int, generation: int) -> None:
         self.discarded.append((step, generation))
@@ -276,3 +284,62 @@ async def test_a_last_save_that_succeeds_after_a_retry_is_kept(place: Place) -> 
     assert place.saves.last_failure == ""
     place.saves.give_up_last()
     assert place.storage.discarded == []
+
+
+# ---- the lineage
+
+
+async def went_back(place: Place) -> None:
+    """The group of generation 3 has saved step 60; that of generation 4 goes on from step 40."""
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=60))
+    place.told.clear()
+    place.events.clear()
+    place.storage.superseded = {60: 3}
+    place.saves.began(4, 40)
+
+
+async def test_checkpoints_beyond_the_step_from_which_a_group_goes_on_are_set_aside(
+    place: Place,
+) -> None:
+    await went_back(place)
+    assert place.storage.forks == [(4, 40)]
+    assert place.events == [ev.GroupBegan(generation=4, step=40)]
+    assert place.diary.of("checkpoints_set_aside") == [
+        {"steps": [60], "generation": 4, "from_step": 40}
+    ]
+    assert {(t["checkpoint"].step, t["checkpoint"].generation) for t in place.told} == {(60, 3)}
+    assert place.settled()[0] == (60, True), "members must not take the step for saved"
+    assert place.saves.newest_step == 4, "what is left in the directory"
+    place.saves.saved(place.agent, shard(60))
+    assert sent(place.agent) == [], "nor when they ask again"
+
+
+async def test_a_group_is_known_to_have_begun_from_the_first_report(place: Place) -> None:
+    for _ in range(2):
+        report = shard()
+        report.began_at = 2
+        place.saves.saved(place.agent, report)
+    place.saves.began(2, 9)
+    assert place.storage.forks == [(3, 2)]
+    assert place.events[0] == ev.GroupBegan(generation=3, step=2)
+
+
+async def test_a_refused_save_of_another_lineage_is_no_failure_of_this_one(place: Place) -> None:
+    place.storage.error = SaveSuperseded("step 60 is of a lineage that was given up")
+    await place.saves.commit(fx.CommitCheckpoint(generation=3, step=60))
+    assert place.settled() == [(60, True)]
+    assert place.saves.last_failure == ""
+    assert place.diary.of("checkpoint_abandoned")[0]["reason"] == "superseded"
+
+
+async def test_storage_that_is_away_when_a_group_begins_causes_a_warning(place: Place) -> None:
+    place.storage.error = CheckpointWriteError("the storage is away")
+    place.saves.began(4, 40)
+    (warning,) = place.diary.of("warning")
+    assert warning["message"] == "the storage is away"
+
+
+def test_a_job_without_a_directory_has_begun_all_the_same() -> None:
+    nowhere = Place(directory=False)
+    nowhere.saves.began(1, 0)
+    assert nowhere.events == [ev.GroupBegan(generation=1, step=0)]

@@ -52,7 +52,14 @@ class Disk(LedgerFile):
 class Place:
     """A recorder and one node that reports to it."""
 
-    def __init__(self, path: Path, most_waiting: int = 100, *, is_required: bool = True) -> None:
+    def __init__(
+        self,
+        path: Path,
+        most_waiting: int = 100,
+        *,
+        is_required: bool = True,
+        newest_group: int = 0,
+    ) -> None:
         self.disk, self.diary = Disk(path), Diary()
         self.node = arrived()
         self.told: list[local_pb2.LedgerStored] = []
@@ -64,6 +71,7 @@ class Place:
             broadcast=lambda ledger_stored: self.told.append(ledger_stored),
             may_record=lambda: self.leads,
             is_required=is_required,
+            newest_group=newest_group,
             most_waiting=most_waiting,
             retry_s=0.01,
         )
@@ -283,3 +291,34 @@ async def test_steps_on_a_new_stream_are_ignored_until_all_are_sent_again(place:
     place.hear(1, 2, 3, whole=True)
     await place.until(lambda: place.stored() == 4)
     assert place.steps() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("known_by", ["its report", "the store"])
+async def test_members_of_a_group_that_is_over_are_not_listened_to(
+    path: Path, known_by: str
+) -> None:
+    """One wakes up and tells a new leader steps that its lineage has committed, and that the job
+    has gone back from. They would void those that are stored."""
+    place = Place(path, newest_group=3 if known_by == "the store" else 0)
+    await place.recorder.start()
+    late, node = arrived(), arrived()
+    if known_by == "its report":
+        place.recorder.take(node, [], whole=True, group=3)
+    rows = [
+        job_pb2.LedgerEntry(step=s, run="i", generation=1, start=s, stop=s + 1) for s in (7, 8, 9)
+    ]
+    place.recorder.take(late, rows, whole=True, group=1)
+    place.recorder.take(node, entries(5).entries, whole=True, group=3)
+    await place.until(lambda: place.stored() == 6)
+    place.recorder.take(late, rows, whole=True, group=1)
+    place.recorder.take(node, entries(6).entries, whole=False, group=4)
+    await place.until(lambda: place.stored() == 7)
+    await place.recorder.close()
+    assert place.steps() == [5, 6]
+
+
+async def test_members_of_an_older_version_do_not_name_their_group(place: Place) -> None:
+    place.recorder.take(place.node, entries(0).entries, whole=True, group=3)
+    place.recorder.take(place.node, entries(1).entries, whole=False)
+    await place.until(lambda: place.stored() == 2)
+    assert place.steps() == [0, 1]

@@ -14,7 +14,13 @@ from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.coordinator.progress import StallPolicy
 from elastic.core.coordinator.view import FormationPolicy, return_patience_s
-from elastic.core.membership import ChangeReason, Failure, FailureKind, Purpose, WorkerStatus
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    FailureKind,
+    Purpose,
+    WorkerStatus,
+)
 from elastic.core.restarts import Verdict
 from tests.unit.core.cluster_views import (
     FINISHED,
@@ -384,3 +390,74 @@ def test_a_slow_member_stays_where_the_group_would_be_too_small() -> None:
     assert not of(fx.ReplaceWorker, machine.handle(slow("stranger"), 1.0))
     machine.handle(ev.StopRequested(exit_code=82, reason="enough"), 1.0)
     assert not of(fx.ReplaceWorker, machine.handle(slow("a1"), 1.1))
+
+
+def shard(worker: str, generation: int, step: int) -> ev.ShardReported:
+    index = int(worker[-1])
+    return ev.ShardReported(worker=worker, generation=generation, step=step, index=index, count=2)
+
+
+def test_a_save_of_a_lineage_that_was_given_up_is_not_committed() -> None:
+    machine = running()
+    machine.handle(shard("a0", 1, 220), 1.0)
+    (given_up,) = of(fx.AbandonCheckpoint, machine.handle(ev.GroupBegan(generation=3, step=40), 2))
+    assert (given_up.step, given_up.reason) == (220, "superseded")  # type: ignore[attr-defined]
+    for step in (220, 240):
+        effects = machine.handle(shard("a0", 1, step), 3.0) + machine.handle(
+            shard("a1", 1, step), 3.1
+        )
+        assert not of(fx.CommitCheckpoint, effects)
+        assert [e.step for e in of(fx.AbandonCheckpoint, effects)] == [step, step]  # type: ignore[attr-defined]
+
+
+def test_a_save_of_an_ancestor_is_committed_after_the_next_group_has_begun() -> None:
+    machine = running()
+    machine.handle(shard("a0", 1, 40), 1.0)
+    assert not of(fx.AbandonCheckpoint, machine.handle(ev.GroupBegan(generation=2, step=42), 2.0))
+    assert of(fx.CommitCheckpoint, machine.handle(shard("a1", 1, 40), 3.0))
+
+
+def test_a_late_save_does_not_end_that_of_a_later_group() -> None:
+    """The later group has gone back, so its saves are of fewer steps."""
+    machine = running()
+    machine.handle(report("a", status("a0", READY, 1, broken=True), status("a1", READY, 1)), 1.0)
+    machine.handle(ev.TimerFired(), 30.0)
+    machine.handle(ev.GenerationPersisted(number=2), 30.1)
+    machine.handle(shard("a0", 2, 60), 31.0)
+    assert of(
+        fx.CommitCheckpoint,
+        [*machine.handle(shard("a0", 1, 220), 32.0), *machine.handle(shard("a1", 1, 220), 32.0)],
+    )
+    assert of(fx.CommitCheckpoint, machine.handle(shard("a1", 2, 60), 33.0))
+
+
+# ---- whether the job has begun
+
+
+def test_a_job_may_begin_again_if_no_step_was_committed() -> None:
+    machine = running()
+    assert not machine.begun
+    assert not persisted(machine.handle(killed("a0"), 5.0)).generation.begun
+
+
+@pytest.mark.parametrize(
+    "sign",
+    [
+        ev.GroupBegan(generation=1, step=0),
+        report("a", status("a0", TRAINING, 1, committed=1), status("a1", TRAINING, 1)),
+    ],
+)
+def test_a_job_that_has_committed_a_step_has_begun_for_good(sign: ev.Event) -> None:
+    machine = running()
+    machine.handle(sign, 1.0)
+    assert machine.begun
+    assert persisted(machine.handle(killed("a0"), 5.0)).generation.begun
+
+
+@pytest.mark.parametrize("known_by", ["record", "generation"])
+def test_a_new_leader_knows_that_the_job_has_begun(known_by: str) -> None:
+    last = replace(generation(7), begun=known_by == "generation")
+    machine = Coordinator(SETTINGS, last=last, begun=known_by == "record")
+    later = return_patience_s(SETTINGS.formation)
+    effects = machine.handle(report("a", status("a0", READY), status("a1", READY)), later)
+    assert persisted(effects).generation.begun

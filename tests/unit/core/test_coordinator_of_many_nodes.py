@@ -746,7 +746,7 @@ def test_a_newcomer_that_finds_the_state_lost_ends_the_job() -> None:
     assert job.told(fx.EndJob) == []
     job.report(status("c1", READY), node="c")
     job.tell(ev.WorkerFailed(node="c", failure=replace(failure, worker="c1")))
-    assert [e.exit_code for e in job.told(fx.EndJob)] == [78]  # type: ignore[attr-defined]
+    assert [e.exit_code for e in job.told(fx.EndJob)] == [84]  # type: ignore[attr-defined]
 
 
 def test_a_report_of_a_lost_state_does_not_end_the_job_once_a_holder_is_back() -> None:

@@ -512,3 +512,17 @@ def test_a_veteran_cannot_go_back_to_a_loop_that_its_script_has_left() -> None:
     driver.answer(act.Restore, Progress(committed=2, committed_in=1, loop=0))
     with pytest.raises(Stranded, match=r"goes back to loop 1 over .* has left for loop 2;"):
         driver.give_up()
+
+
+@pytest.mark.parametrize("has_checkpoint", [True, False])
+def test_a_job_that_has_begun_does_not_begin_with_the_initial_state(has_checkpoint: bool) -> None:
+    """All members have ended, so only the coordinator knows that steps were committed."""
+    driver = Driver()
+    driver.announce(2, "a", begun=True)
+    if has_checkpoint:
+        driver.answer(act.Restore, Progress(committed=2, committed_in=1))
+        driver.begin_loop()
+        assert driver.part.progress.committed == 2
+    else:
+        with pytest.raises(StateLost, match="--checkpoint-dir"):
+            driver.begin_loop()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -41,9 +42,9 @@ class Job:
         self.state = JobState()
         self.state.track({"model": torch.nn.Linear(2, 1)})
 
-    def save(self, step: int, generation: int = 3) -> None:
+    def save(self, step: int, generation: int = 3, began_at: int = 0) -> None:
         self.state.progress = Progress(committed=step)
-        self.saver.save(self.state, group(generation))
+        self.saver.save(self.state, group(generation), began_at=began_at)
         self.saver.wait_idle()
 
     def again(self) -> list[tuple[str, int, int]]:
@@ -116,7 +117,7 @@ def test_a_checkpoint_holds_the_buffers_of_rank_0(tmp_path: Path) -> None:
         model[1].running_mean.fill_(rank)
         model[1].running_var.fill_(10 + rank)
         job.state.progress = Progress(committed=2)
-        job.saver.save(job.state, group(3, rank, 3))
+        job.saver.save(job.state, group(3, rank, 3), began_at=0)
         job.saver.wait_idle()
         reports.append(job.sent[0]["shard_saved"])
     directory = open_directory(str(tmp_path))
@@ -193,7 +194,7 @@ def test_a_committed_checkpoint_is_not_written_again(job: Job) -> None:
     ]
     catalog.commit(directory, make_manifest(2, 1, digests))
     restored = Job(job.root)
-    restored.save(2)
+    restored.save(2, generation=4, began_at=2)
     assert restored.sent == []
     assert restored.saver.is_committed(2)
     assert restored.again() == []
@@ -215,7 +216,7 @@ def test_a_last_save_is_retried_until_the_storage_accepts_it(
             return write(self, relative, data, **how)
 
         full.setattr(directory, "write", refuse_structure)
-        job.saver.save(job.state, group(3), insists=True)
+        job.saver.save(job.state, group(3), began_at=0, insists=True)
         for _ in range(3):
             job.saver.wait_idle()
             assert not list(shards.iterdir()), "its own part makes room"
@@ -240,3 +241,36 @@ def test_a_save_without_insists_is_not_retried(job: Job, monkeypatch: pytest.Mon
     job.saver.try_again()
     assert job.saver._writing is None
     assert not job.sent[0]["save_failed"].retried
+
+
+def committed_as(job: Job, step: int, generation: int) -> None:
+    """Write the manifest of what the member reported last."""
+    ((_, report),) = job.sent[-1].items()
+    digests = [
+        FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128) for f in report.files
+    ]
+    manifest = replace(make_manifest(step, 1, digests), generation=generation)
+    catalog.commit(open_directory(str(job.root)), manifest)
+
+
+def test_a_step_that_another_lineage_has_saved_is_written(job: Job) -> None:
+    """The manifest of the group that was given up may still be there."""
+    job.save(2, generation=3)
+    committed_as(job, 2, 3)
+    later = Job(job.root)
+    later.save(2, generation=4, began_at=1)
+    assert [(r.step, r.generation, r.began_at) for r in map(saved, later.sent)] == [(2, 4, 1)]
+    assert not later.saver.is_settled(2, 0.0)
+
+
+def saved(sent: dict[str, Any]) -> Any:
+    return sent["shard_saved"]
+
+
+def test_a_member_that_goes_back_forgets_what_it_knew_of_later_saves(job: Job) -> None:
+    for step in (2, 4):
+        job.saver.settle(step, committed=True)
+    job.save(6)
+    job.saver.went_on_from(2)
+    assert (job.saver.is_committed(2), job.saver.is_committed(4)) == (True, False)
+    assert job.again() == []

@@ -14,15 +14,12 @@ from hypothesis import strategies as st
 from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import open_directory
 from elastic.checkpoint.layout import path_in_step, shard_name
-from elastic.errors import CheckpointWriteError
 from elastic.worker.state.checkpointing import (
-    HostShare,
     Piece,
     copy_share,
     load,
     plan_shards,
     safetensors_blocks,
-    write_share,
 )
 from elastic.worker.state.tensor_specs import REAL_PART, TensorSpec, describe
 from elastic.worker.state.tree import flatten, unflatten
@@ -204,11 +201,3 @@ def test_the_shares_of_equal_states_are_equal_bytes(tmp_path: Path) -> None:
         save(open_directory(str(tmp_path / name)), 1, make_state(7), 3)
     shard = path_in_step(1, shard_name(1, 3, GROUP))
     assert (tmp_path / "one" / shard).read_bytes() == (tmp_path / "two" / shard).read_bytes()
-
-
-def test_a_committed_checkpoint_is_never_written_again(tmp_path: Path) -> None:
-    directory = open_directory(str(tmp_path))
-    save(directory, 1, make_state(1))
-    with pytest.raises(CheckpointWriteError, match=r"already committed.*too late"):
-        write_share(directory, 1, "g2-run", 0, 2, HostShare(tensors={}, slices={}), None)
-    assert catalog.verify(directory, 1) == []

@@ -26,7 +26,13 @@ def list_checkpoints(url: str, *, output: str) -> None:
     found = catalog.scan(directory)
     rows = [_row(directory, step) for step in found.committed]
     if as_json:
-        print_json({"checkpoints": rows, "unfinished": list(found.uncommitted)})
+        print_json(
+            {
+                "checkpoints": rows,
+                "unfinished": list(found.uncommitted),
+                "superseded": list(found.superseded),
+            }
+        )
         return
     if not rows:
         say(f"no committed checkpoint in {directory.url}")
@@ -35,6 +41,8 @@ def list_checkpoints(url: str, *, output: str) -> None:
         print_table(columns, [[row.get(c, "") for c in columns] for row in rows])
     for step in found.uncommitted:
         say(f"step {step}: unfinished, not a checkpoint; the next prune removes it")
+    for step in found.superseded:
+        say(f"step {step}: the job has gone on from an earlier step; the next prune removes it")
 
 
 def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:

@@ -15,6 +15,7 @@ from tests.waiting import eventually
 
 KEEPER = "elastic keeper"
 OWN_CHILDREN = 5  # of each worker of children.py: two loaders, sleep, sh and its sleep
+NOT_SAVED = 84
 
 
 def keeper_of(job: JobProcess) -> int:
@@ -199,6 +200,24 @@ def test_a_frozen_worker_is_replaced(place: Place) -> None:
     assert failed["time"] - began < 6.0  # 2.3 s where no other process competes
     eventually_gone([job.pid_of(frozen)])
     wait_for_replacement(job, frozen)
+
+
+@pytest.mark.parametrize(
+    ("nproc", "number"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)], ids=["killed", "stopped"]
+)
+def test_a_job_without_checkpoints_does_not_start_over_when_all_members_are_lost(
+    place: Place, nproc: int, number: int
+) -> None:
+    """Spares are ready, but only lost members knew what was trained."""
+    job = place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.02, nproc=nproc)
+    wait_for_step(job, 20)
+    for member in job.members():
+        job.kill_worker(member, number)
+    assert job.wait() == NOT_SAVED, job.story()
+    ended = job.named("job_ended")[0]
+    assert (ended["exit_code"], ended["severity"]) == (NOT_SAVED, "error")
+    assert "there is no checkpoint" in ended["message"]
+    assert [e["source"] for e in job.named("state_restored")] == ["initial"]
 
 
 def test_a_job_whose_processes_are_all_paused_goes_on_with_the_same_workers(place: Place) -> None:

@@ -35,6 +35,8 @@ COMPOSED = {
 }
 # Every field that an event's text form uses.
 FIELDS = {
+    "from_step": 7,
+    "steps": [9, 12],
     "value": "nan",
     "number": 3,
     "summary": "rank 1 hangs",

@@ -689,7 +689,7 @@ class Training:
         self._compares_since = time.monotonic()
         try:
             odd = membership.differing_parameters(
-                group, self.state.parameters_digest(), self.state.parameter_digests
+                group, self.state.compared_digest(), self.state.compared_digests
             )
             if not odd and every and committed % every == 0:
                 self._require_shares_that_fit(group)
@@ -697,11 +697,13 @@ class Training:
             self._compares_since = None
         if odd:
             raise StepMisused(
-                f"the parameters of {_shown(odd, group)} differ from those of rank 0 after "
-                f"step {committed}, although nothing was lost. Either they were changed without "
-                "averaging: call the model that session.distribute() returned, change parameters "
-                "in the same way on every rank, and seed what is random. Or a worker that joined "
-                "lacks an object that the step uses: pass schedulers, averages and the like to "
+                f"the parameters or values of {_shown(odd, group)} differ from those of rank 0 "
+                f"after step {committed}, although nothing was lost. Either they were changed "
+                "without averaging: call the model that session.distribute() returned, change "
+                "parameters in the same way on every rank, put only values into session.state that "
+                "are the same everywhere, such as those of step.mean(), and seed what is random; "
+                "session.track_local() is for what differs. Or a worker that joined lacks an "
+                "object that the step uses: pass schedulers, averages and the like to "
                 "session.track()"
             )
 

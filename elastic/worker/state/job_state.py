@@ -287,17 +287,40 @@ class JobState:
         job = {"flags": flags, "job": self._position()}
         return {**found, "the job's counters": digest_of([], documents.encode(job))}
 
-    def parameters_digest(self) -> int:
-        """Return a digest of the parameters of the tracked modules alone."""
-        return digest_of(p for m in self._replicated_modules().values() for p in m.parameters())
+    def compared_digest(self) -> int:
+        """Return a digest of what members compare while they train: the parameters of the tracked
+        modules, and `session.state`."""
+        parameters = (p for m in self._replicated_modules().values() for p in m.parameters())
+        values = documents.encode({"values": sorted(self._value_digests().items())})
+        return digest_of(parameters, values)
 
-    def parameter_digests(self) -> dict[str, int]:
-        """Return a digest of each of these parameters."""
-        return {
+    def compared_digests(self) -> dict[str, int]:
+        """Return a digest of each of these parameters and values."""
+        parameters = {
             f"{name}.{path}": digest_of([parameter])
             for name, module in self._replicated_modules().items()
             for path, parameter in module.named_parameters()
         }
+        return parameters | self._value_digests()
+
+    def _value_digests(self) -> dict[str, int]:
+        """Return a digest of each value. Buffers in a state_dict() that the script keeps may differ
+        between members, as those of the module do."""
+        if not self.values:
+            return {}
+        modules = self.modules().values()
+        buffers = {name: b.shape for m in modules for name, b in m.named_buffers()}
+        found = {}
+        for key, value in self.values.items():
+            flat = flatten({"": value})
+            document = documents.encode({"": flat.skeleton})
+            tensors = [
+                tensor
+                for name, tensor in sorted(flat.tensors.items())
+                if not any(_is_copy(name, tensor, *buffer) for buffer in buffers.items())
+            ]
+            found[f"session.state[{key!r}]"] = digest_of(tensors, document)
+        return found
 
     def saved_shapes(self) -> dict[str, int]:
         """Return types and shapes, as numbers, of the tensors that all members save a part of. They
@@ -584,6 +607,10 @@ class JobState:
                 "script's model, there: the saved one); build the model it was saved from, or use "
                 "another checkpoint directory"
             )
+
+
+def _is_copy(name: str, tensor: torch.Tensor, of: str, shape: torch.Size) -> bool:
+    return name.endswith(f".{of}") and tensor.shape == shape
 
 
 def progress_of(extra: Mapping[str, Json]) -> Progress:

@@ -101,6 +101,25 @@ def refused_not_distributed(epochs: int) -> None:
     tasks.train(session, model, optimizer, epochs)
 
 
+def refused_values_that_differ(epochs: int) -> None:
+    """Each rank keeps the best loss of its own samples in session.state, and decides by it."""
+    session = elastic.init()
+    model = session.distribute(tasks.net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
+    session.track(model=model, optimizer=optimizer)
+    data = elastic.DataLoader(tasks.regression(), batch_size=8, global_batch=24, seed=3)
+    for step in session.steps(data, epochs=epochs):
+        with step:
+            for inputs, targets in step.batches():
+                loss = F.mse_loss(model(inputs), targets)
+                step.backward(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        if step.committed:
+            best = session.state.get("best", 1e9)
+            session.state["best"] = min(best, float(loss.detach()))
+
+
 def _evaluate(model: torch.nn.Module) -> float:
     inputs, targets = tasks.regression(samples=90).tensors
     with torch.no_grad():

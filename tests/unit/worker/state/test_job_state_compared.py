@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
@@ -101,12 +102,12 @@ def test_rank_local_parameters_are_not_compared() -> None:
         nn.init.ones_(state.modules()["model"].bias)
         state.track({"head": head}, rank_local=True)
     left, right = states
-    assert left.parameters_digest() == right.parameters_digest()
-    assert left.parameter_digests() == right.parameter_digests()
+    assert left.compared_digest() == right.compared_digest()
+    assert left.compared_digests() == right.compared_digests()
     assert left.digest() == right.digest()
     assert left.digests() == right.digests()
     nn.init.zeros_(left.modules()["model"].weight)
-    assert left.parameters_digest() != right.parameters_digest()
+    assert left.compared_digest() != right.compared_digest()
 
 
 def test_rank_local_state_is_sent_to_other_members_like_the_rest() -> None:
@@ -165,7 +166,33 @@ def test_parameters_are_compared_by_name_without_optimizers_and_buffers() -> Non
     left, right = make(1), make(1)
     change_moment(right)
     right.modules()["model"].get_buffer("1.running_mean").fill_(9.0)
-    assert left.parameters_digest() == right.parameters_digest()
+    assert left.compared_digest() == right.compared_digest()
     change_weight(right)
-    assert left.parameters_digest() != right.parameters_digest()
-    assert differences(left.parameter_digests(), right.parameter_digests()) == ["model.0.weight"]
+    assert left.compared_digest() != right.compared_digest()
+    assert differences(left.compared_digests(), right.compared_digests()) == ["model.0.weight"]
+
+
+def test_values_of_session_state_are_compared_by_key() -> None:
+    left, right = make(1), make(1)
+    for state, keys in (left, ["best", "history"]), (right, ["history", "best"]):
+        state.values.update({key: [0.5, torch.ones(2)] for key in keys})
+    assert left.compared_digest() == right.compared_digest()
+    right.values["best"][0] = 0.25
+    right.values["history"][1][0] = 2.0
+    right.values["more"] = None
+    assert left.compared_digest() != right.compared_digest()
+    assert differences(left.compared_digests(), right.compared_digests()) == [
+        "session.state['best']",
+        "session.state['history']",
+        "session.state['more']",
+    ]
+
+
+def test_buffers_in_a_kept_state_dict_may_differ() -> None:
+    left, right = make(1), make(1)
+    for state in (left, right):
+        state.values["best"] = {"of": copy.deepcopy(state.modules()["model"].state_dict())}
+    right.values["best"]["of"]["1.running_mean"].fill_(9.0)
+    assert left.compared_digest() == right.compared_digest()
+    right.values["best"]["of"]["0.weight"].fill_(9.0)
+    assert left.compared_digest() != right.compared_digest()

@@ -647,15 +647,14 @@ class Incidents:
                 )
 
     def _went_further(self, generation: int, committed: int) -> None:
-        """A group has committed this many steps. If the job has gone on without it, these may be
-        more than was known."""
+        """The group of an incident has committed this many steps, perhaps more than was known, and
+        the job may have gone on without them."""
         for record in self._records.values():
-            if record.generation != generation or record.went_on_at is None:
-                continue
-            lost = committed - record.went_on_at
-            if lost > record.steps_lost:
-                record.steps_lost = lost
-                record.committed = max(record.committed, committed)
+            is_its_end = record.is_open or record.went_on_at is not None  # not a failed save
+            if is_its_end and record.generation == generation and record.committed < committed:
+                record.committed = committed
+                if record.went_on_at is not None:
+                    record.steps_lost = max(0, committed - record.went_on_at)
                 self.changed.add(record.number)
 
     def _miss(self, effect: fx.Lost) -> None:

@@ -263,6 +263,17 @@ def test_steps_of_a_group_that_nobody_heard_of_are_counted_when_its_node_is_back
     assert job.incidents.changed == {job.only()["number"]}
 
 
+def test_the_last_steps_of_a_group_count_although_its_loss_was_noticed_before() -> None:
+    """The view of a node that is back no longer has the worker; then its failure comes."""
+    job = Job()
+    job.machine.committed = 20
+    job.loses("wb")
+    job.dies("b", committed=27, committed_in=1)
+    job.forms("ac", ChangeReason.MEMBER_LOST)
+    job.recovers(12)
+    assert (job.only()["committed"], job.only()["steps_lost"]) == (27, 15)
+
+
 def test_saves_that_fail_for_one_reason_are_one_incident() -> None:
     job = Job()
     for step in (100, 200, 300):

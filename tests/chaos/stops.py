@@ -51,6 +51,8 @@ _PAGE_PORT, _PAGE_S = 9400, 20.0
 _STORE = "s"
 _SETTLED_S = 90.0
 _WAKES_WITHIN_S = 0.3
+_SAVED_EVERY_S = 1.0
+_TOLD_WITHIN_S, _MOST_NEW = 10.0, 10
 _STEPS = 5
 
 
@@ -139,7 +141,7 @@ class StoppingJob:
         self.out.mkdir(parents=True)
         self.steps = StepRecords(self.out)
         self.agents: dict[str, CommandProcess] = {}
-        self.begun_at = time.monotonic()
+        self._steps_lost: dict[int, int] = {}  # by incident
         store = net.host(_STORE)
         self.address = f"{store.address}:{_PORT}"
         self.coordinator = store.elastic(
@@ -164,7 +166,8 @@ class StoppingJob:
             *("--node-name", host.name, "--node-host", host.address, "--machine", host.name),
             *("--node-ttl-s", str(NODE_TTL_S), "--isolation-timeout-s", str(ISOLATION_S)),
             *("--log-dir", self.files / "logs" / host.name, "--record-samples", "--spares", "0"),
-            *("--checkpoint-dir", self.files / "checkpoints", "--checkpoint-every", "20"),
+            *("--checkpoint-dir", self.files / "checkpoints"),
+            *("--checkpoint-every", str(max(1, round(_SAVED_EVERY_S / self.shape.step_s)))),
             *("--grace-s", "60"),
             *(TRAINER, self.out, "--epochs", "100000", "--record-blocks"),
             *("--step-s", str(self.shape.step_s)),
@@ -191,9 +194,20 @@ class StoppingJob:
             assert self.coordinator.process.poll() is None, self.story()
             time.sleep(0.1)
 
+    def wait_saved(self) -> None:
+        """Wait for the first checkpoint: a job that loses all of its workers before it ends."""
+        deadline = time.monotonic() + _SETTLED_S
+        while "checkpoint_committed" not in self._told():
+            assert time.monotonic() < deadline, f"no checkpoint\n{self.story()}"
+            time.sleep(0.1)
+
+    def _told(self) -> str:
+        events = self.files / "events"
+        return events.read_text() if events.exists() else ""
+
     def story(self) -> str:
         agents = (f"--- {name}\n{agent.story()}" for name, agent in self.agents.items())
-        return "\n".join([self.coordinator.story(), *agents])
+        return "\n".join([self._told(), self.coordinator.story(), *agents])
 
     def processes_of(self, host: str) -> dict[str, list[int]]:
         """The pids of a node's processes, by their roles."""
@@ -210,6 +224,7 @@ class StoppingJob:
         """Let the case happen to the nodes that train, and wait until the job trains again."""
         chance = random.Random(case.seed)
         self.wait_trained(time.monotonic(), f"the start of {case}")
+        self.wait_saved()
         hosts = sorted(self.steps.at_work())
         targets = [
             [pid for role in case.stopped for pid in self.processes_of(host)[role]]
@@ -237,9 +252,23 @@ class StoppingJob:
         return judge(self.steps.by_process())
 
     def told_steps_lost(self) -> int:
-        """How many steps the records of all incidents say were lost."""
-        told = (self._ask(f"/page/incident/{number}") for number in itertools.count(1))
-        return sum(int(i["steps_lost"]) for i in itertools.takewhile(bool, told) if i is not None)
+        """How many steps the records of all incidents say were lost. Old records are forgotten, so
+        ask often."""
+        first = max(1, max(self._steps_lost, default=0) - _MOST_NEW)
+        for number in itertools.count(first):
+            incident = self._ask(f"/page/incident/{number}")
+            if incident is None:
+                return sum(self._steps_lost.values())
+            self._steps_lost[number] = int(incident["steps_lost"])
+        raise AssertionError("unreachable")
+
+    def told_at_last(self, expected: int) -> int:
+        """`told_steps_lost` once it is as expected, or after a while: a node that was cut off tells
+        what happened there when it is back."""
+        deadline = time.monotonic() + _TOLD_WITHIN_S
+        while (told := self.told_steps_lost()) != expected and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return told
 
     def _ask(self, path: str) -> dict[str, Any] | None:
         """What the coordinator's page answers; None: there is no such thing."""
@@ -300,7 +329,7 @@ def main() -> None:
                     "begun_late": found.begun_late[late:][:3],
                     "in_flight": found.in_flight - in_flight,
                     "steps_lost": found.given_up - given_up,
-                    "told": job.told_steps_lost() if not failure else None,
+                    "told": job.told_at_last(found.given_up) if not failure else None,
                     "in_all": found.given_up,
                     "failure": failure.splitlines()[:1],
                 }

@@ -356,7 +356,7 @@ class RemoteDirectory:
         except ImportError as error:
             raise ConfigurationError(
                 f"the checkpoint directory {masked_url(url)} needs a package that is not "
-                f"installed: {error}"
+                f"installed: {error} (`pip install 'elastic[s3]'` for s3://)"
             ) from error
         except Exception as error:
             raise ConfigurationError(

@@ -7,6 +7,7 @@ because a chart contains only its own directory. Freshness tests call the functi
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -31,7 +32,7 @@ SET_BY_CHART = {
     "agent": {
         *("job", "run_id", "script", "args", "node_name", "node_host", "machine"),
         *("nproc_per_node", "spares", "checkpoint_dir", "checkpoint_every", "drain_timeout_s"),
-        *("on_quarantine", "log_dir", "state_dir"),
+        *("on_quarantine", "log_dir", "state_dir", "http_address"),
     },
     "coordinator": {
         *("job", "run_id", "listen", "advertise", "min_workers", "max_workers"),
@@ -54,6 +55,7 @@ Generated from values.yaml by `python -m tests.deploy.chart_documents`. How to u
 """
 _NUMBERS: dict[str, dict[str, Any]] = {
     "nodes": {"minimum": 1},
+    "agents.http.port": {"minimum": 1, "maximum": 65535},
     "checkpoint.every": {"minimum": 0},
     "checkpoint.keep": {"minimum": 1},
     "tls.days": {"minimum": 1},
@@ -86,6 +88,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "agents.ttlSecondsAfterFinished": {"type": ["integer", "null"], "minimum": 0},
     "coordinators.maxWorkers": {"type": ["integer", "null"], "minimum": 1},
 }
+_THRESHOLDS = "monitoring.thresholds."
 _OPEN = ("podSecurityContext", "monitoring.dashboardsLabels")
 """Objects that take any key of Kubernetes, although they have a default."""
 
@@ -104,13 +107,25 @@ def schema() -> str:
 
 
 def files() -> dict[str, str]:
-    """Return the chart's files by name. Dashboards are compact: helm stores each release whole."""
+    """Return the chart's files by name. Dashboards are compact: helm stores each release whole. In
+    the rules, a threshold is the name of its alert in angle brackets."""
     dashboards = {
         path.name: json.dumps(json.loads(path.read_text()), separators=(",", ":")) + "\n"
         for path in sorted((_DEPLOY / "grafana").glob("*.json"))
     }
     rules = _DEPLOY / "prometheus" / "elastic.rules.yml"
-    return {**dashboards, rules.name: rules.read_text()}
+    return {**dashboards, rules.name: _open_thresholds(rules.read_text())}
+
+
+def _open_thresholds(rules: str) -> str:
+    """Put the names of alerts in the place of the thresholds that values can change."""
+    parts = re.split(r"(?=^ +- alert: )", rules, flags=re.MULTILINE)
+    thresholds = yaml.safe_load(VALUES.read_text())["monitoring"]["thresholds"]
+    for alert, value in thresholds.items():
+        (n,) = (n for n, part in enumerate(parts) if f"- alert: {alert}\n" in part)
+        parts[n], count = re.subn(rf"(?<=[<>] ){re.escape(f'{value:g}')}\b", f"<{alert}>", parts[n])
+        assert count, f"{alert} has no threshold {value}"
+    return "".join(parts)
 
 
 def settings_of(command: str) -> dict[str, Option]:
@@ -135,6 +150,8 @@ def _schema_of(path: str, default: Any) -> dict[str, Any]:
             return {"type": "object", "properties": names, "additionalProperties": False}
     if path in _SPECIAL:
         return _SPECIAL[path]
+    if path.startswith(_THRESHOLDS):
+        return {"type": "number", "minimum": 0}
     if isinstance(default, bool):
         return {"type": "boolean"}
     if isinstance(default, int):

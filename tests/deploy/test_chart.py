@@ -23,6 +23,7 @@ from elastic.errors import ExitCode
 from elastic.rpc.certificates import Role, load_certificate
 from elastic.settings.tls_files import TlsFiles
 from tests.deploy import chart_documents
+from tests.deploy.expressions import RULES
 from tests.deploy.helm import CHART, Document, Refused, Values, merged, render, run
 from tests.deploy.rendered import Pod, check, job_spec, of_kind, pod_of, verdict
 
@@ -44,6 +45,7 @@ ALL: Values = {
     "job": "gpt-2",
     "image": {"pullSecrets": [{"name": "pull"}], "digest": "sha256:" + "0" * 64},
     "commonLabels": {"team": "ml"},
+    "commonAnnotations": {"argocd.argoproj.io/sync-wave": "2"},
     "checkpoint": {"credentialsSecret": "s3"},
     "etcd": {
         "tls": {"secret": "etcd-tls", "clientCertificate": True},
@@ -55,12 +57,20 @@ ALL: Values = {
         "spot": True,
         "ttlSecondsAfterFinished": 86400,
         "settings": {"join_timeout_s": 30, "record_samples": True, "launch": "elastic"},
-        "resources": {"limits": {"nvidia.com/gpu": 8, "rdma/hca": 1}},
+        "resources": {
+            "limits": {"nvidia.com/gpu": 8, "rdma/hca": 1},
+            "claims": [{"name": "nic"}],
+        },
         "shm": {"size": "64Gi"},
         "tmp": {"size": "20Gi"},
         "hostNetwork": True,
         "priorityClassName": "high",
         "runtimeClassName": "nvidia",
+        "schedulerName": "volcano",
+        "dnsConfig": {"options": [{"name": "ndots", "value": "2"}]},
+        "resourceClaims": [{"name": "nic", "resourceClaimTemplateName": "fast-nic"}],
+        "sidecars": [{"name": "shipper", "image": "shipper:1"}],
+        "http": {"port": 9401},
         "nodeSelector": {"gpu": "h200"},
         "tolerations": [{"key": "nvidia.com/gpu", "operator": "Exists"}],
         "affinity": {"nodeAffinity": {}},
@@ -81,6 +91,11 @@ ALL: Values = {
         "image": {"tag": "2"},
         "settings": {"max_restarts": 1000000, "quarantine_after": 5},
         "priorityClassName": "high",
+        "schedulerName": "volcano",
+        "dnsPolicy": "None",
+        "dnsConfig": {"nameservers": ["10.0.0.10"]},
+        "sidecars": [{"name": "shipper", "image": "shipper:1"}],
+        "initContainers": [{"name": "wait", "image": "wait:1"}],
         "nodeSelector": {"pool": "cpu"},
         "tolerations": [{"key": "cpu", "operator": "Exists"}],
         "podLabels": {"a": "b"},
@@ -89,7 +104,12 @@ ALL: Values = {
         "extraVolumes": [{"name": "ledger", "persistentVolumeClaim": {"claimName": "ledger"}}],
         "extraVolumeMounts": [{"name": "ledger", "mountPath": "/ledger"}],
     },
-    "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"team": "ops"}}}]},
+    "networkPolicy": {
+        "from": [
+            {"namespaceSelector": {"matchLabels": {"team": "ops"}}},
+            {"ipBlock": {"cidr": "10.0.0.0/16"}},
+        ]
+    },
 }
 MATRIX: dict[str, Values] = {
     "url": merged(LEAST, PLAIN),
@@ -137,9 +157,18 @@ MATRIX: dict[str, Values] = {
         {"tls": {"mode": "secret", "secrets": {"coordinator": "c", "agent": "a"}}},
     ),
     "monitoring": merged(LEAST, PLAIN, {"monitoring": {"rules": True, "dashboards": True}}),
+    "monitored-etcd": merged(
+        LEAST,
+        PLAIN,
+        {
+            "etcd": {"endpoints": [], "bundled": {"enabled": True, "image": "etcd:3"}},
+            "coordinators": {"http": {"podMonitor": True}},
+            "networkPolicy": {"metricsFrom": [{"namespaceSelector": {}}]},
+        },
+    ),
     "long-names": merged(LEAST, PLAIN, {"fullnameOverride": "x" * 40}),
 }
-QUICK = ("inline", "all", "generated")
+QUICK = ("inline", "all", "generated", "monitored-etcd")
 VERDICTS = {
     "Complete": {ExitCode.OK},
     "FailJob": {ExitCode.STOPPED},
@@ -248,7 +277,25 @@ def test_values_reach_the_pods_and_the_job() -> None:
     }
     (job,) = of_kind(documents, "Job")
     assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    assert job["metadata"]["annotations"] == {"kueue.x-k8s.io/elastic-job": "true"}
+    common = {"argocd.argoproj.io/sync-wave": "2"}
+    assert job["metadata"]["annotations"] == common | {"kueue.x-k8s.io/elastic-job": "true"}
+    for document in documents:
+        assert common.items() <= document["metadata"]["annotations"].items(), document["kind"]
+    for pod in (agent, leader):
+        assert pod.spec["schedulerName"] == "volcano"
+        assert "argocd.argoproj.io/sync-wave" not in pod.metadata["annotations"]
+        shipper = pod.spec["initContainers"][0]
+        assert shipper == {"name": "shipper", "image": "shipper:1", "restartPolicy": "Always"}
+        assert [one["name"] for one in pod.spec["initContainers"][1:]] == [
+            "fetch" if pod is agent else "wait"
+        ]
+    assert agent.spec["dnsPolicy"] == "ClusterFirstWithHostNet"
+    assert (leader.spec["dnsPolicy"], leader.spec["dnsConfig"]) == (
+        "None",
+        {"nameservers": ["10.0.0.10"]},
+    )
+    assert [claim["name"] for claim in agent.spec["resourceClaims"]] == ["nic"]
+    assert agent.container["ports"] == [{"name": "http", "containerPort": 9401}]
 
 
 def test_the_doctor_has_the_environment_and_resources_of_the_agent(
@@ -305,7 +352,8 @@ def test_generated_certificates_are_valid_for_their_roles(tmp_path: Path) -> Non
         files = TlsFiles(
             ca=tmp_path / "ca.crt", certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key"
         )
-        load_certificate(files, "gpt", Role.SERVER if role == "coordinator" else Role.CLIENT)
+        load_certificate(files, "gpt", Role.SERVER)  # agents serve their metrics
+        load_certificate(files, "gpt", Role.CLIENT)
         mounted = pod_of(documents, role).spec["volumes"]
         (volume,) = (one for one in mounted if one["name"] == "tls")
         assert volume["secret"]["secretName"] == secret["metadata"]["name"]
@@ -338,6 +386,13 @@ def test_changed_training_makes_a_new_run_and_changed_agent_pods_a_new_job() -> 
         other_run, other_job = identity(change)
         assert other_run == run_id, change
         assert other_job != job, change
+    jobset = {"agents": {"kind": "JobSet"}}
+    names = {
+        one["metadata"]["name"]
+        for nodes in (2, 3)
+        for one in of_kind(rendered(merged(MATRIX["inline"], jobset, {"nodes": nodes})), "JobSet")
+    }
+    assert len(names) == 2, "the server refuses another size of a JobSet's Jobs"
     for change in (
         {"nodes": 5},
         {"coordinators": {"image": {"tag": "2"}}},
@@ -380,6 +435,9 @@ WRONG: list[tuple[Values, str]] = [
     ({"agents": {"nprocPerNode": 0}}, "nprocPerNode"),
     ({"agents": {"settings": {"hang_timeout": 3}}}, "hang_timeout"),
     ({"agents": {"settings": {"checkpoint_dir": "/x"}}}, "checkpoint_dir"),
+    ({"agents": {"settings": {"http_address": "0.0.0.0:1"}}}, "http_address"),
+    ({"monitoring": {"thresholds": {"ElasticNoProgres": 60}}}, "ElasticNoProgres"),
+    ({"monitoring": {"thresholds": {"ElasticNoProgress": "10m"}}}, "ElasticNoProgress"),
     ({"coordinators": {"settings": {"spares": 3}}}, "spares"),
     ({"tls": {"mode": "none"}}, "mode"),
     ({"checkpoint": {"directory": "/x"}}, "directory"),
@@ -412,6 +470,14 @@ MISSING: list[tuple[Values, str]] = [
         "minWorkers 9 is more than coordinators.maxWorkers 8; lower minWorkers or raise maxWorkers",
     ),
     ({"agents": {"settings": {"isolation_timeout_s": 60}}}, "must be the same"),
+    ({"agents": {"hostNetwork": True}}, "networkPolicy.from=[{ipBlock:"),
+    (
+        {
+            "agents": {"hostNetwork": True},
+            "networkPolicy": {"from": [{"namespaceSelector": {"matchLabels": {"a": "b"}}}]},
+        },
+        "networkPolicy.from=[{ipBlock:",
+    ),
 ]
 
 
@@ -465,8 +531,7 @@ def test_the_charts_copies_of_rules_and_dashboards_are_fresh() -> None:
 def test_rules_and_dashboards_are_rendered_complete() -> None:
     documents = rendered(MATRIX["monitoring"])
     (rules,) = of_kind(documents, "PrometheusRule")
-    own = yaml.safe_load(chart_documents.files()["elastic.rules.yml"])
-    assert rules["spec"] == own
+    assert rules["spec"] == yaml.safe_load(RULES.read_text())
     maps = [m for m in of_kind(documents, "ConfigMap") if "dashboard" in m["metadata"]["name"]]
     there = {name: json.loads(text) for m in maps for name, text in m["data"].items()}
     assert set(there) == {n for n in chart_documents.files() if n.endswith(".json")}
@@ -474,6 +539,114 @@ def test_rules_and_dashboards_are_rendered_complete() -> None:
         assert dashboard == json.loads(chart_documents.files()[name])
     for one in maps:
         assert one["metadata"]["labels"]["grafana_dashboard"] == "1"
+
+
+def test_values_change_thresholds_and_the_address_of_the_runbook() -> None:
+    """Each threshold changes its own alert, in all places, and nothing else."""
+
+    def alerts(**monitoring: Any) -> dict[str, Document]:
+        given = merged(MATRIX["monitoring"], {"monitoring": monitoring})
+        (rules,) = of_kind(rendered(given), "PrometheusRule")
+        every = (rule for group in rules["spec"]["groups"] for rule in group["rules"])
+        return {rule["alert"]: rule for rule in every if "alert" in rule}
+
+    defaults = yaml.safe_load(chart_documents.VALUES.read_text())["monitoring"]["thresholds"]
+    before = alerts()
+    after = alerts(thresholds=dict.fromkeys(defaults, 0.4375), runbookUrl="https://wiki/RUNBOOK")
+    changed = {name for name in before if before[name]["expr"] != after[name]["expr"]}
+    assert changed == set(defaults)
+    for name in defaults:
+        assert "0.4375" in after[name]["expr"]
+        assert f" {defaults[name]:g}" not in after[name]["expr"]
+    for name, alert in after.items():
+        annotations = alert["annotations"]
+        assert annotations["runbook_url"] == f"https://wiki/RUNBOOK#{name.lower()}"
+        assert "runbook" not in annotations
+
+
+# ---- who reaches whom
+
+
+def may_reach(documents: list[Document], port: int, *, of: str, labels: dict[str, str]) -> bool:
+    """Whether the policies let a pod of the namespace with these labels reach the port."""
+    target = pod_of(documents, of)
+    policies = [
+        policy["spec"]
+        for policy in of_kind(documents, "NetworkPolicy")
+        if policy["spec"]["podSelector"]["matchLabels"].items() <= target.labels.items()
+    ]
+    return not policies or any(
+        port in [p["port"] for p in rule.get("ports", [{"port": port}])]
+        and (
+            "from" not in rule
+            or any(
+                "podSelector" in peer
+                and peer["podSelector"].get("matchLabels", {}).items() <= labels.items()
+                for peer in rule["from"]
+            )
+        )
+        for policy in policies
+        for rule in policy["ingress"]
+    )
+
+
+@pytest.mark.parametrize(("name", "opened"), [("generated", True), ("inline", False)])
+def test_only_metrics_that_need_a_certificate_are_open_to_all(name: str, opened: bool) -> None:
+    documents = rendered(MATRIX[name])
+    agent, leader = (pod_of(documents, one).labels for one in ("agent", "coordinator"))
+    stranger = {"app": "stranger"}
+    for component in ("agent", "coordinator"):
+        assert may_reach(documents, 9400, of=component, labels=stranger) is opened
+    assert not may_reach(documents, 29400, of="coordinator", labels=stranger)
+    assert not may_reach(documents, 40001, of="agent", labels=stranger)
+    assert not may_reach(documents, 40001, of="agent", labels=leader)
+    assert may_reach(documents, 40001, of="agent", labels=agent)
+    for labels in (agent, leader):
+        assert may_reach(documents, 29400, of="coordinator", labels=labels)
+
+
+def test_machines_reach_coordinators_and_the_bundled_etcd_if_agents_use_their_network() -> None:
+    block = {"ipBlock": {"cidr": "10.0.0.0/16"}}
+    given = merged(
+        MATRIX["bundled-etcd"],
+        {"agents": {"hostNetwork": True}, "networkPolicy": {"from": [block]}},
+    )
+    documents = rendered(given)
+    check(documents)
+    policies = {
+        policy["spec"]["podSelector"]["matchLabels"]["app.kubernetes.io/component"]: policy["spec"]
+        for policy in of_kind(documents, "NetworkPolicy")
+    }
+    assert set(policies) == {"coordinator", "etcd"}, "none applies to pods on the host's network"
+    for component, port in (("coordinator", 29400), ("etcd", 2379)):
+        assert any(
+            block in rule["from"] and {"port": port} in rule["ports"]
+            for rule in policies[component]["ingress"]
+        )
+
+
+def test_the_pod_monitor_scrapes_coordinators_agents_and_the_bundled_etcd() -> None:
+    documents = rendered(MATRIX["monitored-etcd"])
+    seen: dict[str, str] = {}
+    for monitor in of_kind(documents, "PodMonitor"):
+        selector = monitor["spec"]["selector"]
+        (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
+        for component in ("agent", "coordinator", "etcd"):
+            pod = pod_of(documents, component)
+            fits = selector["matchLabels"].items() <= pod.labels.items() and all(
+                pod.labels[one["key"]] in one["values"]
+                for one in selector.get("matchExpressions", ())
+            )
+            if fits:
+                seen[component] = endpoint["port"]
+                assert endpoint["port"] in {port["name"] for port in pod.container["ports"]}
+    assert seen == {"agent": "http", "coordinator": "http", "etcd": "client"}
+    agent = pod_of(documents, "agent")
+    assert outcome(agent)["ELASTIC_HTTP_ADDRESS"] == "0.0.0.0:9400"
+    off = rendered(merged(MATRIX["inline"], {"agents": {"http": {"enabled": False}}}))
+    agent = pod_of(off, "agent")
+    assert outcome(agent)["ELASTIC_HTTP_ADDRESS"] == "off"
+    assert "ports" not in agent.container
 
 
 def test_settings_that_the_chart_derives_exist() -> None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
+from fsspec.registry import known_implementations
 
 from elastic.errors import ExitCode
 from tests.deploy.image import CONTAINERFILE, ROOT, Builder, Container, Image, missing_requirement
@@ -79,7 +80,23 @@ def test_requirements_are_those_of_the_package_and_unknown_extras_are_refused() 
     assert "tensorboardX>=2.6" in lines
     wrong = subprocess.run([*command, "--extras", "x"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    assert "EXTRAS has unknown names: x; use dev, examples, tensorboard" in wrong.stderr
+    assert "EXTRAS has unknown names: x; use dev, examples, s3, tensorboard" in wrong.stderr
+
+
+def test_the_image_can_open_the_checkpoint_urls_of_the_documents() -> None:
+    texts = [ROOT / "docs" / "KUBERNETES.md", *sorted((ROOT / "helm" / "elastic").glob("*.*"))]
+    schemes = {s for path in texts for s in re.findall(r"\b(\w+)://bucket", path.read_text())}
+    assert schemes
+    recipe_text = (ROOT / "deploy" / "image" / "Containerfile").read_text()
+    (extras,) = re.findall(r"^ARG EXTRAS=(\S+)$", recipe_text, re.MULTILINE)
+    command = [sys.executable, ROOT / "deploy/image/requirements.py", ROOT / "pyproject.toml"]
+    listed = subprocess.run(
+        [*command, "--extras", extras], capture_output=True, text=True, check=True
+    ).stdout
+    packages = set(re.findall(r"^[\w-]+", listed, re.MULTILINE))
+    for scheme in schemes:
+        module = known_implementations[scheme]["class"].partition(".")[0]
+        assert module in packages, f"{scheme}:// needs {module}; add it to EXTRAS"
 
 
 @pytest.fixture(scope="module")

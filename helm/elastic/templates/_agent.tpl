@@ -19,20 +19,16 @@ spec:
     {{- toYaml (mergeOverwrite (deepCopy .Values.podSecurityContext) $v.podSecurityContext) | nindent 4 }}
   {{- if $v.hostNetwork }}
   hostNetwork: true
+  {{- if not $v.dnsPolicy }}
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
-  {{- with $v.priorityClassName }}
-  priorityClassName: {{ . }}
   {{- end }}
+  {{- include "elastic.placement" $v | nindent 2 }}
   {{- with $v.runtimeClassName }}
   runtimeClassName: {{ . }}
   {{- end }}
-  {{- with $v.nodeSelector }}
-  nodeSelector:
-    {{- toYaml . | nindent 4 }}
-  {{- end }}
-  {{- with $v.tolerations }}
-  tolerations:
+  {{- with $v.resourceClaims }}
+  resourceClaims:
     {{- toYaml . | nindent 4 }}
   {{- end }}
   {{- with $v.affinity }}
@@ -51,8 +47,9 @@ spec:
       {{- end }}
     {{- end }}
   {{- end }}
-  {{- if or $v.doctor $v.initContainers }}
+  {{- if or $v.doctor $v.initContainers $v.sidecars }}
   initContainers:
+    {{- include "elastic.sidecars" $v.sidecars | nindent 4 }}
     {{- with $v.initContainers }}
     {{- toYaml . | nindent 4 }}
     {{- end }}
@@ -80,6 +77,11 @@ spec:
         {{- end }}
       env:
         {{- include "elastic.agentEnv" . | nindent 8 }}
+      {{- if $v.http.enabled }}
+      ports:
+        - name: http
+          containerPort: {{ int64 $v.http.port }}
+      {{- end }}
       {{- include "elastic.agentRest" . | nindent 6 }}
   volumes:
     - name: tmp
@@ -149,6 +151,8 @@ spec:
   value: {{ int64 $v.spares | quote }}
 - name: ELASTIC_DRAIN_TIMEOUT_S
   value: {{ include "elastic.drainTimeout" . | quote }}
+- name: ELASTIC_HTTP_ADDRESS
+  value: {{ ternary (printf "0.0.0.0:%d" (int64 $v.http.port)) "off" $v.http.enabled | quote }}
 - name: ELASTIC_ON_QUARANTINE
   value: {{ ternary "exit" "wait" (has $v.kind (list "Job" "JobSet")) }}
 # The user has no entry in passwd(5), and the root is read-only.
@@ -256,8 +260,11 @@ ttlSecondsAfterFinished: {{ int64 . }}
 {{- end }}
 
 {{- define "elastic.agentsName" -}}
-{{- if has .Values.agents.kind (list "Job" "JobSet") -}}
+{{- if eq .Values.agents.kind "Job" -}}
 {{ include "elastic.fullname" . }}-{{ include "elastic.jobFixed" . | sha256sum | trunc 8 }}
+{{- else if eq .Values.agents.kind "JobSet" -}}
+{{/* A JobSet cannot change its Jobs, not even their size. */}}
+{{- include "elastic.fullname" . }}-{{ include "elastic.jobSpec" . | sha256sum | trunc 8 }}
 {{- else -}}{{ include "elastic.fullname" . }}{{- end -}}
 {{- end }}
 

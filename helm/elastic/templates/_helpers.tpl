@@ -30,6 +30,20 @@ app.kubernetes.io/managed-by: {{ $root.Release.Service }}
 helm.sh/chart: elastic-{{ (index . 0).Chart.Version }}
 {{- end }}
 
+{{/* Labels and annotations of an object. Takes a list: the root, the component, more labels, own annotations. */}}
+{{- define "elastic.meta" -}}
+{{- $root := index . 0 -}}
+labels:
+  {{- include "elastic.objectLabels" (list $root (index . 1)) | nindent 2 }}
+  {{- with index . 2 }}
+  {{- toYaml . | nindent 2 }}
+  {{- end }}
+{{- with merge (dict) (index . 3) $root.Values.commonAnnotations }}
+annotations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
 {{- define "elastic.image" -}}
 {{- $root := index . 0 -}}{{- $own := index . 1 -}}{{- $all := $root.Values.image -}}
 {{- $repository := $own.repository | default $all.repository -}}
@@ -220,4 +234,63 @@ httpGet:
   path: {{ index . 1 }}
   port: http
   scheme: {{ ternary "HTTP" "HTTPS" (eq (index . 0).Values.tls.mode "insecure") }}
+{{- end }}
+
+{{/* An annotation without the name of the section: its URL if there is one, else the path in this repository. */}}
+{{- define "elastic.runbook" -}}
+{{- with .Values.monitoring.runbookUrl }}runbook_url: {{ . }}#{{ else }}runbook: docs/RUNBOOK.md#{{ end -}}
+{{- end }}
+
+{{/* Sidecars are init containers that run until the pod ends, so that they do not keep a finished Job. */}}
+{{- define "elastic.sidecars" -}}
+{{- range . }}
+- {{ merge (dict "restartPolicy" "Always") . | toYaml | nindent 2 | trim }}
+{{- end }}
+{{- end }}
+
+{{/* Fields of a pod that values name as Kubernetes does. Takes the values of agents or coordinators. */}}
+{{- define "elastic.placement" -}}
+{{- with .priorityClassName }}
+priorityClassName: {{ . }}
+{{- end }}
+{{- with .schedulerName }}
+schedulerName: {{ . }}
+{{- end }}
+{{- with .dnsPolicy }}
+dnsPolicy: {{ . }}
+{{- end }}
+{{- with .dnsConfig }}
+dnsConfig:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- end }}
+
+{{/* Who may reach metrics. Kubelets need no rule: a pod cannot shut out its own node. Takes a list: the root, the port. */}}
+{{- define "elastic.metricsIngress" -}}
+{{- $root := index . 0 -}}{{- $policy := $root.Values.networkPolicy -}}
+- ports:
+    - port: {{ int64 (index . 1) }}
+  {{- if $policy.metricsFrom }}
+  from:
+    {{- toYaml $policy.metricsFrom | nindent 4 }}
+  {{- else if eq $root.Values.tls.mode "insecure" }}
+  # Plain text, for everybody who reaches it: only pods of the release do.
+  from:
+    - podSelector:
+        matchLabels:
+          {{- include "elastic.selector" $root | nindent 10 }}
+    {{- with $policy.from }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+  {{- else }}
+  # From everywhere: metrics and the page need a certificate of the job.
+  {{- end }}
 {{- end }}

@@ -352,7 +352,8 @@ def test_generated_certificates_are_valid_for_their_roles(tmp_path: Path) -> Non
         files = TlsFiles(
             ca=tmp_path / "ca.crt", certificate=tmp_path / "tls.crt", key=tmp_path / "tls.key"
         )
-        load_certificate(files, "gpt", Role.SERVER)  # agents serve their metrics
+        # Agents serve their metrics.
+        load_certificate(files, "gpt", Role.SERVER, coordinates=role == "coordinator")
         load_certificate(files, "gpt", Role.CLIENT)
         mounted = pod_of(documents, role).spec["volumes"]
         (volume,) = (one for one in mounted if one["name"] == "tls")

@@ -93,8 +93,9 @@ def _end_workers(parent: int, lease: TrainingLease) -> None:
         if lease.epoch == epoch:  # else some may have been forked under the next lease
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):
+                    os.kill(worker, signal.SIGSTOP)  # while it lives, its descendants are known
+                    kill_descendants(worker)
                     os.kill(worker, signal.SIGKILL)
-                kill_descendants(worker)
 
 
 def _end_by(number: int) -> None:

@@ -27,6 +27,45 @@ def test_bash_accepts_the_syntax_of_the_script() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_the_script_removes_only_certificates_that_it_has_made(tmp_path: Path) -> None:
+    """The shared directory is the user's, with certificates of his own in it."""
+    programs, shared, made = tmp_path / "bin", tmp_path / "shared", tmp_path / "made"
+    programs.mkdir()
+    (shared / "tls").mkdir(parents=True)
+    (shared / "tls" / "mine.key").write_text("mine")
+    shared.chmod(0o2775)
+    for name, text in {
+        "scontrol": "echo ' NodeAddr=127.0.0.1 '",
+        "srun": "exit 0",
+        "elastic": f'test "$1 $2" = "certs init" && stat -c "%a %n" "$3" > {made}; exit 0',
+    }.items():
+        (programs / name).write_text(f"#!/bin/sh\n{text}\n")
+        (programs / name).chmod(0o755)
+    environment = {
+        "PATH": f"{programs}:{os.environ['PATH']}",
+        "SLURM_JOB_ID": "7",
+        "SLURM_SUBMIT_DIR": str(tmp_path),
+        "SLURMD_NODENAME": "n1",
+        "SHARED_DIR": str(shared),
+        "ELASTIC_ETCD": "http://127.0.0.1:1",
+    }
+    for given in ({}, {"ELASTIC_INSECURE": "true"}):
+        done = subprocess.run(
+            ["bash", SCRIPT, "train.py"],
+            env=environment | given,
+            capture_output=True,
+            text=True,
+            timeout=30,
+        )
+        assert done.returncode == 0, done.stderr
+        assert (shared / "tls" / "mine.key").read_text() == "mine"
+        assert shared.stat().st_mode & 0o7777 == 0o2775
+        assert [path.name for path in shared.glob("tls*")] == ["tls"]
+    mode, place = made.read_text().split()
+    assert mode.endswith("700")
+    assert Path(place).parent == shared
+
+
 class Job:
     """A submitted job, and the files that it leaves on the shared disk."""
 
@@ -102,7 +141,7 @@ def test_a_job_trains_to_its_end_and_leaves_nothing(cluster: SlurmCluster, files
     assert (ended["JobState"], ended["ExitCode"]) == ("COMPLETED", "0:0"), cluster.story()
     assert job.events("generation_formed")[-1]["world_size"] == 3
     assert cluster.processes_of_jobs() == []
-    assert not (job.shared / "tls").exists()
+    assert list(job.shared.glob("tls*")) == []
 
 
 @pytest.mark.long

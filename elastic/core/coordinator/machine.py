@@ -325,6 +325,7 @@ class Coordinator:
         return []
 
     def _worker_failed(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
+        self._begun = self._begun or event.committed > 0
         if self._current is not None and event.committed_in == self._current.number:
             self._progress.advance(event.committed, now)
         workers, refused = self._nodes.workers(), list[fx.Effect]()

@@ -444,14 +444,16 @@ def test_a_job_may_begin_again_if_no_step_was_committed() -> None:
     "sign",
     [
         ev.GroupBegan(generation=1, step=0),
+        replace(killed("a1"), committed=1, committed_in=1),
         report("a", status("a0", TRAINING, 1, committed=1), status("a1", TRAINING, 1)),
     ],
 )
 def test_a_job_that_has_committed_a_step_has_begun_for_good(sign: ev.Event) -> None:
     machine = running()
-    machine.handle(sign, 1.0)
+    effects = machine.handle(sign, 1.0)
     assert machine.begun
-    assert persisted(machine.handle(killed("a0"), 5.0)).generation.begun
+    effects += machine.handle(killed("a0"), 5.0)
+    assert persisted(effects).generation.begun
 
 
 @pytest.mark.parametrize("known_by", ["record", "generation"])

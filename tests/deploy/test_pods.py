@@ -81,7 +81,8 @@ class Release(LoopbackJob):
             "spec.nodeName": machine,
             "status.podIP": "127.0.0.1",
         }
-        process = self.start_pod(pod_of(self.documents, "agent"), {}, fields)
+        own = {"ELASTIC_HTTP_ADDRESS": "off"}  # a real pod has the ports for itself
+        process = self.start_pod(pod_of(self.documents, "agent"), own, fields)
         self.agents.setdefault(f"gpt-{index}", []).append(process)
         return process
 

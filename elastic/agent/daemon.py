@@ -20,6 +20,7 @@ from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.isolation import Isolation
 from elastic.agent.logs import LogFollower, WorkerLogs, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
+from elastic.agent.peer_probes import unreached
 from elastic.agent.worker_server import (
     Liveness,
     StackCollector,
@@ -67,6 +68,7 @@ _WRITE_STACKS_S = 0.5  # for the disk, before a worker is killed
 _LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a running worker, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
+_LONGEST_PROBE_S = 10.0
 _MOST_FAILED_ZYGOTE_STARTS = 3  # zygotes in a row that end before they are ready: an import fails
 
 
@@ -181,6 +183,7 @@ class AgentDaemon:
         self._restarting = False
         # This node's workers reported them: generation and step. A later generation may go back.
         self._committed, self._newest_checkpoint = (0, 0), 0
+        self._probes = False
         self._stop_ordered: control_pb2.StopRequest | None = None
         self._keeps_curve = False
         self._attending = False
@@ -607,6 +610,8 @@ class AgentDaemon:
             self.job_ended(message.job_ended.exit_code, message.job_ended.message)
         elif kind == "probe":
             self._server.broadcast(probe=pb.ProbeProgress())
+        elif kind == "probe_peers":
+            self._tasks.start(self._probe_peers(message.probe_peers), "probe-peers")
         elif kind == "stacks":
             self._tell_stacks(message.stacks)
         elif kind == "stop":
@@ -618,6 +623,21 @@ class AgentDaemon:
         elif kind == "drained":
             self._journal.record("released", reason=message.drained.reason)
             self._driver.post(ev.Drained(exit_code=message.drained.exit_code))
+
+    async def _probe_peers(self, request: control_pb2.ProbePeers) -> None:
+        if self._probes:
+            return  # a name server does not answer: the coordinator does without this round, too
+        self._probes = True
+        endpoints = {peer.worker: peer.endpoint for peer in request.peers}
+        within_s = min(max(request.within_s, 0.0), _LONGEST_PROBE_S)
+        try:
+            failed = await off_loop(functools.partial(unreached, endpoints, within_s))
+        except (OSError, RuntimeError):  # the system has no thread or descriptor left
+            return
+        finally:
+            self._probes = False
+        told = [control_pb2.Unreached(worker=worker, why=why) for worker, why in failed.items()]
+        self._link.send(peers_probed=control_pb2.PeersProbed(number=request.number, unreached=told))
 
     def _report_again(self) -> None:
         """Send everything again: a new coordinator may know nothing of this node or the group."""

@@ -216,6 +216,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "coordinator_found": lambda f: f"in contact with the coordinator at {f['address']}",
     "worker_failed": lambda f: f"worker {f['worker']} {f['message']}",
     "newcomers_refused": lambda f: f["message"],
+    "peers_unreachable": lambda f: f["message"],
     "recovered": lambda f: f"recovered in {f['total_s'] * 1000:.0f} ms at step {f['committed']}",
     "step_was_slow": lambda f: (
         f"step {f['step']} lasted {f['lasted_s']:.1f} s, usually {f['usual_s'] * 1000:.0f} ms"

@@ -63,6 +63,7 @@ from elastic.timeouts import timeout
 from elastic.version import __version__
 
 _NO_LIMIT = 1 << 20
+_PROBE_S = 0.5  # for a connection between two nodes
 _SIGNALS = {
     **{number: exit_code for number, (exit_code, _) in LEAVE_SIGNALS.items()},
     signal.SIGHUP: ExitCode.TERMINATED,
@@ -342,6 +343,7 @@ def _job_options(
         join_timeout_s=settings.join_timeout_s,
         first_step_s=settings.first_step_timeout_s or math.inf,
         agent_grace_s=settings.agent_grace_s,
+        probe_s=_PROBE_S,
         planned_interval_s=settings.planned_interval_s,
         join_debounce_s=settings.join_debounce_s,
     )

@@ -20,7 +20,13 @@ from elastic.coordinator.connected_agents import (
 )
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
 from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds
-from elastic.coordinator.incidents import IncidentRecords, Recoveries, ending, refusal
+from elastic.coordinator.incidents import (
+    IncidentRecords,
+    Recoveries,
+    ending,
+    refusal,
+    unreachable,
+)
 from elastic.coordinator.job_options import JobOptions, make_commits, make_machine, make_recorders
 from elastic.coordinator.leadership import (
     Command,
@@ -63,6 +69,7 @@ _HELD = "another agent is registered under this name; give one of them another -
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
 _MOST_NOT_FINITE = 100  # names of values that are reported as NaN or infinite
+_LONGEST_WHY = 100  # characters of the reason why a worker was not reached
 _STORED_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 _NOTICES = {
@@ -446,6 +453,8 @@ class CoordinatorDaemon:
                     self._agent_knows(node, message.known)
                 case "stacks":
                     self.rounds.told(node, message.stacks)
+                case "peers_probed":
+                    self._peers_probed(node, message.peers_probed)
                 case "leave":
                     self.departing.leave_requested(node, message.leave.reason)
                 case "leave_timed_out":
@@ -705,6 +714,10 @@ class CoordinatorDaemon:
                 self.saves.abandon(effect)
             case fx.ProbeGroup():
                 self.nodes.broadcast(probe=pb.Probe())
+            case fx.ProbePeers():
+                self._probe_peers(effect)
+            case fx.PeersUnreachable():
+                self._journal.record("peers_unreachable", **unreachable(effect))
             case fx.NodeDrained():
                 self._node_drained(effect)
             case fx.SetTimer():
@@ -751,6 +764,21 @@ class CoordinatorDaemon:
                     worker=effect.worker, kind=kind, message=effect.message, place=effect.place
                 )
             )
+
+    def _probe_peers(self, effect: fx.ProbePeers) -> None:
+        for name, peers in effect.peers.items():
+            node = self.nodes.find(name)
+            if node is not None:
+                asked = [pb.Peer(worker=p.worker, endpoint=p.endpoint) for p in peers]
+                node.stream.send(
+                    probe_peers=pb.ProbePeers(
+                        number=effect.number, peers=asked, within_s=effect.within_s
+                    )
+                )
+
+    def _peers_probed(self, node: ConnectedNode, told: pb.PeersProbed) -> None:
+        unreached = {u.worker: u.why[:_LONGEST_WHY] for u in told.unreached}
+        self._driver.post(ev.PeersProbed(node=node.node, number=told.number, unreached=unreached))
 
     def _node_drained(self, effect: fx.NodeDrained) -> None:
         node = self.nodes.find(effect.node)

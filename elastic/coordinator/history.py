@@ -26,7 +26,14 @@ _SHOWN = frozenset(
         *("job_started", "job_finished", "job_ended", "stop_requested", "elected", "deposed"),
         *("leadership_in_doubt", "leadership_confirmed", "store_rolled_back"),
         *("generation_formed", "recovered", "state_restored", "state_differed"),
-        *("worker_failed", "newcomers_refused", "hang", "slow_step", "step_was_slow"),
+        *(
+            "worker_failed",
+            "newcomers_refused",
+            "peers_unreachable",
+            "hang",
+            "slow_step",
+            "step_was_slow",
+        ),
         *("node_connected", "node_lost", "node_refused", "node_leaving", "node_drained"),
         *("node_quarantined", "node_cleared", "leave_timed_out"),
         *("checkpoint_committed", "checkpoint_abandoned", "checkpoint_damaged"),
@@ -36,7 +43,9 @@ _SHOWN = frozenset(
     }
 )
 _DETAILS = ("traceback", "log_tail")
-_LEFT_OUT = frozenset({"members", "ranks", "slot_seconds", "log_dir", *_DETAILS})
+_LEFT_OUT = frozenset(
+    {"members", "ranks", "slot_seconds", "log_dir", "unreached", "left_out", *_DETAILS}
+)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -22,7 +22,8 @@ from elastic.coordinator.leadership import Loss, Stored
 from elastic.core.accounting import MOST_INCIDENTS, read_name, read_number
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.effects import EndJob, Lost, RefuseNewcomers
+from elastic.core.coordinator.connections import Unreached
+from elastic.core.coordinator.effects import EndJob, Lost, PeersUnreachable, RefuseNewcomers
 from elastic.core.coordinator.incidents import (
     Cause,
     Incidents,
@@ -348,6 +349,11 @@ def summary(document: Mapping[str, Any]) -> str:
             f"node {late[0]} was told to leave, but its workers did not reach a step boundary "
             "in time"
         )
+    if cause is Cause.UNREACHABLE:
+        found = [n for n in document["noticed"] if n["sign"] == Sign.UNREACHABLE.value]
+        told = [f"node {n['node']} did not reach {n['detail']}" for n in found]
+        more = f"; {len(told) - _MOST_NAMES} more" if len(told) > _MOST_NAMES else ""
+        return f"members do not reach each other: {'; '.join(told[:_MOST_NAMES])}{more}"
     if cause is Cause.GROUP_BROKEN:
         broken = next(n for n in document["noticed"] if n["sign"] == Sign.GROUP_BROKEN.value)
         detail = f": {broken['detail']}" if broken["detail"] else ""
@@ -380,6 +386,8 @@ def noticed_by(document: Mapping[str, Any]) -> str:
         hang = document["hang"]
         since = f" for {hang['standing_s']:.1f} s" if hang is not None else " in time"
         return f"the coordinator: no step was committed{since}"
+    if sign is Sign.UNREACHABLE:
+        return f"the agent of node {node}: it did not reach {first['detail']}"
     if sign is Sign.LEAVE_TIMED_OUT:
         return f"the agent of node {node}: its time to leave ran out"
     if node:
@@ -629,3 +637,57 @@ def refusal(effect: RefuseNewcomers) -> str:
         f"{failure.worker}: {failure.message}. Fix the script or the node: the next worker that "
         "starts uses the fixed version"
     )
+
+
+def unreachable(effect: PeersUnreachable) -> dict[str, Any]:
+    """The fields of the event that says who cannot reach whom, and what to do about it."""
+    told = [
+        {
+            "node": name_of(u.by),
+            "peer": name_of(u.peer.node),
+            "address": u.peer.endpoint,
+            "reason": u.why,
+        }
+        for u in effect.unreached[:_MOST_PAIRS]
+    ]
+    out = [name_of(node) for node in effect.left_out]
+    return {
+        "unreached": told,
+        "left_out": out,
+        "retry_s": round(effect.retry_s, 1),
+        "message": _told_unreached(effect.unreached, out, effect.retry_s),
+    }
+
+
+_MOST_PAIRS = 16
+
+
+def _told_unreached(unreached: Sequence[Unreached], out: Sequence[str], retry_s: float) -> str:
+    what = unreached_in_words(unreached)
+    named = ", ".join(out[:_MOST_NAMES])
+    goes_on = (
+        f"; node{'s' if len(out) > 1 else ''} {named} cannot take part, which is tried again in "
+        f"{retry_s:.0f} s, and the others go on"
+        if out
+        else ""
+    )
+    return f"{what}{goes_on}. {_ADVICE}"
+
+
+_ADVICE = (
+    "Workers connect to each other at all ports: open them between these nodes in both directions, "
+    "and give an agent whose address is wrong another --node-host. `elastic doctor` on both nodes "
+    "shows which ports answer"
+)
+
+
+def unreached_in_words(unreached: Sequence[Unreached]) -> str:
+    """Say who has not reached whom, at which address."""
+    told = dict.fromkeys(
+        f"node {name_of(u.by)} does not reach node {name_of(u.peer.node)} at {u.peer.endpoint} "
+        f"({u.why})"
+        for u in unreached
+    )
+    shown = list(told)[:_MOST_NAMES]
+    more = f", and {len(told) - len(shown)} more" if len(told) > len(shown) else ""
+    return f"{', '.join(shown)}{more}" if shown else "members do not reach each other"

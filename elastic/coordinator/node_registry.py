@@ -332,6 +332,8 @@ class DepartingNodes:
         cleared = await self._exclusions.clear(key)
         self._failures.forgive(key)
         if cleared is None:
+            for node in nodes:  # it may wait because other nodes did not reach it
+                self._post(ev.NodeWelcomed(node=node.node))
             return f"{name} was neither drained nor in quarantine"
         self._journal.record(
             "node_cleared",

@@ -54,6 +54,7 @@ _WARNINGS = frozenset(
         "node_vanished",
         "output_lost",
         "peer_refused",
+        "peers_unreachable",
         "preempted",
         "registration_gone",
         "registration_suspect",

@@ -55,7 +55,7 @@ class NodeView(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[_job_pb2.WorkerStatus, _Mapping]]] = ..., longest_pause_s: _Optional[float] = ..., restarting: bool = ...) -> None: ...
 
 class AgentMessage(_message.Message):
-    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "curve", "worker_pace", "pulse", "once")
+    __slots__ = ("hello", "view", "failure", "progress", "reformed", "shard_saved", "save_failed", "ledger", "notice", "stop", "leave", "known", "leave_timed_out", "stacks", "worker_time", "curve", "worker_pace", "peers_probed", "pulse", "once")
     HELLO_FIELD_NUMBER: _ClassVar[int]
     VIEW_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
@@ -73,6 +73,7 @@ class AgentMessage(_message.Message):
     WORKER_TIME_FIELD_NUMBER: _ClassVar[int]
     CURVE_FIELD_NUMBER: _ClassVar[int]
     WORKER_PACE_FIELD_NUMBER: _ClassVar[int]
+    PEERS_PROBED_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     ONCE_FIELD_NUMBER: _ClassVar[int]
     hello: AgentHello
@@ -92,9 +93,26 @@ class AgentMessage(_message.Message):
     worker_time: _job_pb2.WorkerTime
     curve: _local_pb2.CurvePoints
     worker_pace: _job_pb2.WorkerPace
+    peers_probed: PeersProbed
     pulse: float
     once: Once
-    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., curve: _Optional[_Union[_local_pb2.CurvePoints, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ..., pulse: _Optional[float] = ..., once: _Optional[_Union[Once, _Mapping]] = ...) -> None: ...
+    def __init__(self, hello: _Optional[_Union[AgentHello, _Mapping]] = ..., view: _Optional[_Union[NodeView, _Mapping]] = ..., failure: _Optional[_Union[_job_pb2.Failure, _Mapping]] = ..., progress: _Optional[_Union[_job_pb2.Progress, _Mapping]] = ..., reformed: _Optional[_Union[_job_pb2.Reformed, _Mapping]] = ..., shard_saved: _Optional[_Union[_job_pb2.ShardSaved, _Mapping]] = ..., save_failed: _Optional[_Union[_job_pb2.SaveFailed, _Mapping]] = ..., ledger: _Optional[_Union[_local_pb2.LedgerEntries, _Mapping]] = ..., notice: _Optional[_Union[_local_pb2.Notice, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., leave: _Optional[_Union[LeaveRequest, _Mapping]] = ..., known: _Optional[_Union[_job_pb2.Known, _Mapping]] = ..., leave_timed_out: _Optional[_Union[LeaveTimedOut, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.NodeStacks, _Mapping]] = ..., worker_time: _Optional[_Union[_job_pb2.WorkerTime, _Mapping]] = ..., curve: _Optional[_Union[_local_pb2.CurvePoints, _Mapping]] = ..., worker_pace: _Optional[_Union[_job_pb2.WorkerPace, _Mapping]] = ..., peers_probed: _Optional[_Union[PeersProbed, _Mapping]] = ..., pulse: _Optional[float] = ..., once: _Optional[_Union[Once, _Mapping]] = ...) -> None: ...
+
+class PeersProbed(_message.Message):
+    __slots__ = ("number", "unreached")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    UNREACHED_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    unreached: _containers.RepeatedCompositeFieldContainer[Unreached]
+    def __init__(self, number: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[Unreached, _Mapping]]] = ...) -> None: ...
+
+class Unreached(_message.Message):
+    __slots__ = ("worker", "why")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    WHY_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    why: str
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
 
 class Once(_message.Message):
     __slots__ = ("source", "number", "age_s")
@@ -143,7 +161,7 @@ class Stray(_message.Message):
     def __init__(self) -> None: ...
 
 class CoordinatorMessage(_message.Message):
-    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks", "once_stored", "pulse")
+    __slots__ = ("generation", "replace", "checkpoint", "ledger_stored", "dismiss", "job_ended", "probe", "refused", "drained", "drain", "stray", "keep_curve", "curve_stored", "stop", "stacks", "probe_peers", "once_stored", "pulse")
     GENERATION_FIELD_NUMBER: _ClassVar[int]
     REPLACE_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_FIELD_NUMBER: _ClassVar[int]
@@ -159,6 +177,7 @@ class CoordinatorMessage(_message.Message):
     CURVE_STORED_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     STACKS_FIELD_NUMBER: _ClassVar[int]
+    PROBE_PEERS_FIELD_NUMBER: _ClassVar[int]
     ONCE_STORED_FIELD_NUMBER: _ClassVar[int]
     PULSE_FIELD_NUMBER: _ClassVar[int]
     generation: _job_pb2.Generation
@@ -176,13 +195,32 @@ class CoordinatorMessage(_message.Message):
     curve_stored: _local_pb2.LedgerStored
     stop: StopRequest
     stacks: _stacks_pb2.StacksRequest
+    probe_peers: ProbePeers
     once_stored: int
     pulse: float
-    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ..., once_stored: _Optional[int] = ..., pulse: _Optional[float] = ...) -> None: ...
+    def __init__(self, generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., replace: _Optional[_Union[Replace, _Mapping]] = ..., checkpoint: _Optional[_Union[_local_pb2.CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[_local_pb2.Dismiss, _Mapping]] = ..., job_ended: _Optional[_Union[JobEnded, _Mapping]] = ..., probe: _Optional[_Union[Probe, _Mapping]] = ..., refused: _Optional[_Union[Refused, _Mapping]] = ..., drained: _Optional[_Union[Drained, _Mapping]] = ..., drain: _Optional[_Union[Drain, _Mapping]] = ..., stray: _Optional[_Union[Stray, _Mapping]] = ..., keep_curve: _Optional[_Union[_local_pb2.KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[_local_pb2.LedgerStored, _Mapping]] = ..., stop: _Optional[_Union[StopRequest, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ..., probe_peers: _Optional[_Union[ProbePeers, _Mapping]] = ..., once_stored: _Optional[int] = ..., pulse: _Optional[float] = ...) -> None: ...
 
 class Probe(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ProbePeers(_message.Message):
+    __slots__ = ("number", "peers", "within_s")
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    PEERS_FIELD_NUMBER: _ClassVar[int]
+    WITHIN_S_FIELD_NUMBER: _ClassVar[int]
+    number: int
+    peers: _containers.RepeatedCompositeFieldContainer[Peer]
+    within_s: float
+    def __init__(self, number: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., within_s: _Optional[float] = ...) -> None: ...
+
+class Peer(_message.Message):
+    __slots__ = ("worker", "endpoint")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    worker: str
+    endpoint: str
+    def __init__(self, worker: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("message", "exit_code", "for_now")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 
 from elastic.core.agent.machine import AgentSettings
@@ -13,6 +14,7 @@ from tests.sim.plan import (
     ADD_NODE,
     BREAK_LINK,
     CUT_OFF_NODE,
+    CUT_PEERS,
     FREEZABLE,
     FREEZE_PROCESS,
     FREEZE_SCRIPT,
@@ -62,6 +64,7 @@ def plan(seed: int, stress: str = "") -> Plan:
         faults = stress_faults(hard, stress)
     elif hard.random() < 0.4:
         faults += stress_faults(hard, hard.choice(STRESS))
+    faults += _cuts(random.Random(f"cuts {seed}"), [node.node for node in nodes])
     whole = Plan(
         seed=seed,
         nodes=nodes,
@@ -121,6 +124,18 @@ def _control_fault(rng: random.Random) -> Fault:
     return Fault(action, at_s=rng.uniform(0.2, 7.0), returns_after_s=returns_after_s)
 
 
+def _cuts(rng: random.Random, nodes: list[str]) -> tuple[Fault, ...]:
+    """Some nodes lose packets to each other, and reach the leader."""
+    directed = list(itertools.permutations(nodes, 2))
+    if not directed or rng.random() < 0.75:
+        return ()
+    pairs = rng.sample(directed, rng.randint(1, min(4, len(directed))))
+    lasts_s = rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0)))
+    return (
+        Fault(CUT_PEERS, at_s=rng.uniform(0.3, 6.0), pairs=tuple(pairs), returns_after_s=lasts_s),
+    )
+
+
 def _script_faults(rng: random.Random) -> tuple[Fault, ...]:
     return tuple(script_fault(rng) for _ in range(rng.choice((0, 0, 1, 1, 2))))
 
@@ -164,6 +179,7 @@ def _coordinator(
             agent_grace_s=agent_grace_s,
             broken_grace_s=rng.choice((0.02, 0.25)),
             planned_interval_s=rng.choice((0.0, 0.5)),
+            probe_s=0.5,
         ),
         stall=StallPolicy(floor_s=2.0, first_step_s=12.0),
         max_restarts=1000,

@@ -36,6 +36,7 @@ _DISTURBING = (
     Action.KILL_LEADER,
     Action.RESTART_AGENT,
     Action.STOP_AGENT,
+    Action.CUT_PEERS,
 )
 
 
@@ -183,6 +184,10 @@ class Faults:
                 self._return_later(fault, process.node)
             case Action.STOP:
                 self._stop()
+            case Action.CUT_PEERS:
+                self._world.cut_peers(fault.pairs)
+                self._world.clock.after(fault.returns_after_s or 0.0, self._world.heal_peers)
+                self.last_at += fault.returns_after_s or 0.0
 
     def _kill_leader(self, fault: Fault) -> None:
         self._world.kill_leader(fault.returns_after_s or 0.0)

@@ -32,14 +32,23 @@ class Group:
     """The members of one generation that have arrived, and the collectives under way."""
 
     def __init__(
-        self, clock: Clock, generation: Generation, on_whole: Callable[[Hashable], None]
+        self,
+        clock: Clock,
+        generation: Generation,
+        on_whole: Callable[[Hashable], None],
+        are_connected: Callable[[str, str], bool] = lambda _one, _other: True,
     ) -> None:
+        """are_connected: whether packets pass between two nodes. Where they do not, members wait,
+        and hear of no reset, until they pass again (`heal`)."""
         self._clock, self._on_whole = clock, on_whole
+        self._are_connected = are_connected
+        self._node_of = {m.worker: m.node for m in generation.members}
         self.generation = generation
         self._ranks = [m.worker for m in generation.members]
         self._collectives: dict[Hashable, _Collective] = {}
         self._blocked_in: dict[str, _Collective] = {}
         self._reset: set[str] = set()
+        self._resets_under_way: set[str] = set()
         self._gone: set[str] = set()
 
     def collective(
@@ -66,10 +75,23 @@ class Group:
         collective.waiting[member.name] = member
         self._blocked_in[member.name] = collective
         # Count those that wait: a member that has left cannot forward data.
-        if len(collective.waiting) == len(collective.parties):
+        if len(collective.waiting) == len(collective.parties) and self._all_connected(collective):
             self._complete(name, collective, took_s)
         result = yield Wait.COLLECTIVE
         return result
+
+    def heal(self) -> None:
+        """Packets pass again: what was sent meanwhile arrives."""
+        for name, collective in list(self._collectives.items()):
+            if not collective.whole and len(collective.waiting) == len(collective.parties):
+                self._complete(name, collective, 0.004)
+        for worker in sorted(self._resets_under_way):
+            self._notice_reset(worker, True)
+        self._resets_under_way.clear()
+
+    def _all_connected(self, collective: _Collective) -> bool:
+        nodes = sorted({self._node_of[name] for name in collective.parties})
+        return all(self._are_connected(a, b) for a in nodes for b in nodes if a < b)
 
     def check(self, member: Process) -> None:
         """Raise GroupLost if the member's side was aborted."""
@@ -133,7 +155,9 @@ class Group:
             if c.parties is not self._ranks and worker in c.parties and other not in neighbours
         ]
         for neighbour in neighbours:
-            if neighbour != worker:
+            if not self._are_connected(self._node_of[worker], self._node_of[neighbour]):
+                self._resets_under_way.add(neighbour)
+            elif neighbour != worker:
                 delay_s = self._clock.between(0.0, 0.003)
                 self._clock.after(delay_s, self._notice_reset, neighbour, lossy)
 

@@ -137,6 +137,13 @@ class Leader:
             case fx.ProbeGroup():
                 for node in self._nodes.values():
                     node.hear_probe()
+            case fx.ProbePeers(number=number, peers=peers, within_s=within_s):
+                for name, asked in peers.items():
+                    if name in self._nodes:
+                        workers = tuple(p.worker for p in asked)
+                        self._nodes[name].hear_peers(number, workers, within_s)
+            case fx.PeersUnreachable(left_out=nodes):
+                self.world.journal.note(self.clock.now, "coordinator", "unreachable", *nodes)
             case fx.NodeDrained(node=name):
                 if name in self._nodes:
                     self.world.journal.drained(self.clock.now, name)

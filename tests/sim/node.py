@@ -331,6 +331,22 @@ class Node:
     def hear_probe(self) -> None:
         self._down.send(self._probe)
 
+    def hear_peers(self, number: int, workers: tuple[WorkerId, ...], within_s: float) -> None:
+        self._down.send(self._probe_peers, number, workers, within_s)
+
+    def _probe_peers(self, number: int, workers: tuple[WorkerId, ...], within_s: float) -> None:
+        if not self._agent_runs:
+            return
+        unreached = self.world.unreached(self.name, workers)
+        silent = "no answer" in unreached.values()
+        took_s = within_s if silent else self.clock.between(0.0005, 0.005)
+        told = coordinator_events.PeersProbed(node=self.name, number=number, unreached=unreached)
+        self.clock.after(took_s, self._tell_probed, told)
+
+    def _tell_probed(self, told: coordinator_events.PeersProbed) -> None:
+        if self._agent_runs:
+            self._up.send(self.world.leader.tell, told)
+
     def _probe(self) -> None:
         for process in self.processes.values():
             process.down.send(process.answer_probe)

@@ -28,6 +28,7 @@ class Action(enum.Enum):
     RESTART_AGENT = 12
     DRAIN_NODE = 13  # an operator drains it; another machine may take its place
     STOP_AGENT = 14  # the agent is stopped for a while, and the keeper may be; workers train on
+    CUT_PEERS = 15  # nodes that reach the leader lose packets to each other for a while
 
 
 (
@@ -45,6 +46,7 @@ class Action(enum.Enum):
     RESTART_AGENT,
     DRAIN_NODE,
     STOP_AGENT,
+    CUT_PEERS,
 ) = Action
 
 # Points that only some scripts reach.
@@ -98,6 +100,8 @@ class Fault:
     """Strike every newcomer that reaches the point while others train."""
     other: bool = False
     """Strike another member of the group, on another node, not the one at the point."""
+    pairs: tuple[tuple[str, str], ...] = ()
+    """Of CUT_PEERS: the names of nodes; packets from the first one to the second one are lost."""
     since_s: float = 0.0
     """Count only processes that reach the point from this instant on."""
 

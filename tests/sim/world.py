@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -94,6 +94,7 @@ class World:
         self.observer = observer
         """Called with each event of the coordinator's and the agents' machines, and its effects."""
         self._groups: dict[int, Group] = {}
+        self._lossy: frozenset[tuple[str, str]] = frozenset()
         self._pids = 0
         self._trained: set[str] = set()
         self._formed_at: dict[int, float] = {}
@@ -185,11 +186,40 @@ class World:
         self.faults.persisted()
         return True
 
+    def cut_peers(self, pairs: tuple[tuple[str, str], ...]) -> None:
+        """Lose packets from the first to the second node of each pair."""
+        self._lossy |= set(pairs)
+
+    def heal_peers(self) -> None:
+        self._lossy = frozenset()
+        for group in self._groups.values():
+            group.heal()
+
+    def are_connected(self, one: str, other: str) -> bool:
+        """True if packets pass between these nodes both ways. Names include start tokens."""
+        a, b = one.partition("@")[0], other.partition("@")[0]
+        return a == b or not {(a, b), (b, a)} & self._lossy
+
+    def unreached(self, by: str, workers: Iterable[str]) -> dict[str, str]:
+        """Which of these workers the node does not reach, and why."""
+        asked = set(workers)
+        why = dict[str, str]()
+        for process in (p for p in self.processes if p.name in asked):
+            node = process.node
+            if not (node.alive and self.are_connected(by, node.name)):
+                why[process.name] = "no answer"
+            elif not process.alive:
+                why[process.name] = "refused"
+        return why
+
     def group_of(self, generation: Generation) -> Group:
         number = generation.number
         if number not in self._groups:
             self._groups[number] = Group(
-                self.clock, generation, lambda name: self._whole(number, name)
+                self.clock,
+                generation,
+                lambda name: self._whole(number, name),
+                self.are_connected,
             )
         return self._groups[number]
 

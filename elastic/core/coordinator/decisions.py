@@ -39,6 +39,8 @@ class Form:
     planned: bool = False
     left_out: frozenset[WorkerId] = field(default_factory=frozenset)
     """Members that are alive but did not arrive: their agents replace them."""
+    unreachable: frozenset[WorkerId] = field(default_factory=frozenset)
+    """Members that are alive and cannot reach all others. They keep their processes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

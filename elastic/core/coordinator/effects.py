@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from elastic.core.coordinator.connections import Peer, Unreached
 from elastic.core.membership import (
     ChangeReason,
     Failure,
@@ -81,6 +83,28 @@ class AbandonCheckpoint:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProbeGroup:
     """Ask the members in contact for their current progress."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ProbePeers:
+    """Ask each of these nodes which of the other nodes' workers it reaches, within `within_s`."""
+
+    number: int
+    peers: Mapping[NodeId, tuple[Peer, ...]]
+    within_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PeersUnreachable:
+    """Record who has not reached whom, and the nodes that are left out because of it."""
+
+    unreached: tuple[Unreached, ...]
+    at: float
+    left_out: tuple[NodeId, ...] = ()
+    retry_s: float = 0.0
+    """For how long they may not join a group that trains."""
+    parted: bool = False
+    """It is why the group is given up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,6 +200,8 @@ Effect = (
     | CommitCheckpoint
     | AbandonCheckpoint
     | ProbeGroup
+    | ProbePeers
+    | PeersUnreachable
     | NodeDrained
     | StepDown
     | SetTimer

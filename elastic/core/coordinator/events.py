@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from elastic.core.diagnosis import Diagnosis
@@ -185,6 +186,16 @@ class StragglerFound:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class PeersProbed:
+    """A node has probed workers of other nodes for the round `number`."""
+
+    node: NodeId
+    number: int
+    unreached: Mapping[WorkerId, str]
+    """Why it has not reached these of them."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TimerFired:
     """The instant given by SetTimer has come."""
 
@@ -209,5 +220,6 @@ Event = (
     | StopRequested
     | HangExplained
     | StragglerFound
+    | PeersProbed
     | TimerFired
 )

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator.decisions import Complete, Decision, Form, GiveUp, Wait, WaitReason
+from elastic.core.coordinator.reachability import FRESH_S, able_to_work
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -63,7 +64,10 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         max((w.out_of_contact_since or 0.0 for w in out_of_contact), default=now)
         + policy.agent_grace_s
     )
-    if out_of_contact and now < until:  # the same for workers that have lost their agent
+    # Members that cannot reach each other wait for nobody: the group stands still, or is broken.
+    parted = view.current is not None and view.current.reason is ChangeReason.GROUP_BROKEN
+    waits = not (parted and any(map(_holds_here, view.workers.values())))
+    if out_of_contact and now < until and waits:  # the same for workers that have lost their agent
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
     in_contact = {name: w for name, w in view.workers.items() if w.out_of_contact_since is None}
     if len(in_contact) < len(view.workers):
@@ -79,19 +83,25 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         return Complete()
     if returning:
         return _await_return(view, policy, now, returning)
+    ready = able_to_work(ready, view.findings)
     if any(map(_repeats, ready)):
         chosen = sorted(_without_stateless_if_in_run(ready), key=_seniority)[: policy.max_workers]
         return Form(members=_members(chosen), reason=ChangeReason.STARTED)
-    if not enough(view.workers, policy):
+    if not enough(view.workers, policy) or len(ready) + len(finished) < policy.min_workers:
         return Wait(reason=WaitReason.BELOW_MINIMUM)
     expected = min(view.slots - len(finished), policy.max_workers)
-    if sum(not w.on_leaving_node for w in ready) < expected:
+    if sum(not w.on_leaving_node for w in ready) < expected and not parted:
         since = now if view.enough_since is None else view.enough_since
         deadline = since + policy.gather_timeout_s
         if now < deadline:
             return Wait(reason=WaitReason.GATHERING, until=deadline)
     chosen = sorted(ready, key=_seniority)[: policy.max_workers]
-    return Form(members=_members(chosen), reason=ChangeReason.STARTED)
+    reason = ChangeReason.GROUP_BROKEN if parted else ChangeReason.STARTED
+    return Form(members=_members(chosen), reason=reason)
+
+
+def _holds_here(w: ObservedWorker) -> bool:
+    return w.status.has_state and w.out_of_contact_since is None
 
 
 def _takes_part(w: ObservedWorker, staying: list[ObservedWorker]) -> bool:
@@ -322,6 +332,8 @@ class _Formed:
             return self._form(self._active, ChangeReason.MEMBER_LOST)
         if self._out_of_contact:
             return self._await_contact()
+        if self._is_parted():
+            return self._part()
         if self._broken:
             return self._mend()
         if self._view.stalled:
@@ -465,8 +477,43 @@ class _Formed:
         first = furthest_ahead(self._newcomers + returned, workers, self._view)
         return [*workers[: self._policy.max_workers - 1], first] if first is not None else workers
 
+    def _is_parted(self) -> bool:
+        """True if the group does not work, and members have no connection to each other. A group
+        that only stands still may be slow: then both ends must have found that, or two rounds."""
+        view, findings = self._view, self._view.findings
+        if findings.asked_at < view.formed_at:
+            return False
+        if not findings.divide([w.status.worker for w in self._active]):
+            return False
+        if view.broken_since is not None and findings.asked_at >= view.broken_since:
+            # One that has just died refuses connections, too: its agent will say so.
+            heard_by = view.broken_since + self._policy.broken_grace_s
+            return findings.certain or self._now >= heard_by
+        if not findings.certain:
+            return False
+        stands_still = view.quiet_since is not None and findings.asked_at >= view.quiet_since
+        return stands_still or (
+            view.assembling_since is not None
+            and findings.asked_at >= view.assembling_since
+            and any(not self._has_arrived(w) for w in self._active)
+        )
+
+    def _part(self) -> Form:
+        """Free all members first: only then is it known which of them has the newest state."""
+        able = able_to_work(self._active, self._view.findings)
+        names = {w.status.worker for w in able}
+        enough_left = len(able) + len(self._done) >= self._policy.min_workers
+        return Form(
+            members=(),
+            reason=ChangeReason.GROUP_BROKEN if enough_left else ChangeReason.BELOW_MINIMUM,
+            unreachable=frozenset(w.status.worker for w in self._active) - names,
+        )
+
     def _mend(self) -> Decision:
-        """A collective broke and no member is known to be dead: form the same group again soon."""
+        """A collective broke and no member is known to be dead: form the same group again soon,
+        once all have been found to reach each other."""
+        if self._now < self._view.probed_by:
+            return Wait(reason=WaitReason.LISTENING_FOR_A_DEATH, until=self._view.probed_by)
         if self._view.fruitless_breaks >= self._policy.max_fruitless_breaks:
             return GiveUp(detail=self._broken[0].status.detail)
         since = self._now if self._view.broken_since is None else self._view.broken_since
@@ -553,10 +600,20 @@ class _Formed:
             since + self._policy.join_debounce_s,
             self._view.formed_at + self._policy.planned_interval_s,
         )
+        if not self._have_probed(self._admissible):
+            until = max(until, self._view.probed_by)
         if self._now < until:
             return Wait(reason=WaitReason.COLLECTING_NEWCOMERS, until=until)
         workers = self._active + sorted(self._admissible, key=_seniority)[:room]
         return Form(members=_members(workers), reason=ChangeReason.MEMBER_JOINED, planned=True)
+
+    def _have_probed(self, newcomers: Iterable[ObservedWorker]) -> bool:
+        """True if these and the members have just reached each other, or do not probe."""
+        findings, names = self._view.findings, [w.status.worker for w in newcomers]
+        return self._policy.probe_s <= 0.0 or (
+            self._now < findings.asked_at + FRESH_S
+            and findings.admit((w.status.worker for w in self._active), names)
+        )
 
     def _shrink(self) -> Decision:
         """Drop the last ranks: this leader allows fewer members than the previous one did."""

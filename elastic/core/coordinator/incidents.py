@@ -54,6 +54,8 @@ class Sign(enum.Enum):
     """A step, a pause between steps or joining a group took too long."""
     LEAVE_TIMED_OUT = "leave_timed_out"
     """The workers of a leaving node did not reach a step boundary in time."""
+    UNREACHABLE = "unreachable"
+    """Members did not reach each other when they tried."""
     SAVE_REFUSED = "save_refused"
     """A part of a checkpoint, or its manifest, could not be written."""
 
@@ -69,6 +71,8 @@ class Cause(enum.Enum):
     LEAVE_TIMED_OUT = "leave_timed_out"
     GROUP_BROKEN = "group_broken"
     """Connections broke between members that are all alive."""
+    UNREACHABLE = "unreachable"
+    """The network does not carry the connections between some members."""
     SAVE_FAILED = "save_failed"
     UNKNOWN = "unknown"
 
@@ -213,6 +217,8 @@ class Record:
         if self.casualties:
             return Cause.WORKER_LEFT_OUT
         signs = {n.sign for n in self.noticed}
+        if Sign.UNREACHABLE in signs:
+            return Cause.UNREACHABLE
         return Cause.GROUP_BROKEN if Sign.GROUP_BROKEN in signs else Cause.UNKNOWN
 
     @property
@@ -487,6 +493,8 @@ class Incidents:
                 self._stands_still(effect, now)
             elif isinstance(effect, fx.Lost):
                 self._miss(effect)
+            elif isinstance(effect, fx.PeersUnreachable) and effect.parted:
+                self._part(effect)
         record = self._record_of(incident, machine, now) if incident is not None else None
         if isinstance(event, ev.WorkerFailed):
             self._went_further(event.committed_in, event.committed)
@@ -662,6 +670,20 @@ class Incidents:
             node = self._place(worker)[0]
             if node and node not in self._came:
                 self._notice(Noticed(sign=Sign.NODE_ABSENT, at=effect.at, node=node))
+
+    def _part(self, effect: fx.PeersUnreachable) -> None:
+        for found in effect.unreached:
+            node, peer = self._name_of(found.by), self._name_of(found.peer.node)
+            detail = f"node {peer} at {found.peer.endpoint}: {found.why}"
+            self._notice(
+                Noticed(
+                    sign=Sign.UNREACHABLE,
+                    at=effect.at,
+                    node=node,
+                    worker=found.peer.worker,
+                    detail=begin_of(detail, LONGEST_DETAIL),
+                )
+            )
 
     def _stands_still(self, effect: fx.ExplainHang, now: float) -> None:
         self._notice(Noticed(sign=Sign.OVERDUE, at=now))

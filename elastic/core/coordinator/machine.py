@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from typing_extensions import assert_never
@@ -37,6 +37,7 @@ from elastic.core.coordinator.nodes import (
 )
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.progress import Hang, ProgressWatch, StallPolicy
+from elastic.core.coordinator.reachability import LeftOut, Probing
 from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
 from elastic.core.coordinator.view import (
     FormationPolicy,
@@ -130,6 +131,8 @@ class Coordinator:
         self._progress = ProgressWatch(settings.stall)
         self._newcomers = Newcomers(settings.newcomers)
         self._hang = Hang()
+        self._probing = Probing(self._policy.probe_s)
+        self._cut_off = LeftOut(settings.newcomers.backoff)
         self._stop: Stop | None = None
         self._deposed = False
         self.phase = JobPhase.GATHERING
@@ -246,6 +249,7 @@ class Coordinator:
             case ev.NodeWelcomed():
                 self._nodes.welcomed(event.node)
                 self._departures.forget(event.node)
+                self._cut_off.gone(event.node)
                 return []
             case ev.WorkerFailed():
                 return self._worker_failed(event, now)
@@ -276,6 +280,10 @@ class Coordinator:
                 return [fx.StepDown(message=event.detail)]
             case ev.StopRequested():
                 return self._stop_requested(event, now)
+            case ev.PeersProbed():
+                if self._probing.heard(event.node, event.number, event.unreached):
+                    return self._refuse_cut_off(now)
+                return []
             case ev.TimerFired():
                 return []
             case _:
@@ -313,6 +321,7 @@ class Coordinator:
         self._lineage.node_gone(event.node)
         self._departures.forget(event.node)
         self._newcomers.node_gone(event.node)
+        self._cut_off.gone(event.node)
         self._nodes.welcomed(event.node)
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
@@ -467,6 +476,7 @@ class Coordinator:
         if self._stop is None:  # else all nodes save and leave soon
             gone = self._departures.completed(self._nodes, self._current, self._previous_group)
             effects += [fx.NodeDrained(node=node) for node in gone]
+        effects += self._probe_peers(now)
         decision = self._decide(now)
         if isinstance(decision, Form):
             decision = self._with_room_for_others(decision, now)
@@ -479,6 +489,59 @@ class Coordinator:
                 effects += self._replace(behind, now, _BEHIND)
                 decision = Wait(reason=WaitReason.ASSEMBLING)
         return [*effects, *self._follow(decision, now)]
+
+    def _probe_peers(self, now: float) -> list[fx.Effect]:
+        """Begin a round of probes between all workers that could form a group, if one is due."""
+        refused = self._refuse_cut_off(now) if self._probing.is_over(now) else []
+        if self._stop is not None or self._policy.restart_all:
+            self._probing.rest()
+            return refused
+        if not self._probing.is_due(self._view(now), self._policy, now):
+            return refused
+        there = [
+            w
+            for w in self._deciding(now).values()
+            if w.out_of_contact_since is None
+            and w.status.phase in (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
+        ]
+        ranks = [m.worker for m in self._past.last_members()]
+        peers = self._probing.begin(there, ranks, now)
+        if not peers:
+            return refused
+        number, within_s = self._probing.round, self._policy.probe_s
+        return [*refused, fx.ProbePeers(number=number, peers=peers, within_s=within_s)]
+
+    def _refuse_cut_off(self, now: float) -> list[fx.Effect]:
+        """A round of probes is over: hold back the newcomers that do not reach all members."""
+        current, workers = self._current, self._deciding(now)
+        if current is None or not current.members:
+            return []
+        probed = self._probing.findings.probed
+        members = probed & current.worker_ids
+        newcomers = [
+            name
+            for name in sorted(probed - members)
+            if name in workers and workers[name].status.phase is WorkerPhase.READY
+        ]
+        unable = self._probing.findings.unable(members, newcomers)
+        return self._leave_cut_off(unable, members | probed.intersection(newcomers), now)
+
+    def _leave_cut_off(
+        self, unable: Collection[WorkerId], among: Collection[WorkerId], now: float
+    ) -> list[fx.Effect]:
+        """Hold back the nodes of these workers, which do not reach all of the others."""
+        workers = self._nodes.workers()
+        nodes = sorted({workers[name].node for name in unable if name in workers})
+        if not nodes:
+            return []
+        delays = [self._cut_off.again(node, now) for node in nodes]
+        found = self._probing.findings.between(among)
+        told = [u for u in found if u.by in nodes or u.peer.node in nodes]
+        return [
+            fx.PeersUnreachable(
+                unreached=tuple(told), at=now, left_out=tuple(nodes), retry_s=max(delays)
+            )
+        ]
 
     def _behind_checkpoint(self, decision: Form, now: float) -> frozenset[WorkerId]:
         """The holders of the state in the group to form, if a group that went on without them is
@@ -581,6 +644,8 @@ class Coordinator:
     def _follow(self, decision: Decision | End, now: float) -> list[fx.Effect]:
         if isinstance(decision, Wait):
             self._run_if_formed(decision)
+            if self.phase is JobPhase.FORMING and decision.reason is WaitReason.BELOW_MINIMUM:
+                self._enter(JobPhase.WAITING)
             timer = fx.SetTimer(at=self._next_look(decision.until, now))
             return [timer, *self._probe(decision, now)]
         if isinstance(decision, Form):
@@ -638,9 +703,12 @@ class Coordinator:
             if m.worker not in alive
             or alive[m.worker].out_of_contact_since is not None
             or m.worker in decision.left_out
+            or m.worker in decision.unreachable
             or m.worker in self._replacements
         )
-        if not decision.planned and decision.reason is ChangeReason.GROUP_BROKEN:
+        goes_on_parted = previous is not None and not previous.members
+        broke = decision.reason is ChangeReason.GROUP_BROKEN and not goes_on_parted
+        if not decision.planned and broke and decision.members:
             self._progress.count_break()
         self._number += 1
         generation = Generation(
@@ -659,17 +727,39 @@ class Coordinator:
             max_restarts=self._settings.max_restarts if self._policy.restart_all else 0,
         )
         self._persisting = generation
+        parts = broke and not decision.members  # for a moment, and not because too few are left
         if self._stop is None:
-            self._enter(JobPhase.FORMING if generation.members else JobPhase.WAITING)
+            self._enter(JobPhase.FORMING if generation.members or parts else JobPhase.WAITING)
         effects = [*self._explain_hang(decision, now), *abandoned]
+        effects += self._tell_parted(decision, now)
         effects += self._replace(decision.left_out & alive.keys(), now)
-        if lost or decision.reason in (ChangeReason.GROUP_BROKEN, ChangeReason.STALLED):
+        if lost or broke or decision.reason is ChangeReason.STALLED:
             since = self._progress.quiet_since(now)
             effects.append(
                 fx.Lost(workers=lost, reason=decision.reason, at=now, standing_since=since)
             )
         may_train = self._lineage.may_train
         return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
+
+    def _tell_parted(self, decision: Form, now: float) -> list[fx.Effect]:
+        """Record who does not reach whom as the group is given up for that, and hold back those
+        that are left out as the next one is formed."""
+        findings, current = self._probing.findings, self._current
+        if decision.unreachable and current is not None:
+            unreached = findings.between(findings.probed & current.worker_ids)
+            return [fx.PeersUnreachable(unreached=unreached, at=now, parted=True)]
+        if decision.planned or not decision.members:
+            return []
+        chosen = {m.worker for m in decision.members}
+        out = [
+            name
+            for name, w in self._nodes.workers().items()
+            if name not in chosen
+            and w.out_of_contact_since is None
+            and w.status.phase is WorkerPhase.READY
+            and not findings.missing.get(name, frozenset()).isdisjoint(chosen)
+        ]
+        return self._leave_cut_off(out, chosen.union(out), now)
 
     def _explain_hang(self, decision: Form, now: float) -> list[fx.Effect]:
         """Ask where members are before they learn of the change, which frees those that wait."""
@@ -746,10 +836,20 @@ class Coordinator:
             fruitless_breaks=self._progress.fruitless_breaks,
             stalled=self._progress.stalled,
             stuck=self._progress.stuck,
-            held_back=self._newcomers.held_back(self._nodes.workers().values()),
+            held_back=self._held_back(),
+            quiet_since=self._progress.quiet_since(now),
+            findings=self._probing.findings,
+            probed_by=self._probing.answered_by if self._probing.under_way else -math.inf,
             released_nodes=self._departures.released,
             past_members=self._past.past_members() if self._policy.restart_all else frozenset(),
         )
+
+    def _held_back(self) -> dict[WorkerId, float]:
+        workers = self._nodes.workers().values()
+        until = self._cut_off.held_back(workers)
+        for worker, at in self._newcomers.held_back(workers).items():
+            until[worker] = max(at, until.get(worker, at))
+        return until
 
     def _has_missed_the_news(self, event: ev.ShardReported | ev.SaveReportedFailed) -> bool:
         """True if the reporting member waits for a save that was given up, because it was out of
@@ -787,7 +887,7 @@ class Coordinator:
 
     def _next_look(self, until: float | None, now: float) -> float | None:
         deadline = self._stop.deadline if self._stop else None
-        instants = (until, deadline, self._replacements.next_at)
+        instants = (until, deadline, self._replacements.next_at, self._probing.next_at)
         bounded = [at for at in instants if at is not None and at < math.inf]
         return max(min(bounded), now) if bounded else None
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from elastic.core.coordinator.connections import NOTHING_FOUND, Findings
 from elastic.core.membership import (
     Generation,
     Member,
@@ -50,6 +51,9 @@ class FormationPolicy:
     max_fruitless_breaks: int = 5
     """The job is given up when the group breaks this often in a row although no member dies, and no
     step is committed in between."""
+    probe_s: float = 0.0
+    """How long a connection between two members may take when they probe whether they can reach
+    each other. 0: they do not probe."""
     restart_all: bool = False
     """The script was written for torchrun: any change of the group restarts all of its workers."""
     restart_debounce_s: float = 1.0
@@ -118,6 +122,12 @@ class GroupView:
     """A member compiles, or the group's first step is under way."""
     slow_until: float = -math.inf
     """Until when `is_slow` was true the last time."""
+    quiet_since: float | None = None
+    """Since when the group has stood still, if that is longer than a usual step; else None."""
+    findings: Findings = NOTHING_FOUND
+    """What the newest round of probes between workers has found."""
+    probed_by: float = -math.inf
+    """Until when the round under way is answered."""
     fruitless_breaks: int = 0
     stalled: bool = False
     """The step under way lasts suspiciously long, or members wait too long for another one."""

@@ -17,6 +17,7 @@ _DECIDED_S = 0.05
 # A worker that takes longer than this, in seconds, to find a new agent counts as stuck.
 _FOUND_S = 2.0
 # Faults that leave no member stuck that is in contact.
+_PROBED_S = 3.0  # until probes show that a cut is over: a round, its pause, and messages
 _AT_ONCE = (
     "RESTART_AGENT",
     "CUT_OFF_NODE",
@@ -97,14 +98,16 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         stayed = ()  # they complete a call first, without newcomers
     # Any number of survivors can save.
     least = 1 if generation.purpose is Purpose.SAVE_AND_LEAVE else journal.sizes[0]
-    if below and stayed and len(stayed) + finished >= least:
+    parted = _cut_lately(journal, formed_at)
+    if below and stayed and len(stayed) + finished >= least and not parted:
         yield f"{number} has no members although {stayed} stay"
     before = max((g.number for g in journal.generations if g.number < number), default=0)
     trained = {before}  # or the group that the planned one before should replace
     trained.update(
         g.number - 1 for g in journal.generations if g.number == before and g.provisional
     )
-    if generation.reason is ChangeReason.GROUP_BROKEN and trained.isdisjoint(journal.broke):
+    broke = not trained.isdisjoint(journal.broke)
+    if generation.reason is ChangeReason.GROUP_BROKEN and not (broke or parted):
         yield f"{number} was formed because {before} broke, which it did not"
     stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
     if (
@@ -118,6 +121,14 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         )
     ):
         yield f"{number} was formed although nobody was stuck: {generation.reason.name}"
+
+
+def _cut_lately(journal: Journal, at: float) -> bool:
+    """True if nodes did not reach each other, as far as probes could know."""
+    return any(
+        action == "CUT_PEERS" and since <= at <= since + lasted_s + _PROBED_S
+        for since, action, lasted_s in journal.struck
+    )
 
 
 def _acknowledges_in_vain(journal: Journal, before: int, formed_at: float) -> bool:

@@ -19,6 +19,7 @@ from torch.optim.optimizer import (
 )
 
 from elastic.checkpoint import documents
+from elastic.checkpoint.documents import Json
 from elastic.core.data_order import SampleRange
 from elastic.core.recovery import Declaration, Mark
 from elastic.core.whereabouts import Place
@@ -35,6 +36,7 @@ from elastic.worker.group.transfer import receive_json, receive_tensors, send_js
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.digest import digest_of
+from elastic.worker.state.generators import Noise, seed_at
 from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
@@ -85,6 +87,8 @@ class _FlatState:
     skeleton: Any
     tensors: Mapping[str, torch.Tensor]
     extra: Mapping[str, Any]
+    noise: Noise | None = None
+    """What the default generators become; None: they stay as they are."""
 
 
 class Training:
@@ -119,6 +123,11 @@ class Training:
         self._epochs = 0
         self._planner: BatchPlanner | None = None
         self._postponed: _FlatState | None = None
+        self._seed: int | None = None
+        """The one that the script gave torch above its first loop."""
+        self._restored_noise: list[Json] | None = None
+        """The generators of each rank, if this member has restored a checkpoint for the group that
+        forms; empty if they are those of a group of another size."""
         self._reads = _Reads()
         self.in_block = False
         """The script is inside of `with step:`."""
@@ -158,6 +167,8 @@ class Training:
         if known is None:  # numbered in order of use, even if each epoch has a new loader
             known = self._loaders[data] = self._loaders_seen
             self._loaders_seen += 1
+        if self._seed is None:
+            self._seed = torch.initial_seed()
         self._data, self._epochs = data, epochs
         self.state.loader = known
         self.state.loop_begins()
@@ -513,7 +524,7 @@ class Training:
         return act.Seat(generation=group.generation, rank=group.rank)
 
     def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
-        self.outcome = Outcome()
+        self.outcome, self._restored_noise = Outcome(), None
         commit, begin = self._reads.digests()
         mine = replace(
             declare.mine,
@@ -565,6 +576,8 @@ class Training:
                 "skeleton": skeleton,
                 "extra": extra,
                 "learnt": asdict(learnt) if learnt is not None else None,
+                "restored": self._restored_noise is not None,
+                "generators": self._restored_generators(send.rank),
             }
             send_json(group, document, send.rank)
             send_tensors(group, {s.name: tensors[s.name] for s in specs}, send.rank)
@@ -583,18 +596,42 @@ class Training:
             receive.rank,
             into=self.state.receivable() if in_place and not later else {},
         )
-        flat = _FlatState(skeleton=document["skeleton"], tensors=tensors, extra=document["extra"])
+        extra = document["extra"]
+        # A survivor's generators go on, and those of a worker that begins the job are the script's.
+        renews = document["restored"] or (
+            not self.part.took_part and progress_of(extra).committed > 0
+        )
+        flat = _FlatState(
+            skeleton=document["skeleton"],
+            tensors=tensors,
+            extra=extra,
+            noise=self._noise(extra, document["generators"]) if renews else None,
+        )
         return self._take_or_postpone(flat, receive.loop, at_commit=receive.mark is Mark.COMMIT)
+
+    def _restored_generators(self, rank: int) -> Json:
+        """Return those that the restored checkpoint has for `rank` of a group of this size."""
+        restored = self._restored_noise
+        return restored[rank] if restored else None
+
+    def _noise(self, extra: Mapping[str, Any], saved: Json) -> Noise:
+        assert self._seed is not None, "a state is received in a loop"
+        seed = seed_at(self._seed, self._joining().rank, progress_of(extra).committed)
+        return Noise(seed=seed, saved=saved)
 
     def _restore(self, restore: act.Restore) -> Progress | None:
         self._reads.wait()
         loaded, self.outcome.source = self.control.checkpoints.load()
         if loaded is None:
             return None
+        group, extra = self._joining(), loaded.structure.extra
+        fits = len(loaded.generators) == group.world_size
+        self._restored_noise = list(loaded.generators) if fits else []
         flat = _FlatState(
             skeleton=loaded.structure.skeleton,
             tensors=loaded.tensors,
-            extra=loaded.structure.extra,
+            extra=extra,
+            noise=self._noise(extra, self._restored_generators(group.rank)),
         )
         return self._take_or_postpone(flat, restore.loop, at_commit=False)
 
@@ -609,6 +646,8 @@ class Training:
         return progress
 
     def _put_in_place(self, flat: _FlatState, progress: Progress, *, at_commit: bool) -> None:
+        if flat.noise is not None:  # first: a tracked object may put generators back itself
+            flat.noise.put_in_place(self.control.backend.device)
         self.state.restore(flat.skeleton, flat.tensors, flat.extra)
         self.state.progress = progress
         self._undo.received(at_commit=at_commit)

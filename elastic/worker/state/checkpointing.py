@@ -12,7 +12,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import safetensors
@@ -36,6 +36,7 @@ from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ElasticError, GroupLost
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.process_group import Group
+from elastic.worker.state import generators
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import DTYPES, REAL_PART, STORED_AS, TensorSpec, describe
 
@@ -137,7 +138,10 @@ class Checkpointing:
         shards = plan_shards(
             specs, place.world_size, state.local_names(flat), state.declared_local(flat)
         )
-        self._share = copy_share(flat.tensors, shards[place.rank], reuse=self._share)
+        self._share = replace(
+            copy_share(flat.tensors, shards[place.rank], reuse=self._share),
+            generators=generators.states(group.backend.device),
+        )
         self._last = step, place
         with self._changed:
             self._settled.pop(step, None)
@@ -327,6 +331,9 @@ class Loaded:
     manifest: Manifest
     structure: Structure
     tensors: Mapping[str, torch.Tensor]
+    generators: Sequence[Json]
+    """Those of each rank that saved, as `generators.states` gives them; None where the shard has
+    none, because an earlier release wrote it."""
 
 
 def load(directory: CheckpointDirectory, step: int) -> Loaded:
@@ -348,7 +355,12 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
     shards = {parse_shard_name(file.name): file for file in manifest.files}
     for place in sorted(place for place in shards if place is not None):
         assembly.add(shards[place].name, _read_verified(directory, step, shards[place]))
-    return Loaded(manifest=manifest, structure=structure, tensors=assembly.finish())
+    return Loaded(
+        manifest=manifest,
+        structure=structure,
+        tensors=assembly.finish(),
+        generators=assembly.generators,
+    )
 
 
 def load_latest(
@@ -404,11 +416,15 @@ class _Assembly:
         self._where = where
         self._tensors: dict[str, torch.Tensor] = {}
         self._filled: dict[str, int] = {}  # number of leading elements that are there
+        self.generators: list[Json] = []
+        """Those that each shard has, in the order of the shards."""
 
     def add(self, name: str, content: bytes) -> None:
         """Take the tensors of the next shard. Raises CheckpointDamaged if it does not fit."""
         try:
-            slices = _slices(content)
+            metadata = _metadata(content)
+            slices: dict[str, list[int]] = json.loads(metadata[SLICES])
+            self.generators.append(json.loads(metadata.get(GENERATORS, "null")))
             for tensor_name, tensor in safetensors.torch.load(content).items():
                 self._place(self._specs[tensor_name], tensor, slices.get(tensor_name))
         except _NO_SHARD as error:
@@ -445,15 +461,16 @@ class _Assembly:
         return self._tensors[spec.name]
 
 
-def _slices(content: bytes) -> dict[str, list[int]]:
-    """Return where a shard's flat slices [start, stop) belong, from its metadata."""
+def _metadata(content: bytes) -> dict[str, str]:
+    """Return a shard's metadata: JSON texts by key."""
     length = int.from_bytes(content[:8], "little")
-    header = json.loads(content[8 : 8 + length])
-    slices: dict[str, list[int]] = json.loads(header["__metadata__"][SLICES])
-    return slices
+    metadata: dict[str, str] = json.loads(content[8 : 8 + length])["__metadata__"]
+    return metadata
 
 
-SLICES = "slices"  # the key, in a shard's metadata, of where its slices belong
+# Keys in a shard's metadata.
+SLICES = "slices"  # where its flat slices [start, stop) belong, by the tensor's name
+GENERATORS = "generators"  # the default generators of the rank that wrote it
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -471,10 +488,12 @@ class HostShare:
     """One member's pieces in host memory, independent of the live state.
 
     A whole tensor has its own shape. A slice is flat, and `slices` gives its [start, stop).
+    generators: the member's default generators, see `generators.states`.
     """
 
     tensors: Mapping[str, torch.Tensor]
     slices: Mapping[str, tuple[int, int]]
+    generators: Json = None
 
 
 def plan_shards(
@@ -574,7 +593,7 @@ def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
     ]
     # Widest elements first, as in the library: every tensor is then aligned in the file.
     stored.sort(key=lambda entry: (-entry[1].element_size(), entry[0]))
-    header = _header(stored, share.slices)
+    header = _header(stored, share)
     yield memoryview(len(header).to_bytes(8, "little"))
     yield memoryview(header)
     for _, tensor in stored:
@@ -618,10 +637,11 @@ def _copy(tensor: torch.Tensor, piece: Piece, buffer: torch.Tensor | None) -> to
     return buffer.copy_(source, non_blocking=on_cuda)
 
 
-def _header(
-    stored: Sequence[tuple[str, torch.Tensor]], slices: Mapping[str, tuple[int, int]]
-) -> bytes:
-    header: dict[str, object] = {"__metadata__": {SLICES: json.dumps(dict(slices))}}
+def _header(stored: Sequence[tuple[str, torch.Tensor]], share: HostShare) -> bytes:
+    metadata = {SLICES: json.dumps(dict(share.slices))}
+    if share.generators is not None:
+        metadata[GENERATORS] = json.dumps(share.generators)
+    header: dict[str, object] = {"__metadata__": metadata}
     offset = 0
     for name, tensor in stored:
         end = offset + tensor.numel() * tensor.element_size()

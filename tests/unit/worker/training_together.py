@@ -16,6 +16,7 @@ from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.reporter import Reports
 from elastic.worker.session import Session
+from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
 from elastic.worker.training import Training
@@ -69,9 +70,12 @@ class PeerControl(LocalControl):
 class Peer:
     """One process's session, with a model of one weight per feature."""
 
-    def __init__(self, seat: Seat, *, features: int = 1) -> None:
+    def __init__(
+        self, seat: Seat, *, features: int = 1, checkpoints: Checkpointing | None = None
+    ) -> None:
         self.seat = seat
         self.control = PeerControl(seat)
+        self.control.checkpoints = checkpoints or self.control.checkpoints
         self.session = Session(Training(self.control))
         net = torch.nn.Linear(features, 1, bias=False).double()
         torch.nn.init.zeros_(net.weight)

@@ -24,7 +24,11 @@ from tests.unit.checkpoint.manifests import make_manifest
 def group(generation: int, rank: int = 0, world_size: int = 1) -> Group:
     """A stand-in with the attributes that a save reads."""
     decided = SimpleNamespace(number=generation, incarnation="run")
-    return cast(Group, SimpleNamespace(generation=decided, rank=rank, world_size=world_size))
+    backend = SimpleNamespace(device=torch.device("cpu"))
+    return cast(
+        Group,
+        SimpleNamespace(generation=decided, rank=rank, world_size=world_size, backend=backend),
+    )
 
 
 class Job:

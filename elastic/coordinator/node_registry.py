@@ -94,7 +94,7 @@ class NodeRegistry:
         self._expected = frozenset(expected)
         self._as_of = as_of
         self._registered: dict[str, NodeDocument] = {}
-        self._vanished: dict[_Instance, asyncio.TimerHandle | None] = {}
+        self._vanished: dict[_Instance, asyncio.TimerHandle | asyncio.Task[None] | None] = {}
         self._connected: set[_Instance] = set()
 
     async def run(self) -> None:
@@ -159,19 +159,29 @@ class NodeRegistry:
     def _count_down(self, instance: _Instance) -> None:
         self._cancel(instance)
         loop = asyncio.get_running_loop()
-        self._vanished[instance] = loop.call_later(self._gone_after_s, self._declare_gone, instance)
+        self._vanished[instance] = loop.call_later(self._gone_after_s, self._time_is_up, instance)
 
     def _cancel(self, instance: _Instance) -> None:
         timer = self._vanished.pop(instance, None)
         if timer is not None:
             timer.cancel()
 
-    def _declare_gone(self, instance: _Instance) -> None:
+    def _time_is_up(self, instance: _Instance) -> None:
         if instance in self._connected:
             self._vanished[instance] = None  # the countdown starts when the stream ends
             return
+        name = f"is {instance[0]} gone"
+        self._vanished[instance] = asyncio.create_task(self._declare_gone(instance), name=name)
+
+    async def _declare_gone(self, instance: _Instance) -> None:
+        """Declare the node gone, unless it has registered again: this process may be the one that
+        was cut off from the store. Wait until the store answers."""
+        name, token = instance
+        document = _document(await retry(lambda: self._store.get(self._folder + name), "look"))
+        if document is not None and document.start_token == token and not document.left:
+            return  # the news of that is on its way
         del self._vanished[instance]
-        self._handler.node_gone(*instance)
+        self._handler.node_gone(name, token)
 
 
 def _is_of(nodes: Collection[NodeId], name: str, entry: Entry) -> bool:

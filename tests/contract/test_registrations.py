@@ -6,18 +6,19 @@ import asyncio
 import contextlib
 import dataclasses
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import dataclass, field
 
 import pytest
 
 from elastic.agent.registration import Registration
 from elastic.coordinator.node_registry import NodeRegistry
-from elastic.errors import ConfigurationError
-from elastic.store.interface import Entry, Store
+from elastic.errors import ConfigurationError, TransientError
+from elastic.store.interface import Change, Entry, Store
 from elastic.store.job_documents import NodeDocument, node_from_json, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.lease_keeper import LeaseState
+from elastic.store.memory import MemoryStore
 from tests.contract.conftest import Adapter
 from tests.waiting import until
 
@@ -248,6 +249,47 @@ async def test_nodes_that_a_new_leader_does_not_find_vanish_and_are_gone(adapter
         assert sorted(heard.words[len(first) :]) == gone
     for agent in (same, later, other):
         await agent.registration.close()
+
+
+class CutOff(MemoryStore):
+    """A store that this process reaches only at times: while `cut`, no call is answered, and no
+    watcher hears of anything."""
+
+    cut = False
+    asked = 0
+
+    async def get(self, key: str) -> Entry | None:
+        self.asked += 1
+        if self.cut:
+            raise TransientError("cut off")
+        return await super().get(key)
+
+    async def watch(self, prefix: str, *, after: int) -> AsyncGenerator[Change, None]:
+        async for change in super().watch(prefix, after=after):
+            while self.cut:
+                await asyncio.sleep(0.01)
+            yield change
+
+
+@pytest.mark.parametrize("returns", [True, False])
+async def test_a_leader_that_was_cut_off_itself_declares_no_node_gone_that_is_back(
+    returns: bool,
+) -> None:
+    store = CutOff()
+    await store.put(KEYS.node("n1"), to_json(document("a")))
+    async with leader(store, isolation_timeout_s=0.05) as (_, heard):
+        await heard.until(("registered", "n1", "a"))
+        await store.delete(KEYS.node("n1"))
+        told = [("registered", "n1", "a"), ("vanished", "n1", None)]
+        await heard.until(*told)
+        store.cut = True
+        if returns:
+            await store.put(KEYS.node("n1"), to_json(document("a")))
+        await until(lambda: store.asked >= 2)
+        assert heard.words == told
+        store.cut = False
+        last = "registered" if returns else "gone"
+        await heard.until(*told, (last, "n1", "a"))
 
 
 async def test_a_restarted_agent_takes_over_its_registration(adapter: Adapter) -> None:

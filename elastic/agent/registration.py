@@ -276,16 +276,38 @@ def _make(path: Path) -> str:
 _COMMAND_TIMEOUT_S = 30.0
 
 
+_CANNOT_RUN = {126: "cannot run its program", 127: "does not find its program"}  # as shells say it
+
+
 async def until_preempted(
-    *, file: Path | None, command: Sequence[str] | None, interval_s: float
+    *,
+    file: Path | None,
+    command: Sequence[str] | None,
+    interval_s: float,
+    on_problem: Callable[[str], None],
 ) -> str:
-    """Return the reason once `file` exists or `command` ends with exit code 0; else never."""
+    """Return the reason once `file` exists or `command` ends with exit code 0; else never.
+
+    on_problem: called when the command cannot tell, once for each reason until it can.
+    """
+    told = ""
     while True:
         if file is not None and await _is_there(file):
             return f"preemption: {file} exists"
-        if command is not None and await _succeeds(command):
-            return f"preemption: {' '.join(command)} exited with 0"
+        if command is not None:
+            try:
+                if await _succeeds(command):
+                    return f"preemption: {' '.join(command)} exited with 0"
+                told = ""
+            except _CannotTell as problem:
+                if str(problem) != told:
+                    told = str(problem)
+                    on_problem(told)
         await asyncio.sleep(interval_s)
+
+
+class _CannotTell(Exception):
+    """The command did not say whether the machine is about to be taken away."""
 
 
 async def _is_there(file: Path) -> bool:
@@ -296,7 +318,9 @@ async def _is_there(file: Path) -> bool:
 
 
 async def _succeeds(command: Sequence[str]) -> bool:
-    """A command that cannot be run, or takes too long, counts as failed."""
+    """Run the command. Raises _CannotTell if it cannot be run, or takes too long."""
+    shown = f"the preemption command {' '.join(command)!r}"
+    advice = "preemptions go unnoticed until it works (--preemption-command)"
     try:
         process = await asyncio.create_subprocess_exec(
             *command,
@@ -305,15 +329,21 @@ async def _succeeds(command: Sequence[str]) -> bool:
             stderr=subprocess.DEVNULL,
             start_new_session=True,
         )
-    except (OSError, RuntimeError):
-        return False
+    except (OSError, RuntimeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise _CannotTell(f"{shown} cannot be run: {why}; {advice}") from error
     try:
         async with timeout(_COMMAND_TIMEOUT_S):
-            return await process.wait() == 0
+            code = await process.wait()
     except asyncio.TimeoutError:
-        return False
+        raise _CannotTell(
+            f"{shown} did not end within {_COMMAND_TIMEOUT_S:g} s and was killed; {advice}"
+        ) from None
     finally:
         if process.returncode is None:  # kill it, and what it waits for
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             await process.wait()
+    if code in _CANNOT_RUN:
+        raise _CannotTell(f"{shown} {_CANNOT_RUN[code]} (exit code {code}); {advice}")
+    return code == 0

@@ -481,6 +481,9 @@ class _Node:
             file=settings.preemption_file,
             command=settings.preemption_command,
             interval_s=settings.preemption_interval_s,
+            on_problem=lambda why: self._journal.record(
+                "warning", source="preemption", message=why
+            ),
         )
         self._journal.record("preempted", reason=reason)
         self._leave(int(ExitCode.TERMINATED), reason)

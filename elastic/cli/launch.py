@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from elastic.core.legible import is_utf8_encodable
 from elastic.errors import ConfigurationError, refusal_of
+from elastic.runtime.devices import usable_cpus
 from elastic.runtime.log_retention import make_directory
 from elastic.runtime.network import interface_of
 from elastic.runtime.service_notice import NOTICE_VARIABLES
@@ -171,7 +172,7 @@ def worker_environment(workers: int, host: str, *, classic: bool) -> dict[str, s
         if environment.get(name) == wish:  # set by main.py
             del environment[name]
     # Several workers must not each use every core. With several, torchrun gives each one thread.
-    threads = 1 if classic else max(1, (os.cpu_count() or 1) // workers)
+    threads = 1 if classic else max(1, usable_cpus() // workers)
     if not classic or workers > 1:
         environment.setdefault("OMP_NUM_THREADS", str(threads))
     if not classic:

@@ -26,6 +26,7 @@ from typer.core import TyperCommand
 from elastic.core.legible import printable
 from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.identity import JobRole
+from elastic.runtime.devices import hidden_gpus, usable_cpus, visible_gpus
 from elastic.runtime.output import never_blocking
 from elastic.settings.commands import belongs_elsewhere, every_option
 from elastic.settings.coordinator import CoordinatorSettings
@@ -728,6 +729,4 @@ def _target(address: str | None, config: Path | None, options: dict[str, Any]) -
 
 
 def _device_counts() -> DeviceCounts:
-    """Count this machine's devices; GPUs by their device files: torch takes seconds to import."""
-    gpus = len([d for d in os.listdir("/dev") if d.removeprefix("nvidia").isdigit()])
-    return DeviceCounts(gpu=gpus, cpu=len(os.sched_getaffinity(0)))
+    return DeviceCounts(gpu=visible_gpus(), cpu=usable_cpus(), hidden=hidden_gpus())

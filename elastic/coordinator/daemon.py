@@ -520,7 +520,7 @@ class CoordinatorDaemon:
                 committed_in=message.committed_in,
             )
         )
-        self.departing.worker_failed(node, failure)
+        self.departing.worker_failed(node, failure, step=self.machine.committed)
 
     def _is_member(self, worker: WorkerId) -> bool:
         """True for members of the newest group, and of every earlier one that may still train."""

@@ -258,8 +258,10 @@ class DepartingNodes:
             self._journal.record("node_leaving", node=node.stream.node, reason=reason)
         self._leave(node, reason)
 
-    def worker_failed(self, node: ConnectedNode, failure: Failure) -> None:
-        if self._failures.worker_failed(self._key(node.node), failure, time.monotonic()):
+    def worker_failed(self, node: ConnectedNode, failure: Failure, *, step: int) -> None:
+        """step: the steps that the job has committed."""
+        key, now = self._key(node.node), time.monotonic()
+        if self._failures.worker_failed(key, failure, now, step=step):
             self._quarantine(node.node)
 
     def members_lost(self, nodes: Iterable[NodeId]) -> None:

@@ -10,13 +10,26 @@ from elastic.core.membership import Failure, FailureKind
 
 _SCRIPTS_OWN = (FailureKind.EXCEPTION, FailureKind.EXIT_CODE)
 """Failures that would happen on every node. The job's restart budget bounds these instead."""
+_ONE_LOSS_S = 1.0
+
+
+@dataclass(slots=True)
+class _Repeated:
+    """Equal failures since the job's newest step."""
+
+    failed_at: dict[str, list[float]] = field(default_factory=dict)
+    """When they counted, by machine."""
+    is_common: bool = False
+    """Several machines had it."""
 
 
 @dataclass(slots=True)
 class NodeFailures:
     """Counts failures that may be the machine's fault, each for `window_s` seconds.
 
-    They are counted by machine name, since a node's name moves from one machine to another.
+    They are counted by machine name, since a node's name moves from one machine to another. Equal
+    failures on several machines at the same step have a common cause, such as the script: none of
+    them counts. Workers of one machine that fail together count once.
 
     after: the number of failures that puts a machine into quarantine. 0: none does.
     """
@@ -25,9 +38,29 @@ class NodeFailures:
     window_s: float
     _failed_at: dict[str, deque[float]] = field(default_factory=lambda: defaultdict(deque))
 
-    def worker_failed(self, machine: str, failure: Failure, now: float) -> bool:
-        """A worker failed. True if its machine should go into quarantine."""
-        return failure.kind not in _SCRIPTS_OWN and self._count(machine, now)
+    _step: int = -1
+    _repeated: dict[tuple[FailureKind, int], _Repeated] = field(default_factory=dict)
+    """Failures since `_step`, by kind and signal."""
+
+    def worker_failed(self, machine: str, failure: Failure, now: float, *, step: int) -> bool:
+        """A worker failed. True if its machine should go into quarantine.
+
+        step: the steps that the job has committed.
+        """
+        if failure.kind in _SCRIPTS_OWN:
+            return False
+        if step != self._step:
+            self._step = step
+            self._repeated.clear()
+        repeated = self._repeated.setdefault((failure.kind, failure.code), _Repeated())
+        own = repeated.failed_at.setdefault(machine, [])
+        if len(repeated.failed_at) > 1:
+            repeated.is_common = True
+            self._take_back(repeated)
+        if repeated.is_common or (own and now - own[-1] < _ONE_LOSS_S):
+            return False
+        own.append(now)
+        return self._count(machine, now)
 
     def node_lost(self, machine: str, now: float) -> bool:
         """A node was lost with its agent. True if its machine should go into quarantine."""
@@ -55,6 +88,13 @@ class NodeFailures:
 
     def forgive(self, machine: str) -> None:
         self._failed_at.pop(machine, None)
+
+    def _take_back(self, repeated: _Repeated) -> None:
+        for machine, found in repeated.failed_at.items():
+            for instant in found:
+                if instant in self._failed_at.get(machine, ()):
+                    self._failed_at[machine].remove(instant)
+            found.clear()
 
     def _count(self, machine: str, now: float) -> bool:
         self._failed_at[machine].append(now)

@@ -526,6 +526,16 @@ def _nccl(found: Accelerator) -> Verdict:
 def all_reduce(found: AllReduce) -> Verdict:
     """Whether an all-reduce over the nodes works, and is fast enough for gradients."""
     subject = f"gloo, {found.nodes} nodes"
+    if found.stalled_bytes:
+        remedy = (
+            "the ports are open, but the network is too slow or loses large packets: is it the "
+            "fast one (--node-host)? Is its MTU the same on all nodes (ping -M do -s 1472 NODE)?"
+        )
+        told = (
+            f"one number takes {_seconds(found.latency_s)}, but {_size(found.stalled_bytes)} do "
+            f"not pass: {found.error}"
+        )
+        return _error("all-reduce", subject, told, Fault.NETWORK_SLOW, remedy)
     if found.error:
         remedy = (
             "the nodes must reach each other at all ports, or those of --worker-port-range and "

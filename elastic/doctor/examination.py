@@ -297,11 +297,13 @@ class _Examination:
             {**meeting_place, "interface": interface, "timeout_s": _ALL_REDUCE_S}
         )
         try:
-            answer = await self._trial.receive(_ALL_REDUCE_S + 5)
+            answer = await self._trial.receive(2 * _ALL_REDUCE_S + 5)
             return AllReduce(
                 nodes=nodes,
-                bytes_per_s=float(answer["bytes_per_s"]),
+                bytes_per_s=float(answer.get("bytes_per_s", 0.0)),
                 latency_s=float(answer["latency_s"]),
+                stalled_bytes=int(answer.get("stalled_bytes", 0)),
+                error=str(answer.get("stalled", "")),
             )
         except TrialFailed as error:
             return AllReduce(nodes=nodes, error=str(error))

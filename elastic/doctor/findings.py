@@ -180,3 +180,5 @@ class AllReduce:
     latency_s: float = 0.0
     """Seconds for an all-reduce of one number."""
     error: str = ""
+    stalled_bytes: int = 0
+    """Of all-reduces that failed with `error` although those of one number pass; 0: none."""

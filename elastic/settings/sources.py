@@ -256,6 +256,8 @@ class DeviceCounts(NamedTuple):
 
     gpu: int
     cpu: int
+    hidden: str = ""
+    """What may hide GPUs; empty: nothing."""
 
 
 def validated(
@@ -325,8 +327,9 @@ def _resolve_processes(
     if count >= 1:
         values[_PROCESSES] = count
         return
+    why = f" ({counts.hidden})" if counts.hidden else ""
     problems.append(
-        f"{given.label}: {word!r} finds no such device here; expected a number, auto or cpu"
+        f"{given.label}: {word!r} finds no such device here{why}; expected a number, auto or cpu"
     )
 
 

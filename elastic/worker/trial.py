@@ -18,6 +18,7 @@ from typing import Any
 _BYTES = (4, 2**20, 16 * 2**20)
 """Sizes of tensors: for the latency, for the warm-up (or a slow network), and for the bandwidth."""
 _TRIED_S = 1.0
+_TIMES = 3
 
 
 def main() -> None:
@@ -86,7 +87,8 @@ def _all_reduce(
     rank: int, world: int, host: str, port: int, interface: str | None, timeout_s: float
 ) -> dict[str, Any]:
     """Measure all-reduces over one process on each node. Rank 0 hosts the store, at `port`. Returns
-    the bandwidth in bytes per second and the latency in seconds."""
+    the bandwidth in bytes per second and the latency in seconds. If only the large ones fail,
+    return their size as `stalled_bytes`: the nodes are connected."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
     from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
@@ -108,11 +110,17 @@ def _all_reduce(
 
     small, some, large = _BYTES
     latency = min(seconds_of(small) for _ in range(10))
-    size = large if seconds_of(some) < _TRIED_S / 32 else some  # rank 0's choice counts
-    chosen = torch.tensor([float(size)])
-    dist.broadcast(chosen, src=0)
-    size = int(chosen)
-    took = min(seconds_of(size) for _ in range(3))
+    try:
+        warmed_s = seconds_of(some)
+        # Rank 0's choice counts. On a slow network the first one has to do.
+        size = large if warmed_s < _TRIED_S / 32 else some
+        chosen = torch.tensor([size, _TIMES if warmed_s < _TRIED_S else 0])
+        dist.broadcast(chosen, src=0)
+        size, times = chosen.tolist()
+        took = min([seconds_of(size) for _ in range(times)] or [warmed_s])
+    except RuntimeError as error:
+        told = f"{type(error).__name__}: {error}".splitlines()[0][:500]
+        return {"latency_s": latency, "stalled_bytes": some, "stalled": told}
     carried = 2 * (world - 1) / world * size
     # Wait, so that no process closes connections that another one still reads from.
     dist.barrier()

@@ -19,8 +19,14 @@ def python(code: str) -> list[str]:
     return [sys.executable, "-S", "-c", code]
 
 
-def looking(file: Path | None = None, command: Sequence[str] | None = None) -> asyncio.Task[str]:
-    return asyncio.create_task(until_preempted(file=file, command=command, interval_s=0.01))
+def looking(
+    file: Path | None = None,
+    command: Sequence[str] | None = None,
+    told: list[str] | None = None,
+) -> asyncio.Task[str]:
+    on_problem = told.append if told is not None else pytest.fail
+    looks = until_preempted(file=file, command=command, interval_s=0.01, on_problem=on_problem)
+    return asyncio.create_task(looks)
 
 
 async def test_a_file_that_appears_is_a_notice(tmp_path: Path) -> None:
@@ -66,13 +72,20 @@ async def test_a_command_is_repeated_until_it_succeeds(tmp_path: Path) -> None:
     assert (await task).startswith(f"preemption: {sys.executable}")
 
 
-async def test_a_command_that_cannot_be_run_is_no_notice(tmp_path: Path) -> None:
-    notice = tmp_path / "notice"
-    task = looking(file=notice, command=[str(tmp_path / "no-such-command")])
-    await asyncio.sleep(0.1)
-    assert not task.done()
+@pytest.mark.parametrize("shell", [False, True])
+async def test_a_command_that_cannot_be_run_is_told_once_and_is_no_notice(
+    tmp_path: Path, shell: bool
+) -> None:
+    notice, missing, asked = tmp_path / "notice", str(tmp_path / "missing"), tmp_path / "asked"
+    told: list[str] = []
+    command = ["sh", "-c", f"echo >> {asked}; {missing}"] if shell else [missing]
+    task = looking(file=notice, command=command, told=told)
+    await until(lambda: bool(told))
+    await until(lambda: not shell or asked.read_text().count("\n") > 2)
     notice.touch()
-    await task
+    assert "exists" in await task
+    (problem,) = told
+    assert missing in problem
 
 
 async def test_a_command_under_way_is_ended_with_the_watch(tmp_path: Path) -> None:
@@ -92,7 +105,10 @@ async def test_a_command_that_takes_too_long_is_no_notice_and_is_repeated(
     monkeypatch.setattr(registration, "_COMMAND_TIMEOUT_S", 0.2)
     asked, notice = tmp_path / "asked", tmp_path / "notice"
     code = f"import time; open({str(asked)!r}, 'a').write('x'); time.sleep(600)"
-    task = looking(file=notice, command=python(code))
-    await until(lambda: task.done() or (asked.exists() and len(asked.read_text()) >= 2))
+    told: list[str] = []
+    task = looking(file=notice, command=python(code), told=told)
+    await until(lambda: task.done() or (asked.exists() and len(asked.read_text()) >= 3))
     notice.touch()
     assert "exists" in await task
+    (problem,) = told
+    assert "0.2 s" in problem

@@ -14,6 +14,7 @@ import pytest
 from elastic.coordinator import daemon as coordinator_daemon
 from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.leadership import lead
+from elastic.core import quarantine
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
@@ -32,6 +33,12 @@ from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 from tests.unit.coordinator.agents import Diary, agent, options, sent, view, worker
 from tests.unit.core.cluster_views import generation
 from tests.waiting import until
+
+
+@pytest.fixture(autouse=True)
+def _failures_within_a_moment_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quarantine, "_ONE_LOSS_S", 0.0)
+
 
 MEMBER = Member(worker="w", node="n1@0123", slot=0, endpoint="w:1")
 CURRENT = Generation(number=3, incarnation="i", members=(MEMBER,), reason=ChangeReason.STARTED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Coroutine
 from typing import Any
 
@@ -34,6 +35,7 @@ class Place:
         self.diary = Diary()
         self.posted: list[ev.Event] = []
         self._tasks: list[asyncio.Task[None]] = []
+        self._steps = itertools.count()
         self.departing = DepartingNodes(
             self.nodes,
             exclusions,
@@ -56,6 +58,10 @@ class Place:
         for node in lost:
             self.nodes.leave(node.stream)
         self.departing.members_lost(node.node for node in lost)
+
+    def worker_failed(self, node: ConnectedNode, failure: Failure) -> None:
+        """It fails after a step in which no other one has failed."""
+        self.departing.worker_failed(node, failure, step=next(self._steps))
 
     def node(self, name: str) -> ConnectedNode:
         node = self.nodes.by_name(name)
@@ -138,7 +144,7 @@ async def test_a_node_that_asks_to_leave_is_let_go_and_may_come_back(place: Plac
 async def test_failures_of_workers_quarantine_a_node_whose_agent_stays(place: Place) -> None:
     node = place.node("n1")
     for failure in (KILLED, RAISED, RAISED, KILLED):
-        place.departing.worker_failed(node, failure)
+        place.worker_failed(node, failure)
     assert (await place.states())["n1"] == "quarantined"
     assert place.diary.of("node_quarantined") == [
         {"node": "n1", "machine": "", "reason": "2 failures within 60 s"}
@@ -153,7 +159,7 @@ async def test_a_quarantine_is_stored_when_the_store_answers_again(
 ) -> None:
     getattr(store, way)["put"] = 3
     for _ in range(2):
-        place.departing.worker_failed(place.node("n1"), KILLED)
+        place.worker_failed(place.node("n1"), KILLED)
     assert kinds(place.node("n1").stream) == []
     assert place.diary.names() == ["node_quarantined"]
     assert (await place.states())["n1"] == "quarantined"
@@ -168,7 +174,7 @@ async def test_a_quarantine_that_is_cleared_before_it_could_be_stored_is_not_sto
 ) -> None:
     store.refuses["put"] = 1
     for _ in range(2):
-        place.departing.worker_failed(place.node("n1"), KILLED)
+        place.worker_failed(place.node("n1"), KILLED)
     await asyncio.sleep(0)
     assert await place.departing.clear("n1") == "n1 may take part again"
     assert (await place.states())["n1"] == "ready"
@@ -219,14 +225,14 @@ async def test_a_node_is_not_quarantined_if_all_other_nodes_are_drained(place: P
         await place.departing.drain(name, "")
         place.connect(name)
     for _ in range(3):
-        place.departing.worker_failed(place.node("n1"), KILLED)
+        place.worker_failed(place.node("n1"), KILLED)
     assert (await place.states())["n1"] == "ready"
 
 
 async def test_the_last_remaining_node_is_not_quarantined(place: Place) -> None:
     for name in ("n1", "n2", "n3"):
         for _ in range(3):
-            place.departing.worker_failed(place.node(name), KILLED)
+            place.worker_failed(place.node(name), KILLED)
         await place.states()
     states = await place.states()
     assert states == {"n1": "quarantined", "n2": "quarantined", "n3": "ready"}

@@ -31,7 +31,7 @@ async def place() -> Place:
 
 async def quarantined(place: Place) -> None:
     for _ in range(2):
-        place.departing.worker_failed(place.node("pod-0"), KILLED)
+        place.worker_failed(place.node("pod-0"), KILLED)
     assert (await place.states())["pod-0"] == QUARANTINED
     (told,) = place.diary.of("node_quarantined")
     assert (told["node"], told["machine"]) == ("pod-0", "bad")
@@ -58,13 +58,13 @@ async def test_a_quarantined_machine_is_kept_out_under_another_node_name(place: 
 
 
 async def test_failures_of_a_machine_add_up_under_all_of_its_node_names(place: Place) -> None:
-    place.departing.worker_failed(place.node("pod-0"), KILLED)
+    place.worker_failed(place.node("pod-0"), KILLED)
     place.nodes.leave(place.node("pod-0").stream)
     place.connect("pod-0", "good", "bbbbbbbb")
-    place.departing.worker_failed(place.node("pod-0"), KILLED)
+    place.worker_failed(place.node("pod-0"), KILLED)
     assert (await place.states())["pod-0"] == "ready"
     place.connect("pod-7", "bad", "cccccccc")
-    place.departing.worker_failed(place.node("pod-7"), KILLED)
+    place.worker_failed(place.node("pod-7"), KILLED)
     assert await place.states() == {
         "n1": "ready",
         "n2": "ready",
@@ -100,7 +100,7 @@ async def test_a_quarantine_is_cleared_by_the_machine_or_node_name(place: Place,
             "reason": "cleared by an operator",
         }
     ]
-    place.departing.worker_failed(place.node("pod-0"), KILLED)
+    place.worker_failed(place.node("pod-0"), KILLED)
     assert (await place.states())["pod-0"] == "ready"
 
 

@@ -174,6 +174,7 @@ FAULTY = [
         E,
     ),
     (AllReduce(nodes=2, error="timed out"), Fault.ALL_REDUCE_FAILED, E),
+    (AllReduce(nodes=2, error="timed out", stalled_bytes=MIB), Fault.NETWORK_SLOW, E),
     (AllReduce(nodes=2, bytes_per_s=99.0 * MIB), Fault.NETWORK_SLOW, W),
 ]
 ELSEWHERE = {Fault.ADDRESS_NOT_OWN, Fault.PROBE_HANGS}

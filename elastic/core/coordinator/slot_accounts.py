@@ -230,7 +230,8 @@ class SlotAccounts:
             self._changed_nodes = False
             self._want(now)
         if any(isinstance(effect, fx.EndJob) for effect in effects):
-            self.end(now)
+            failed = machine.phase is JobPhase.FAILED
+            self.end(now, now - machine.last_commit_at(now) if failed else 0.0)
 
     def spent(self, report: Report, now: float) -> None:
         """A worker has reported its figures; the newest report counts."""
@@ -245,11 +246,18 @@ class SlotAccounts:
         if is_first or now - slot.booked_at >= _BOOK_EVERY_S:
             self._book(slot, now)
 
-    def end(self, now: float) -> None:
+    def end(self, now: float, stood_s: float = 0.0) -> None:
+        """The job has ended. stood_s: the time since its last step, if it has failed: that was a
+        standstill, or the step that is lost."""
         if self.ended:
             return
         for slot in self._slots.values():
             self._settle(slot, now)
+            self._book(slot, now)
+            lost_s = min(slot.open_s, stood_s)
+            slot.open_s -= lost_s
+            cause = slot.cause or self._under_way
+            self._books.add(_noticing(cause) if cause else Kind.HANG, lost_s, cause)
             self._close(slot, now)
         self.ended = True
 

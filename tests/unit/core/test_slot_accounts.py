@@ -550,3 +550,36 @@ def test_the_periods_of_a_slot_follow_each_other_and_are_bounded() -> None:
         job.dies("a", 0)
         job.passes(1.0)
     assert len(job.accounts.periods(job.now)) <= 5001
+
+
+def test_a_standstill_at_which_the_job_is_given_up_was_not_productive() -> None:
+    job = two_train()
+    job.machine.committed_at = job.now
+    before = job.kinds()
+    job.passes(60.0)
+    job.machine.phase = JobPhase.FAILED
+    job.tell(ev.TimerFired(), fx.EndJob(exit_code=1))
+    assert job.kinds() == {**before, "hang": 120.0}
+
+
+def test_a_job_given_up_while_its_group_breaks_books_the_time_to_that_incident() -> None:
+    job = two_train()
+    job.machine.committed_at = job.now
+    before = job.kinds()
+    job.passes(20.0)
+    job.loses(reason=ChangeReason.GROUP_BROKEN, standing_s=20.0)
+    job.passes(10.0)
+    job.machine.phase = JobPhase.FAILED
+    job.tell(ev.TimerFired(), fx.EndJob(exit_code=1))
+    assert job.kinds() == {**before, "detection": 60.0}
+    (incident,) = job.incidents()
+    assert incident["lost_s"] == pytest.approx(60.0)
+
+
+def test_the_time_after_the_last_step_of_a_complete_job_is_no_standstill() -> None:
+    job = two_train()
+    job.machine.committed_at = job.now
+    job.passes(5.0)
+    job.machine.phase = JobPhase.FINISHED
+    job.tell(ev.TimerFired(), fx.EndJob(exit_code=0))
+    assert "hang" not in job.kinds()

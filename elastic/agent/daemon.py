@@ -20,7 +20,7 @@ from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.isolation import Isolation
 from elastic.agent.logs import LogFollower, WorkerLogs, append_lines, last_lines
 from elastic.agent.metrics import AgentFigures
-from elastic.agent.peer_probes import unreached
+from elastic.agent.peer_probes import open_probe_port, port_of, unreached
 from elastic.agent.worker_server import (
     Liveness,
     StackCollector,
@@ -91,6 +91,8 @@ class NodeOptions:
     """The first and the last port at which workers may listen; 0: any port."""
     checkpoint_dir: str = ""
     """In the form for workers, whose working directory may differ; empty: no checkpoints."""
+    answers_probes: bool = False
+    """Agents of other nodes may try whether they reach a port here that the kernel chose."""
     ledger: bool = False
     grace_s: float = 0.0
     """Seconds that workers outlive an agent that is killed, so that the next one can adopt them."""
@@ -184,6 +186,7 @@ class AgentDaemon:
         # This node's workers reported them: generation and step. A later generation may go back.
         self._committed, self._newest_checkpoint = (0, 0), 0
         self._probes = False
+        self._probe_port: asyncio.Server | None = None
         self._stop_ordered: control_pb2.StopRequest | None = None
         self._keeps_curve = False
         self._attending = False
@@ -198,6 +201,9 @@ class AgentDaemon:
         """Listen, find or start the zygote; attend the coordinator unless workers are adopted."""
         self._driver.post(ev.SearchStarted())  # before the first await: signals come from now on
         await self._server.start()
+        if self._options.answers_probes:
+            self._probe_port = await open_probe_port()
+            self._options.hello.probe_port = port_of(self._probe_port)
         self.adopts = await self._zygote.open()
         if not self.adopts:
             self._driver.post(ev.NothingFound())
@@ -227,6 +233,8 @@ class AgentDaemon:
         for worker in list(self._pidfds):
             self._unwatch(worker)
         await self._server.close()
+        if self._probe_port is not None:
+            self._probe_port.close()
         self._link.close()
         self._kernel_log.close()
         await self._tasks.close()
@@ -628,7 +636,10 @@ class AgentDaemon:
         if self._probes:
             return  # a name server does not answer: the coordinator does without this round, too
         self._probes = True
-        endpoints = {peer.worker: peer.endpoint for peer in request.peers}
+        endpoints = {(peer.worker, False): peer.endpoint for peer in request.peers}
+        for peer in request.peers:
+            if peer.other_endpoint:
+                endpoints[peer.worker, True] = peer.other_endpoint
         within_s = min(max(request.within_s, 0.0), _LONGEST_PROBE_S)
         try:
             failed = await off_loop(functools.partial(unreached, endpoints, within_s))
@@ -636,7 +647,11 @@ class AgentDaemon:
             return
         finally:
             self._probes = False
-        told = [control_pb2.Unreached(worker=worker, why=why) for worker, why in failed.items()]
+        told = [
+            control_pb2.Unreached(worker=worker, why=why, by_port=by_port)
+            for (worker, by_port), why in failed.items()
+            if not (by_port and (worker, False) in failed)
+        ]
         self._link.send(peers_probed=control_pb2.PeersProbed(number=request.number, unreached=told))
 
     def _report_again(self) -> None:

@@ -2,25 +2,46 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
 import select
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Generic, TypeVar
 
+Name = TypeVar("Name", bound=Hashable)
 _AGAIN_AFTER = 0.5  # of the time: the kernel repeats a lost packet only after a second
 _TIMED_OUT = "no answer"
 
 
-def unreached(endpoints: Mapping[str, str], within_s: float) -> dict[str, str]:
+async def open_probe_port() -> asyncio.Server | None:
+    """Accept connections at a port that the kernel chooses, as for gloo and NCCL, and close them at
+    once. None: the system refuses that."""
+    try:
+        if socket.has_dualstack_ipv6():
+            listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+        else:
+            listener = socket.create_server(("", 0))
+        return await asyncio.start_server(lambda _, writer: writer.close(), sock=listener)
+    except OSError:
+        return None
+
+
+def port_of(server: asyncio.Server | None) -> int:
+    """The port at which it listens; 0 without a server."""
+    return server.sockets[0].getsockname()[1] if server is not None else 0
+
+
+def unreached(endpoints: Mapping[Name, str], within_s: float) -> dict[Name, str]:
     """Connect to each endpoint; return why that failed, by the name of the endpoint.
 
     endpoints: host:port by name. within_s: the time for all of them together. Blocks that long if
     one does not answer, and longer if a host's name is looked up. The kernel completes connections,
     so neither a busy process at the other end nor a delay of this thread counts.
     """
-    failed: dict[str, str] = {}
+    failed: dict[Name, str] = {}
     probes = [_Probe(name, endpoint) for name, endpoint in endpoints.items()]
     try:
         ends_at = time.monotonic() + within_s
@@ -40,10 +61,10 @@ def unreached(endpoints: Mapping[str, str], within_s: float) -> dict[str, str]:
     return failed
 
 
-class _Probe:
+class _Probe(Generic[Name]):
     """The attempts to connect to one endpoint."""
 
-    def __init__(self, name: str, endpoint: str) -> None:
+    def __init__(self, name: Name, endpoint: str) -> None:
         self.name = name
         self.reached, self.why = False, ""
         self.sockets: dict[int, socket.socket] = {}
@@ -84,7 +105,7 @@ class _Probe:
             sock.close()
 
 
-def _wait(probes: list[_Probe], within_s: float) -> None:
+def _wait(probes: list[_Probe[Name]], within_s: float) -> None:
     """Wait until a pending attempt has ended."""
     by_descriptor = {fd: p for p in probes if p.pending for fd in p.sockets}
     poll = select.poll()

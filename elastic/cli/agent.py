@@ -629,6 +629,7 @@ def _options(
         grace_s=settings.grace_s,
         hold=directory.hold,
         listener=listener,
+        answers_probes=True,
         checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
         ledger=settings.record_samples,
     )

@@ -565,6 +565,9 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.verdict and is_representable_time(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
         say(f"held up at {at}: {reply.verdict}")
+    for node in reply.nodes:
+        if node.state == "unreachable":
+            say(f"node {node.node} is left out: {node.reason}")
     for slow in reply.slow:
         say(f"slow: {slow.verdict}")
     for line in _pauses(reply):

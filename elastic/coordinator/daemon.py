@@ -26,6 +26,7 @@ from elastic.coordinator.incidents import (
     ending,
     refusal,
     unreachable,
+    why_left_out,
 )
 from elastic.coordinator.job_options import JobOptions, make_commits, make_machine, make_recorders
 from elastic.coordinator.leadership import (
@@ -44,6 +45,7 @@ from elastic.coordinator.saves import Saves
 from elastic.coordinator.totals import SlotTime, Totals
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
+from elastic.core.coordinator.connections import Peer
 from elastic.core.curves import Sample
 from elastic.core.membership import Generation, WorkerId
 from elastic.core.quarantine import NodeFailures
@@ -718,6 +720,7 @@ class CoordinatorDaemon:
                 self._probe_peers(effect)
             case fx.PeersUnreachable():
                 self._journal.record("peers_unreachable", **unreachable(effect))
+                self.departing.left_out(why_left_out(effect))
             case fx.NodeDrained():
                 self._node_drained(effect)
             case fx.SetTimer():
@@ -744,6 +747,7 @@ class CoordinatorDaemon:
 
     def _announce_generation(self, effect: fx.AnnounceGeneration) -> None:
         generation = effect.generation
+        self.departing.takes_part(m.node for m in generation.members)
         self.recoveries.announced(generation, time.monotonic())
         self.nodes.broadcast(generation=generation_to_pb(generation))
         self._journal.record(
@@ -769,16 +773,31 @@ class CoordinatorDaemon:
         for name, peers in effect.peers.items():
             node = self.nodes.find(name)
             if node is not None:
-                asked = [pb.Peer(worker=p.worker, endpoint=p.endpoint) for p in peers]
+                asked = [
+                    pb.Peer(
+                        worker=p.worker,
+                        endpoint=p.endpoint,
+                        other_endpoint=self._other_endpoint(p) if effect.all_ports else "",
+                    )
+                    for p in peers
+                ]
                 node.stream.send(
                     probe_peers=pb.ProbePeers(
                         number=effect.number, peers=asked, within_s=effect.within_s
                     )
                 )
 
+    def _other_endpoint(self, peer: Peer) -> str:
+        node = self.nodes.find(peer.node)
+        port = node.stream.hello.probe_port if node is not None else 0
+        return f"{peer.endpoint.rpartition(':')[0]}:{port}" if port else ""
+
     def _peers_probed(self, node: ConnectedNode, told: pb.PeersProbed) -> None:
         unreached = {u.worker: u.why[:_LONGEST_WHY] for u in told.unreached}
-        self._driver.post(ev.PeersProbed(node=node.node, number=told.number, unreached=unreached))
+        by_port = frozenset(u.worker for u in told.unreached if u.by_port)
+        self._driver.post(
+            ev.PeersProbed(node=node.node, number=told.number, unreached=unreached, by_port=by_port)
+        )
 
     def _node_drained(self, effect: fx.NodeDrained) -> None:
         node = self.nodes.find(effect.node)

@@ -646,7 +646,7 @@ def unreachable(effect: PeersUnreachable) -> dict[str, Any]:
             "node": name_of(u.by),
             "peer": name_of(u.peer.node),
             "address": u.peer.endpoint,
-            "reason": u.why,
+            "reason": _why(u),
         }
         for u in effect.unreached[:_MOST_PAIRS]
     ]
@@ -659,7 +659,21 @@ def unreachable(effect: PeersUnreachable) -> dict[str, Any]:
     }
 
 
+def why_left_out(effect: PeersUnreachable) -> dict[NodeId, str]:
+    """For each node that is left out: whom it does not reach, and who does not reach it."""
+    return {
+        node: unreached_in_words([u for u in effect.unreached if node in (u.by, u.peer.node)])
+        for node in effect.left_out
+    }
+
+
 _MOST_PAIRS = 16
+
+
+def _why(found: Unreached) -> str:
+    if not found.by_port:
+        return found.why
+    return f"this port answers, but not one that the kernel chose ({found.why}): a firewall"
 
 
 def _told_unreached(unreached: Sequence[Unreached], out: Sequence[str], retry_s: float) -> str:
@@ -685,7 +699,7 @@ def unreached_in_words(unreached: Sequence[Unreached]) -> str:
     """Say who has not reached whom, at which address."""
     told = dict.fromkeys(
         f"node {name_of(u.by)} does not reach node {name_of(u.peer.node)} at {u.peer.endpoint} "
-        f"({u.why})"
+        f"({_why(u)})"
         for u in unreached
     )
     shown = list(told)[:_MOST_NAMES]

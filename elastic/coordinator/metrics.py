@@ -16,7 +16,7 @@ from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase, Work
 from elastic.core.stragglers import Part
 from elastic.runtime.metrics import Catalog, Found
 
-NODE_STATES = ("ready", "leaving", "drained", "quarantined")
+NODE_STATES = ("ready", "leaving", "unreachable", "drained", "quarantined")
 MOST_VALUES = 100
 """The most values of a script, and the most learning rates, that have a metric."""
 

@@ -204,6 +204,10 @@ def _document(entry: Entry | None) -> NodeDocument | None:
         return None
 
 
+WANTED = ("ready", "unreachable")
+"""The states of nodes whose workers should train."""
+
+
 class DepartingNodes:
     """Decides which nodes leave, tells the state machine (`post`) and their agents, and stores
     which machines are kept out.
@@ -232,6 +236,7 @@ class DepartingNodes:
         self._post = post
         self._start = start
         self._leaving: dict[NodeId, str] = {}  # reasons
+        self._cut_off: dict[NodeId, str] = {}  # which peers do not reach these nodes, or they not
         self._machines: dict[NodeId, str] = {}  # nodes on which something may run
 
     async def load(self) -> None:
@@ -252,6 +257,15 @@ class DepartingNodes:
         """Note a node's machine; empty: its agent's version does not report one."""
         if machine:
             self._machines[node] = machine
+
+    def left_out(self, reasons: Mapping[NodeId, str]) -> None:
+        """These nodes take no part because they and others do not reach each other."""
+        self._cut_off.update(reasons)
+
+    def takes_part(self, nodes: Iterable[NodeId]) -> None:
+        """These nodes' workers are members of a group."""
+        for node in nodes:
+            self._cut_off.pop(node, None)
 
     def leave_requested(self, node: ConnectedNode, reason: str) -> None:
         if node.node not in self._leaving:
@@ -294,6 +308,7 @@ class DepartingNodes:
 
     def gone(self, node: NodeId) -> None:
         self._leaving.pop(node, None)
+        self._cut_off.pop(node, None)
         self._machines.pop(node, None)
 
     # ---- what operators want
@@ -344,8 +359,11 @@ class DepartingNodes:
         cleared = await self._exclusions.clear(key)
         self._failures.forgive(key)
         if cleared is None:
-            for node in nodes:  # it may wait because other nodes did not reach it
+            waited = [n for n in nodes if self._cut_off.pop(n.node, "")]
+            for node in nodes:
                 self._post(ev.NodeWelcomed(node=node.node))
+            if waited:
+                return f"{name} is tried again at once: it and others did not reach each other"
             return f"{name} was neither drained nor in quarantine"
         self._journal.record(
             "node_cleared",
@@ -385,13 +403,12 @@ class DepartingNodes:
 
     def room(self) -> Iterator[int]:
         """Yield the number of slots of each node that takes part."""
-        return (n.stream.slots for n in self._nodes if self._state(n) == "ready")
+        return (n.stream.slots for n in self._nodes if self._state(n) in WANTED)
 
     def figures(self) -> Iterator[NodeFigures]:
         """Yield the figures of the same nodes as `statuses`, for metrics."""
         now = time.monotonic()
         for node in self._nodes:
-            excluded, leaving = self._excluded(node), self._leaving.get(node.node, "")
             yield NodeFigures(
                 node=node.stream.node,
                 state=self._state(node),
@@ -399,7 +416,7 @@ class DepartingNodes:
                 longest_pause_s=round(node.longest_pause_s, 3),
                 host=node.stream.host,
                 slots=node.stream.slots,
-                reason=excluded.reason if excluded is not None else leaving,
+                reason=self._reason(node),
                 workers=node.statuses,
             )
         for key in self._exclusions.names():
@@ -415,11 +432,19 @@ class DepartingNodes:
     def _state(self, node: ConnectedNode) -> str:
         excluded = self._excluded(node)
         leaving = node.node in self._leaving
-        return excluded.state if excluded else "leaving" if leaving else "ready"
+        if excluded:
+            return excluded.state
+        return "leaving" if leaving else "unreachable" if node.node in self._cut_off else "ready"
+
+    def _reason(self, node: ConnectedNode) -> str:
+        """Why it is in its state."""
+        excluded = self._excluded(node)
+        if excluded is not None:
+            return excluded.reason
+        return self._leaving.get(node.node) or self._cut_off.get(node.node, "")
 
     def _status(self, node: ConnectedNode) -> pb.NodeStatus:
         excluded = self._excluded(node)
-        leaving = self._leaving.get(node.node)
         return pb.NodeStatus(
             node=node.stream.node,
             machine=node.stream.hello.machine,
@@ -428,7 +453,7 @@ class DepartingNodes:
             version=node.stream.hello.version,
             workers=[status_to_pb(s) for s in node.statuses],
             state=self._state(node),
-            reason=excluded.reason if excluded else leaving or "",
+            reason=self._reason(node),
             since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
             failures=self._failures.failures(self._key(node.node), time.monotonic()),
             longest_pause_s=round(node.longest_pause_s, 3),

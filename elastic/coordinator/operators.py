@@ -11,6 +11,7 @@ from elastic.coordinator.daemon import CoordinatorDaemon
 from elastic.coordinator.holdups import asked_for, timeline
 from elastic.coordinator.leadership import StopOrder
 from elastic.coordinator.metrics import JobFigures
+from elastic.coordinator.node_registry import WANTED
 from elastic.coordinator.page import JobView
 from elastic.coordinator.records import to_unix
 from elastic.errors import ConfigurationError
@@ -117,7 +118,7 @@ class Operators:
         current, nodes = leader.machine.current, leader.departing.statuses()
         self._note_steps(nodes)
         policy = leader.options.formation
-        room = sum(node.slots for node in nodes if node.state == "ready")
+        room = sum(node.slots for node in nodes if node.state in WANTED)
         progress = job_pb2.Progress()
         progress.CopyFrom(leader.progress)
         progress.committed = leader.machine.committed  # any member may have reported more

@@ -11,7 +11,7 @@ from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class AgentHello(_message.Message):
-    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine", "saves", "checkpoint_every", "start_secret")
+    __slots__ = ("node", "host", "slots", "version", "command", "command_digest", "start_token", "classic", "isolation_timeout_s", "run_id", "ends_in_quarantine", "machine", "saves", "checkpoint_every", "start_secret", "probe_port")
     NODE_FIELD_NUMBER: _ClassVar[int]
     HOST_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
@@ -27,6 +27,7 @@ class AgentHello(_message.Message):
     SAVES_FIELD_NUMBER: _ClassVar[int]
     CHECKPOINT_EVERY_FIELD_NUMBER: _ClassVar[int]
     START_SECRET_FIELD_NUMBER: _ClassVar[int]
+    PROBE_PORT_FIELD_NUMBER: _ClassVar[int]
     node: str
     host: str
     slots: int
@@ -42,7 +43,8 @@ class AgentHello(_message.Message):
     saves: bool
     checkpoint_every: int
     start_secret: str
-    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ..., saves: bool = ..., checkpoint_every: _Optional[int] = ..., start_secret: _Optional[str] = ...) -> None: ...
+    probe_port: int
+    def __init__(self, node: _Optional[str] = ..., host: _Optional[str] = ..., slots: _Optional[int] = ..., version: _Optional[str] = ..., command: _Optional[str] = ..., command_digest: _Optional[str] = ..., start_token: _Optional[str] = ..., classic: bool = ..., isolation_timeout_s: _Optional[float] = ..., run_id: _Optional[str] = ..., ends_in_quarantine: bool = ..., machine: _Optional[str] = ..., saves: bool = ..., checkpoint_every: _Optional[int] = ..., start_secret: _Optional[str] = ..., probe_port: _Optional[int] = ...) -> None: ...
 
 class NodeView(_message.Message):
     __slots__ = ("workers", "longest_pause_s", "restarting")
@@ -107,12 +109,14 @@ class PeersProbed(_message.Message):
     def __init__(self, number: _Optional[int] = ..., unreached: _Optional[_Iterable[_Union[Unreached, _Mapping]]] = ...) -> None: ...
 
 class Unreached(_message.Message):
-    __slots__ = ("worker", "why")
+    __slots__ = ("worker", "why", "by_port")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     WHY_FIELD_NUMBER: _ClassVar[int]
+    BY_PORT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     why: str
-    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ...) -> None: ...
+    by_port: bool
+    def __init__(self, worker: _Optional[str] = ..., why: _Optional[str] = ..., by_port: bool = ...) -> None: ...
 
 class Once(_message.Message):
     __slots__ = ("source", "number", "age_s")
@@ -215,12 +219,14 @@ class ProbePeers(_message.Message):
     def __init__(self, number: _Optional[int] = ..., peers: _Optional[_Iterable[_Union[Peer, _Mapping]]] = ..., within_s: _Optional[float] = ...) -> None: ...
 
 class Peer(_message.Message):
-    __slots__ = ("worker", "endpoint")
+    __slots__ = ("worker", "endpoint", "other_endpoint")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    OTHER_ENDPOINT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     endpoint: str
-    def __init__(self, worker: _Optional[str] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    other_endpoint: str
+    def __init__(self, worker: _Optional[str] = ..., endpoint: _Optional[str] = ..., other_endpoint: _Optional[str] = ...) -> None: ...
 
 class Refused(_message.Message):
     __slots__ = ("message", "exit_code", "for_now")

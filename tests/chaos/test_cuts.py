@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
+import os
 import random
+import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -70,12 +72,13 @@ class CutCluster(Cluster):
 
 
 @contextlib.contextmanager
-def cut_cluster(files: Path, *nodes: str) -> Iterator[CutCluster]:
+def cut_cluster(files: Path, *nodes: str, options: tuple[str, ...] = ()) -> Iterator[CutCluster]:
     require_hosts()
     with network(*HOSTS, CONTROL) as net:
         store: list[Host] = [net.host(CONTROL)]
         with etcd_cluster(machines=store) as etcd:
             cluster = CutCluster(net, etcd, files)
+            cluster.agent_options += options
             cluster.settle(*nodes)
             yield cluster
 
@@ -138,11 +141,15 @@ def test_a_node_that_the_others_do_not_reach_leaves_them_in_peace(tmp_path: Path
         for word in ("node d", wrong, "--node-host"):
             assert word in refused["message"]
         assert cluster.nodes() == {"a", "b", "c"}
+        assert cluster.node_states() == {**dict.fromkeys("abc", "ready"), "d": "unreachable"}
+        assert f"node d at {wrong}:" in cluster.run_operator("nodes")
+        assert f"node d at {wrong}:" in cluster.run_operator("status")
         assert len(cluster.events("generation_formed")) == 1  # nobody was held up
         cluster.agent("d").process.terminate()
         cluster.agent("d").wait()
         cluster.start_agent("d")
         cluster.wait_trained(3, *HOSTS)
+        assert set(cluster.node_states().values()) == {"ready"}
 
         told = len(cluster.events("peers_unreachable"))
         cut_at = cluster.cut(("a", "d"), ("b", "d"), ("c", "d"))
@@ -160,3 +167,37 @@ def test_a_node_that_the_others_do_not_reach_leaves_them_in_peace(tmp_path: Path
         cluster.net.heal()
         cluster.wait_trained(3, *HOSTS)  # by itself
         no_step_is_lost(cluster)
+
+
+@pytest.mark.long
+def test_a_firewall_by_port_leaves_out_the_node_behind_it(tmp_path: Path) -> None:
+    """It lets the ports of --worker-port-range through, and not those that the kernel chooses for
+    gloo: first for a node that joins, then for a member when the group forms again."""
+    options = ("--worker-port-range", "29000-29099")
+    with cut_cluster(tmp_path, "a", "b", "c", options=options) as cluster:
+        d, *others = (cluster.net.host(name) for name in ("d", "a", "b", "c"))
+        pairs = [pair for other in others for pair in ((d, other), (other, d))]
+        cluster.net.close_ports(pairs)
+        cluster.start_agent("d")
+        left_out = cluster.wait_for_event("peers_unreachable", left_out=["d"])
+        assert all("d" in (found["node"], found["peer"]) for found in left_out["unreached"])
+        assert "firewall" in left_out["message"]
+        cluster.wait_trained(20, "a", "b", "c")
+        # It is tried again, by probes alone: the others do not stop.
+        formed = len(cluster.events("generation_formed"))
+        for _ in range(2):
+            told = len(cluster.events("peers_unreachable"))
+            cluster.wait_for_event("peers_unreachable", after=told)
+        assert len(cluster.events("generation_formed")) == formed
+        cluster.net.heal()
+        cluster.run_operator("nodes", "--clear", "d")
+        cluster.wait_trained(3, *HOSTS)
+
+        cluster.net.close_ports(pairs)
+        told = len(cluster.events("peers_unreachable", left_out=["d"]))
+        (worker,) = cluster.worker_pids("a").keys() & set(cluster.members())
+        os.kill(cluster.worker_pids("a")[worker], signal.SIGKILL)
+        cluster.wait_for_event("peers_unreachable", after=told, left_out=["d"])
+        cluster.wait_trained(20, "a", "b", "c")
+        no_step_is_lost(cluster)
+        assert not cluster.events("job_ended")

@@ -24,6 +24,9 @@ from tests.hosts.namespaces import FILES, Namespace, ip, new_run_name, sweep
 
 _NAME = r"(?!lo$)[a-z0-9-]{1,15}"  # also names the router's interface to the host
 
+# Both ports of a TCP connection are of the range from which the kernel chooses.
+_CHOSEN = "ipproto tcp sport 32768-60999 dport 32768-60999"
+
 
 class Network:
     """A router, and its hosts by name in the given order."""
@@ -37,6 +40,7 @@ class Network:
         }
         assert all(re.fullmatch(_NAME, name) for name in self._hosts), names
         self._dropped: set[tuple[Host, Host]] = set()
+        self._filtered: set[tuple[Host, Host]] = set()
 
     @property
     def hosts(self) -> list[Host]:
@@ -60,20 +64,33 @@ class Network:
         """Lose packets from the first to the second host of each pair. Silent."""
         self._set_dropped(self._dropped | set(pairs))
 
+    def close_ports(self, pairs: Iterable[tuple[Host, Host]]) -> None:
+        """Lose what goes from the first to the second host of each pair over TCP connections to
+        ports that the kernel chose. Silent, like a firewall that lets only given ports through."""
+        self._set_filtered(self._filtered | set(pairs))
+
     def heal(self, *hosts: Host) -> None:
-        """Undo all network faults of these hosts, or of all: cuts, drops, links down."""
+        """Undo all network faults of these hosts, or of all: cuts, drops, closed ports, links
+        down."""
         healed = hosts or self.hosts
         for host in healed:
             if host.is_on:
                 host.interface_up()
                 host.link_up()
         self._set_dropped({pair for pair in self._dropped if not set(pair) & set(healed)})
+        self._set_filtered({pair for pair in self._filtered if not set(pair) & set(healed)})
 
     def _set_dropped(self, pairs: set[tuple[Host, Host]]) -> None:
         added = [f"rule add {_rule(*pair)}" for pair in pairs - self._dropped]
         removed = [f"rule delete {_rule(*pair)}" for pair in self._dropped - pairs]
         ip(self.router, *added, *removed)
         self._dropped = pairs
+
+    def _set_filtered(self, pairs: set[tuple[Host, Host]]) -> None:
+        added = [f"rule add {_rule(*pair)} {_CHOSEN}" for pair in pairs - self._filtered]
+        removed = [f"rule delete {_rule(*pair)} {_CHOSEN}" for pair in self._filtered - pairs]
+        ip(self.router, *added, *removed)
+        self._filtered = pairs
 
     # ---- from the beginning to the end
 

@@ -30,6 +30,8 @@ class Unreached:
     by: NodeId
     peer: Peer
     why: str
+    by_port: bool = False
+    """Its store's port answers, but not a port of its node that the kernel chose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -92,6 +92,8 @@ class ProbePeers:
     number: int
     peers: Mapping[NodeId, tuple[Peer, ...]]
     within_s: float
+    all_ports: bool = False
+    """Also try a port of each peer's node that the kernel chose, as those of gloo and NCCL are."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

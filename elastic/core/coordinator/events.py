@@ -193,6 +193,8 @@ class PeersProbed:
     number: int
     unreached: Mapping[WorkerId, str]
     """Why it has not reached these of them."""
+    by_port: frozenset[WorkerId] = frozenset()
+    """Those whose stores' ports answer, but not a port of their node that the kernel chose."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

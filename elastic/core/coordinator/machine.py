@@ -119,6 +119,8 @@ class Coordinator:
         self._persisting: Generation | None = None
         self._begun = begun or (last is not None and last.begun)
         self._trained_in = 0
+        self._began_in = 0
+        """The newest generation that has committed a step."""
         self._formed_at = 0.0
         self._unannounced = False
         self._adopted_at: float | None = None
@@ -149,7 +151,7 @@ class Coordinator:
             self._past.remember(generation)
         self._make_current(last)
         self._formed_at = self._adopted_at = now
-        self._trained_in = last.number
+        self._trained_in = self._began_in = last.number
         for generation in (*may_train, last):
             self._lineage.exists(generation)
             self._newcomers.presume_trained(generation)
@@ -265,7 +267,7 @@ class Coordinator:
             case ev.StragglerFound():
                 return self._straggler_found(event, now)
             case ev.GroupBegan():
-                self._begun = True
+                self._begun, self._began_in = True, max(self._began_in, event.generation)
                 return self._checkpoints.began(event.generation, event.step)
             case ev.ShardReported():
                 return self._shard_reported(event)
@@ -281,7 +283,7 @@ class Coordinator:
             case ev.StopRequested():
                 return self._stop_requested(event, now)
             case ev.PeersProbed():
-                if self._probing.heard(event.node, event.number, event.unreached):
+                if self._probing.heard(event.node, event.number, event.unreached, event.by_port):
                     return self._refuse_cut_off(now)
                 return []
             case ev.TimerFired():
@@ -508,8 +510,23 @@ class Coordinator:
         peers = self._probing.begin(there, ranks, now)
         if not peers:
             return refused
-        number, within_s = self._probing.round, self._policy.probe_s
-        return [*refused, fx.ProbePeers(number=number, peers=peers, within_s=within_s)]
+        probe = fx.ProbePeers(
+            number=self._probing.round,
+            peers=peers,
+            within_s=self._policy.probe_s,
+            all_ports=self._has_failed_to_assemble(),
+        )
+        return [*refused, probe]
+
+    def _has_failed_to_assemble(self) -> bool:
+        """True if the newest group has not committed a step, or a firewall by port kept an earlier
+        one from that, whose node waits to join. (gloo may connect two members only when the first
+        collective needs it, so members that have arrived prove nothing.)"""
+        current = self._current
+        if current is None or current.number > self._began_in:
+            return True
+        self._cut_off.by_port.difference_update(m.node for m in current.members)
+        return bool(self._cut_off.by_port)
 
     def _refuse_cut_off(self, now: float) -> list[fx.Effect]:
         """A round of probes is over: hold back the newcomers that do not reach all members."""
@@ -537,6 +554,8 @@ class Coordinator:
         delays = [self._cut_off.again(node, now) for node in nodes]
         found = self._probing.findings.between(among)
         told = [u for u in found if u.by in nodes or u.peer.node in nodes]
+        ends = {node for u in told if u.by_port for node in (u.by, u.peer.node)}
+        self._cut_off.by_port.update(ends.intersection(nodes))
         return [
             fx.PeersUnreachable(
                 unreached=tuple(told), at=now, left_out=tuple(nodes), retry_s=max(delays)

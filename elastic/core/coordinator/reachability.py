@@ -2,13 +2,17 @@
 
 A node probes the ports at which other workers meet their group. A node that does not answer in time
 is no evidence: its contact with the coordinator is judged elsewhere.
+
+gloo and NCCL connect at further ports, which the kernel chooses and a firewall may close. While a
+group does not assemble, nodes try such a port of each other, too. It is no evidence if none of them
+answers anywhere: the collectives may use another interface.
 """
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from elastic.core.coordinator.connections import (
     NOTHING_FOUND,
@@ -39,7 +43,9 @@ class Probing:
         self._probe_s = probe_s
         self._round = 0
         self._asked_at = -math.inf
+        self._asked: dict[NodeId, dict[Peer, None]] = {}
         self._waits_for: set[NodeId] = set()
+        self._silent: set[NodeId] = set()
         self._peers: dict[WorkerId, Peer] = {}
         self._unreached: list[Unreached] = []
         self.findings = NOTHING_FOUND
@@ -100,19 +106,26 @@ class Probing:
         self._round += 1
         self._asked_at, self._unreached = now, []
         self._peers = {p.worker: p for p in peers}
-        self._waits_for = set(asked)
+        self._asked, self._waits_for, self._silent = asked, set(asked), set(asked)
         self.next_at = self.answered_by if asked else math.inf
         if not asked:
             self._complete()
         return {node: tuple(found) for node, found in asked.items()}
 
-    def heard(self, node: NodeId, number: int, unreached: Mapping[WorkerId, str]) -> bool:
+    def heard(
+        self,
+        node: NodeId,
+        number: int,
+        unreached: Mapping[WorkerId, str],
+        by_port: Collection[WorkerId] = (),
+    ) -> bool:
         """A node tells which workers it has not reached, and why. True if that ends the round."""
         if number != self._round or node not in self._waits_for:
             return False
         self._waits_for.discard(node)
+        self._silent.discard(node)
         self._unreached += [
-            Unreached(by=node, peer=self._peers[worker], why=why)
+            Unreached(by=node, peer=self._peers[worker], why=why, by_port=worker in by_port)
             for worker, why in unreached.items()
             if worker in self._peers and self._peers[worker].node != node
         ]
@@ -128,7 +141,15 @@ class Probing:
         self._complete()
         return True
 
+    def _reached_any(self) -> bool:
+        """True if a node has reached a worker of another one at all ports that it tried."""
+        failed = {(found.by, found.peer.worker) for found in self._unreached}
+        heard = self._asked.keys() - self._silent
+        return any((n, peer.worker) not in failed for n in heard for peer in self._asked[n])
+
     def _complete(self) -> None:
+        if not self._reached_any():
+            self._unreached = [found for found in self._unreached if not found.by_port]
         on_node: defaultdict[NodeId, list[WorkerId]] = defaultdict(list)
         for peer in self._peers.values():
             on_node[peer.node].append(peer.worker)
@@ -216,6 +237,8 @@ class LeftOut:
         self._backoff = backoff
         self._times: dict[NodeId, tuple[int, float]] = {}
         """By node: how often in a row, and until when it is held back."""
+        self.by_port: set[NodeId] = set()
+        """Those that a firewall by port cuts off, until they are members of a group that trains."""
 
     def again(self, node: NodeId, now: float) -> float:
         """The node is left out once more. Returns for how many seconds."""
@@ -240,6 +263,7 @@ class LeftOut:
 
     def gone(self, node: NodeId) -> None:
         self._times.pop(node, None)
+        self.by_port.discard(node)
 
 
 def able_to_work(workers: Sequence[ObservedWorker], findings: Findings) -> list[ObservedWorker]:

@@ -236,3 +236,15 @@ async def test_the_last_remaining_node_is_not_quarantined(place: Place) -> None:
         await place.states()
     states = await place.states()
     assert states == {"n1": "quarantined", "n2": "quarantined", "n3": "ready"}
+
+
+async def test_a_node_that_its_peers_do_not_reach_says_so_until_it_takes_part(place: Place) -> None:
+    n1, n2 = place.node("n1"), place.node("n2")
+    place.departing.left_out({n1.node: "node n2 does not reach node n1 at h:1", n2.node: "-"})
+    assert await place.states() == {"n1": "unreachable", "n2": "unreachable", "n3": "ready"}
+    assert place.departing.statuses()[0].reason == "node n2 does not reach node n1 at h:1"
+    assert len(list(place.departing.room())) == 3  # their workers should train
+    place.departing.takes_part([n1.node])
+    assert "tried again" in await place.departing.clear("n2")
+    assert set((await place.states()).values()) == {"ready"}
+    assert place.departing.statuses()[0].reason == ""

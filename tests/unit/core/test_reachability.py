@@ -309,3 +309,74 @@ def test_an_operator_lets_a_node_that_was_left_out_join_at_once() -> None:
     probed(machine, effects, 1.5, c="a0")
     effects = machine.handle(ev.NodeWelcomed(node="c"), 1.6)
     assert of(fx.PersistGeneration, probed(machine, effects, 1.7))
+
+
+# ---- a firewall by port
+
+
+def behind_a_firewall(probing: Probing, **by_port: str) -> Findings:
+    """a0, b0 and c0 probe each other; `a="bc"`: a reaches only the stores' ports of b0 and c0."""
+    probing.begin(workers("a0", "b0", "c0"), [], 1.0)
+    for node in "abc":
+        found = {f"{peer}0": "no answer" for peer in by_port.get(node, "")}
+        probing.heard(node, probing.round, found, frozenset(found))
+    return probing.findings
+
+
+def test_a_port_that_does_not_answer_counts_if_those_of_other_nodes_do() -> None:
+    found = behind_a_firewall(Probing(0.5), a="c", b="c", c="ab")
+    assert largest_group(["a0", "b0", "c0"], found.missing) == {"a0", "b0"}
+    assert all(u.by_port for u in found.unreached)
+
+
+def test_ports_that_answer_nowhere_are_no_evidence() -> None:
+    assert not behind_a_firewall(Probing(0.5), a="bc", b="ac", c="ab").missing
+
+
+def test_a_node_that_does_not_answer_does_not_count_as_reached() -> None:
+    probing = Probing(0.5)
+    probing.begin(workers("a0", "b0"), [], 1.0)
+    probing.heard("a", 1, {"b0": "no answer"}, {"b0"})
+    assert probing.is_over(2.0)
+    assert not probing.findings.missing
+
+
+def test_all_ports_are_probed_while_a_group_does_not_assemble_and_before_its_node_returns() -> None:
+    machine = training()
+    machine.handle(ev.GroupBegan(generation=1, step=0), 0.5)
+    effects = machine.handle(report("c", status("c0", READY), slots=1), 1.0)
+    (asked,) = of(fx.ProbePeers, effects)
+    assert not asked.all_ports  # type: ignore[attr-defined]
+    probed(machine, effects, 1.05)
+    machine.handle(ev.TimerFired(), 1.2)
+    machine.handle(ev.GenerationPersisted(number=2), 1.3)
+    for name in ("a0", "b0", "c0"):
+        effects = machine.handle(report(name[0], status(name, JOINING, 2), slots=1), 1.4)
+    broken = {n: status(n, READY, 2, broken=True, detail="did not assemble") for n in ("a0", "b0")}
+    effects = machine.handle(report("a", broken["a0"], slots=1), 5.0)
+    (asked,) = of(fx.ProbePeers, effects)
+    assert asked.all_ports  # type: ignore[attr-defined]
+    closed = {"a": {"c0": "no answer"}, "b": {"c0": "no answer"}}
+    closed["c"] = {"a0": "no answer", "b0": "no answer"}
+    for node, found in closed.items():
+        told = ev.PeersProbed(
+            node=node,
+            number=asked.number,  # type: ignore[attr-defined]
+            unreached=found,
+            by_port=frozenset(found),
+        )
+        effects = machine.handle(told, 5.5)
+    assert persisted(effects).generation.members == ()
+    machine.handle(ev.GenerationPersisted(number=3), 5.6)
+    for name in ("a0", "b0", "c0"):
+        freed = status(name, READY, 1, acknowledged=3)
+        effects = machine.handle(report(name[0], freed, slots=1), 5.7)
+    assert persisted(effects).generation.worker_ids == {"a0", "b0"}
+    (left,) = of(fx.PeersUnreachable, effects)
+    assert left.left_out == ("c",)  # type: ignore[attr-defined]
+    machine.handle(ev.GenerationPersisted(number=4), 5.8)
+    for name in ("a0", "b0"):
+        machine.handle(report(name[0], status(name, TRAINING, 4), slots=1), 5.9)
+    machine.handle(ev.GroupBegan(generation=4, step=0), 5.9)
+    (asked,) = of(fx.ProbePeers, machine.handle(ev.TimerFired(), 5.9 + left.retry_s))  # type: ignore[attr-defined]
+    assert asked.all_ports  # type: ignore[attr-defined]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import socket
 import time
 from collections.abc import Iterator
 
 import pytest
 
-from elastic.agent.peer_probes import unreached
+from elastic.agent.peer_probes import open_probe_port, port_of, unreached
 
 
 @pytest.fixture
@@ -47,3 +48,16 @@ def test_one_that_does_not_answer_takes_the_whole_time_and_hides_no_other() -> N
         assert time.monotonic() - began >= 0.2
         for each in fill:
             each.close()
+
+
+async def test_an_agents_probe_port_takes_any_number_of_connections() -> None:
+    server = await open_probe_port()
+    assert server is not None
+    async with server:
+        for address in ("127.0.0.1", "127.0.0.2"):
+            endpoints = {at: f"{address}:{port_of(server)}" for at in range(300)}
+            assert await asyncio.to_thread(unreached, endpoints, 5.0) == {}
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(server))
+        assert await asyncio.wait_for(reader.read(), 30.0) == b""
+        writer.close()
+    assert port_of(None) == 0

@@ -6,7 +6,8 @@ only then are they divided among the current ranks. So a change of world size ne
 skips a sample.
 
 BatchNorm refuses a batch with one value per channel in training. So no step, share or micro-batch
-has a single sample where that can be avoided. A rank without samples gets a stand-in.
+has a single sample where that can be avoided. A rank without samples gets a stand-in. Ranks with
+samples may have different numbers of micro-batches, since only the last one of each communicates.
 """
 
 from __future__ import annotations
@@ -170,22 +171,33 @@ def share(samples: SampleRange, *, rank: int, world_size: int, batch_size: int) 
 
 
 def micro_batches(
-    samples: SampleRange, *, rank: int, world_size: int, batch_size: int
+    samples: SampleRange, *, rank: int, world_size: int, batch_size: int, equal: bool = False
 ) -> tuple[MicroBatch, ...]:
     """The micro-batches of `rank`, which divide its share. None is larger than `batch_size`.
 
-    Every rank gets ceil(largest share / batch_size) of them, since SyncBatchNorm and a static graph
-    need the same number of forward passes on every rank. None has a single sample, unless
-    `batch_size` is 1, or the step has one sample, or `batch_size` is 2 and the step has an odd
-    number of samples. A rank that runs out of samples gets stand-ins: the first samples of the
-    step again, with weight zero. ValueError if `samples` is empty or `rank` is not below
-    `world_size`.
+    A share is cut into ceil(largest share / batch_size) of them, or into fewer if it has too few
+    samples: none has a single one, unless `batch_size` is 1, or the step has one sample, or
+    `batch_size` is 2 and the step has an odd number of samples. A rank without samples gets one
+    stand-in: the first samples of the step again, with weight zero.
+
+    equal: every rank gets the same number of micro-batches, with stand-ins in place of those that
+    its share lacks, as needed where each pass communicates.
+
+    ValueError if `samples` is empty or `rank` is not below `world_size`.
     """
     begin = samples.start
     return tuple(
         MicroBatch(start=begin + first, stop=begin + last, weighted=weighted)
-        for first, last, weighted in _passes(len(samples), rank, world_size, batch_size)
+        for first, last, weighted in _passes(len(samples), rank, world_size, batch_size, equal)
     )
+
+
+def numbers_of_passes(length: int, *, world_size: int, batch_size: int) -> tuple[int, int]:
+    """The fewest and the most micro-batches that a rank gets in a step of `length` samples, unless
+    they are to be equal."""
+    last = world_size - 1
+    fewest, most = (len(_passes(length, r, world_size, batch_size, False)) for r in (last, 0))
+    return fewest, most
 
 
 def loss_weight(micro_batch: MicroBatch, samples: SampleRange, *, world_size: int) -> float:
@@ -209,7 +221,7 @@ def _effective(global_batch: int, length: int) -> int:
 
 @lru_cache(maxsize=256)  # most steps of a group have the same number of samples
 def _passes(
-    length: int, rank: int, world_size: int, batch_size: int
+    length: int, rank: int, world_size: int, batch_size: int, equal: bool
 ) -> tuple[tuple[int, int, bool], ...]:
     """The micro-batches of `rank` in a step of `length` samples, as (start, stop, weighted), with
     positions relative to the step's first sample."""
@@ -220,9 +232,11 @@ def _passes(
         share(samples, rank=r, world_size=world_size, batch_size=batch_size) for r in (rank, 0)
     )
     count = -(-len(largest) // batch_size)
+    pieces = [_piece(own.start, own.stop, index, count, batch_size) for index in range(count)]
+    taken = [(start, stop, True) for start, stop in pieces if start < stop]
     stand_in = 0, min(_LEAST_SAMPLES, batch_size, length), False
-    pieces = (_piece(own.start, own.stop, index, count, batch_size) for index in range(count))
-    return tuple((start, stop, True) if start < stop else stand_in for start, stop in pieces)
+    lacking = count - len(taken) if equal else not taken
+    return (*taken, *[stand_in] * lacking)
 
 
 def _piece(start: int, stop: int, index: int, parts: int, batch_size: int) -> tuple[int, int]:

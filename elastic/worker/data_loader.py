@@ -28,6 +28,7 @@ from elastic.core.data_order import (
     loss_weight,
     micro_batches,
     next_range,
+    numbers_of_passes,
     steps_in_epoch,
 )
 from elastic.errors import ConfigurationError
@@ -41,7 +42,7 @@ _OPTIONS = (
 _FIXED = frozenset(
     {
         *("dataset", "batch_size", "sampler", "batch_sampler", "drop_last", "persistent_workers"),
-        *("seed", "shuffle", "accumulate", "global_batch"),
+        *("seed", "shuffle", "accumulate", "global_batch", "equal_passes"),
     }
 )
 """Attributes that cannot be set later: those that torch's loader refuses, and this one's own."""
@@ -66,6 +67,9 @@ class DataLoader:
     accumulation then follow the world size, and the learning rate stays unscaled.
     drop_last: skip an epoch's remainder that does not fill a global batch. A group whose global
     batch is larger than the dataset takes a whole epoch in each step.
+    equal_passes: give every rank the same number of micro-batches in each step, where some would
+    have fewer, by stand-ins of weight zero (`step.counts` is False for them). Only a script that
+    calls collectives of its own for each micro-batch needs it.
     options: those of torch's DataLoader (num_workers, pin_memory, collate_fn, prefetch_factor...),
     other than `sampler` and `batch_sampler`.
 
@@ -87,12 +91,14 @@ class DataLoader:
         accumulate: int = 1,
         global_batch: int | None = None,
         drop_last: bool = False,
+        equal_passes: bool = False,
         **options: Any,
     ) -> None:
         self.dataset = dataset
         self.length = _length(dataset)
         self.policy = _policy(batch_size, accumulate, global_batch)
         self.drop_last = drop_last
+        self.equal_passes = equal_passes
         self._seed = seed
         self._shuffle = shuffle
         _require_options(dataset, options)
@@ -171,6 +177,11 @@ class DataLoader:
         """Samples of a full step with `world_size` workers / those with `reference_world`."""
         return self._full_step(world_size) / self._full_step(reference_world)
 
+    @property
+    def divides(self) -> bool:
+        """Whether a rank can have several micro-batches in a step, in this or a later group."""
+        return self._full_step(1) > self.policy.batch_size
+
     def batches(
         self, sections: Iterator[_Section], *, position: DataPosition, rank: int
     ) -> Iterator[Any]:
@@ -230,6 +241,12 @@ class BatchPlan:
     """The factors on the losses of the micro-batches: see `loss_weight`."""
     ends_epoch: bool
     """Whether this is the epoch's last step."""
+    fewest: int
+    """The fewest micro-batches that a rank of the group has in this step."""
+    most: int
+    """The most micro-batches that a rank of the group has in this step."""
+    quiet: bool
+    """Ranks may have different numbers of micro-batches, so only the last one communicates."""
 
 
 class BatchPlanner:
@@ -240,9 +257,21 @@ class BatchPlanner:
     """
 
     def __init__(
-        self, loader: DataLoader, position: DataPosition, *, rank: int, world_size: int, epochs: int
+        self,
+        loader: DataLoader,
+        position: DataPosition,
+        *,
+        rank: int,
+        world_size: int,
+        epochs: int,
+        equal: bool = False,
+        equal_at_first: bool = False,
     ) -> None:
+        """equal: every rank has the same number of micro-batches, because each communicates.
+        equal_at_first: so it is in the first step."""
         self._loader = loader
+        self._equal, self._equal_at_first = equal, equal_at_first
+        self.divides = loader.divides
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
         self._plans, ahead = tee(self._plans_from(position))
@@ -256,6 +285,11 @@ class BatchPlanner:
         """The collated samples of the next micro-batch, in the order of the plans."""
         return next(self._batches)
 
+    def indices(self, epoch: int, positions: range) -> list[int]:
+        """The dataset's indices of these positions in the epoch's order."""
+        order = self._loader.position_to_index(epoch)
+        return [order[p] for p in positions]
+
     def close(self) -> None:
         """End the loader's processes, without waiting for the batches that they are loading."""
         abandoned = [self._batches]
@@ -266,13 +300,24 @@ class BatchPlanner:
 
     def _plans_from(self, position: DataPosition) -> Iterator[BatchPlan]:
         batch_size = self._loader.policy.batch_size
+        equal = self._equal or self._equal_at_first
+        length = fewest = most = 0
         samples = self._loader.next_range(position, self._world_size)
         while samples.epoch < self._epochs:
             position = advance(position, samples)
             following = self._loader.next_range(position, self._world_size)
             batches = micro_batches(
-                samples, rank=self._rank, world_size=self._world_size, batch_size=batch_size
+                samples,
+                rank=self._rank,
+                world_size=self._world_size,
+                batch_size=batch_size,
+                equal=equal,
             )
+            if len(samples) != length:  # of most steps it is the same
+                length = len(samples)
+                fewest, most = numbers_of_passes(
+                    length, world_size=self._world_size, batch_size=batch_size
+                )
             yield BatchPlan(
                 samples=samples,
                 micro_batches=batches,
@@ -280,8 +325,11 @@ class BatchPlanner:
                     loss_weight(batch, samples, world_size=self._world_size) for batch in batches
                 ),
                 ends_epoch=following.epoch > samples.epoch,
+                fewest=most if equal else fewest,
+                most=most,
+                quiet=most > 1 and not equal,
             )
-            samples = following
+            samples, equal = following, self._equal
 
     def _sections(self, plans: Iterator[BatchPlan]) -> Iterator[_Section]:
         for epoch, in_epoch in groupby(plans, key=lambda plan: plan.samples.epoch):

@@ -7,13 +7,13 @@ import inspect
 import math
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import Any
 
 import torch
 
-from elastic.core.data_order import SampleRange
+from elastic.core.data_order import MicroBatch, SampleRange
 from elastic.core.whereabouts import Place
 from elastic.errors import StepMisused
 from elastic.worker.data_loader import BatchPlan, BatchPlanner, to_device
@@ -80,6 +80,11 @@ class Step:
         self._loop = training.part.loop
         self._taken = 0  # micro-batches of this pass
         self._passed = 0  # micro-batches up to the last whose loss was passed to `backward`
+        self._quiet_since: int | None = None
+        """The number of collectives, which no micro-batch but the last one may change."""
+        self._pass_began = self._passes_s = 0.0
+        self._accumulates = False
+        """The micro-batch that was taken last has had no backward pass yet."""
         self._batches: list[Any] = []
         """The batches fetched so far, in order: another pass over `batches` yields them again."""
         self._reduced = False
@@ -89,6 +94,8 @@ class Step:
         self._generator = 0
         self._means = Means()
         self._sums: dict[str, torch.Tensor] = {}
+        self._given: set[str] = set()
+        """The names given to `mean` since the last micro-batch was taken."""
         self._summed: list[tuple[list[str], torch.Tensor]] = []
         self.committed = False
         self._take(planner, plan)
@@ -101,49 +108,67 @@ class Step:
 
     @property
     def share(self) -> int:
-        """The number of this rank's samples, without those of stand-ins. It may be 0."""
+        """The number of this rank's samples, without those of a stand-in. It may be 0."""
         return sum(len(m) for m in self._micro_batches if m.weighted)
+
+    @property
+    def counts(self) -> bool:
+        """Whether the samples of the micro-batch that `batches` yielded last are this rank's. False
+        for a stand-in, whose loss has weight zero. StepMisused if none was taken."""
+        return self._current("counts").weighted
+
+    @property
+    def positions(self) -> range:
+        """The positions of these samples in the epoch's order, as in `samples`. StepMisused if no
+        micro-batch was taken."""
+        taken = self._current("positions")
+        return range(taken.start, taken.stop)
+
+    @property
+    def indices(self) -> list[int]:
+        """The dataset's indices of these samples, in the order of the batch. StepMisused if no
+        micro-batch was taken."""
+        taken = self._current("indices")
+        return self._planner.indices(self._samples.epoch, range(taken.start, taken.stop))
 
     def batches(self) -> Iterator[Any]:
         """Iterate over this rank's micro-batches, as collate_fn returns them, on `session.device`.
         Each has at most `batch_size` samples.
 
-        Only the backward pass of the last one all-reduces. A rank without samples gets a stand-in
-        batch of weight zero, because the other ranks need it in their collectives. After the last
-        one, another call yields the same batches again, as for a second model. Before that, another
-        call goes on with the next micro-batch.
+        Only the backward pass of the last one all-reduces. Ranks may have different numbers of
+        them. A rank without samples gets a stand-in of weight zero (`counts` is False), because
+        the other ranks need it in their collectives. After the last one, another call yields the
+        same batches again, as for a second model. Before that, another call goes on with the next
+        micro-batch.
 
-        Raises StepMisused outside of `with step:`, or if the loss of the previous micro-batch was
-        not passed to `backward`.
+        Raises StepMisused outside of `with step:`, if the loss of the previous micro-batch was not
+        passed to `backward`, or if the script called a collective for it.
         """
         if not self._entered:
             raise StepMisused("step.batches() was called outside of `with step:`")
         last = len(self._micro_batches) - 1
         if self._taken > last:
             self._taken = self._passed = 0
-        for number in range(self._taken, last + 1):
-            if self._passed < number:
-                raise StepMisused(
-                    f"step {self.index}: a micro-batch was taken from step.batches() before the "
-                    "loss of the previous one was passed to step.backward(), which uses the weight "
-                    "of the last one taken; call step.backward() inside of "
-                    "`for ... in step.batches():`"
-                )
-            self._training.reduce_gradients(number == last)
-            self._taken += 1
-            began = time.monotonic()
-            self._training.place.now = Place.DATA, began
-            if number == len(self._batches):
-                self._batches.append(self._planner.fetch())
-            batch = self._batches[number]
-            fetched = time.monotonic()
-            clock = self._training.clock
-            clock.spent.fetched(began, fetched)
-            batch = to_device(batch, self._training.control.backend.device)
-            now = time.monotonic()
-            self._training.place.now = Place.FORWARD, now
-            clock.pace.transfer_s += now - fetched
-            yield batch
+        training = self._training
+        try:
+            for number in range(self._taken, last + 1):
+                self._begin_micro_batch(number, last)
+                began = time.monotonic()
+                training.place.now = Place.DATA, began
+                if number == len(self._batches):
+                    self._batches.append(self._planner.fetch())
+                batch = self._batches[number]
+                fetched = time.monotonic()
+                clock = training.clock
+                clock.spent.fetched(began, fetched, counts=number < self._plan.fewest)
+                batch = to_device(batch, training.control.backend.device)
+                now = self._pass_began = time.monotonic()
+                training.place.now = Place.FORWARD, now
+                clock.pace.transfer_s += now - fetched
+                training.in_batches = self._planner.divides
+                yield batch
+        finally:
+            training.in_batches = False
 
     def backward(self, loss: torch.Tensor, **options: Any) -> None:
         """Call `loss.backward(**options)`, with the loss weighted by its share of the global batch.
@@ -162,13 +187,16 @@ class Step:
         if not self._reduced:
             self._require_block_around(sys._getframe(1))
             self._training.before_backward()
+        if self._planner.divides and self._accumulates:
+            self._accumulates = False
+            self._training.require_accumulated()
         weight = self._weights[self._taken - 1]
         last = self._taken == len(self._micro_batches)
         self._passed = self._taken
         began = time.monotonic()
         self._training.place.now = Place.BACKWARD, began
         try:
-            sums = self._begin_sums() if last else None
+            sums = self._begin_sums(self._given) if last else None
             try:
                 watched = self._training.begin_backward(averages=last, again=self._reduced)
                 (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
@@ -186,6 +214,8 @@ class Step:
             raise
         now = time.monotonic()
         self._training.place.now = Place.OPTIMIZER if last else Place.FORWARD, now
+        if self._plan.most > 1:
+            self._note_pass(began, now, last)
         if last:
             self._training.clock.pace.reduced(began, now)
 
@@ -210,6 +240,7 @@ class Step:
             total = mean.reshape(()) * count if count else torch.zeros_like(mean.reshape(()))
             pair = torch.stack([total, torch.full_like(total, count)])
             self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+        self._given.update(values)
         return self._means
 
     def report(self, /, **values: Any) -> None:
@@ -284,7 +315,7 @@ class Step:
     def reduce_means(self) -> bool:
         """Sum the values given to `mean` that were not summed along with gradients. Blocks until
         they are summed. Returns False if there are none."""
-        work = self._begin_sums()
+        work = self._begin_sums(self._sums)
         if work is not None:
             work.wait()
         return work is not None
@@ -294,11 +325,61 @@ class Step:
     def _take(self, planner: BatchPlanner, plan: BatchPlan) -> None:
         """Take the step's samples, also after a change of group has divided them again."""
         self._planner = planner
+        self._plan = plan
         self._samples, self._micro_batches = plan.samples, plan.micro_batches
         self._weights = plan.weights
         self.index = self._training.state.committed
         self.epoch = plan.samples.epoch
         self.ends_epoch = plan.ends_epoch
+
+    def _current(self, what: str) -> MicroBatch:
+        if self._taken == 0:
+            raise StepMisused(f"step.{what} was read before a batch was taken from step.batches()")
+        return self._micro_batches[self._taken - 1]
+
+    def _begin_micro_batch(self, number: int, last: int) -> None:
+        """The script takes micro-batch `number` of those from 0 to `last`."""
+        training = self._training
+        if self._passed < number:
+            raise StepMisused(
+                f"step {self.index}: a micro-batch was taken from step.batches() before the "
+                "loss of the previous one was passed to step.backward(), which uses the weight "
+                "of the last one taken; call step.backward() inside of "
+                "`for ... in step.batches():`"
+            )
+        if self._plan.quiet:
+            if number == 0:
+                training.broadcast_first()
+                self._quiet_since = training.collectives()
+            elif self._quiet_since is not None and self._quiet_since != training.collectives():
+                raise StepMisused(
+                    f"step {self.index}: a collective of torch.distributed was called for "
+                    f"micro-batch {number} of {last + 1}. Another rank may have fewer of them, and "
+                    "would not take part: call it below `for ... in step.batches():` "
+                    "(step.mean() needs none), or create the loader with "
+                    "elastic.DataLoader(..., equal_passes=True), which makes the numbers equal by "
+                    "stand-ins (step.counts is False for them)"
+                )
+        training.reduce_gradients(number == last)
+        if number == 0 and self._planner.divides:
+            training.keep_accumulated(ends_only=True)
+        self._accumulates = True
+        self._given.clear()
+        self._taken += 1
+
+    def _note_pass(self, began: float, now: float, last: bool) -> None:
+        """A backward pass has ended, which began at `began`. A rank that has more passes than
+        another by the division of the samples is not slow: what these take counts as a wait."""
+        pace = self._training.clock.pace
+        local = pace.arrival.at if last and pace.arrival.at > began else now
+        self._passes_s += local - self._pass_began
+        self._pass_began = now
+        if last:
+            own = len(self._micro_batches)
+            pace.wait_s += self._passes_s * (own - self._plan.fewest) / own
+            self._passes_s = 0.0
+        else:
+            self._training.keep_accumulated()
 
     def _end(self) -> Exception | None:
         """Commit the step. Returns the error if the group is lost only now."""
@@ -342,13 +423,18 @@ class Step:
             "@contextlib.contextmanager that yields once"
         )
 
-    def _begin_sums(self) -> Any:
-        """Begin to all-reduce the values given to `mean` since the last time. Returns the work to
-        wait for, or None if there are none."""
-        if not self._sums:
+    def _begin_sums(self, given: Collection[str]) -> Any:
+        """Begin to all-reduce the values given to `mean` since the last time, of these names.
+        Returns the work to wait for, or None if there are none.
+
+        Along with gradients go only names given for the last micro-batch: others may be given after
+        each backward pass, and a rank with one micro-batch does not have them yet.
+        """
+        if not self._sums or not given:
             return None
-        names = sorted(self._sums)
+        names = sorted(given)
         flat = torch.cat([self._sums.pop(name) for name in names])
+        self._given.clear()
         self._summed.append((names, flat))
         return self._training.all_reduce(flat)
 

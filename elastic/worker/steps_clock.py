@@ -441,10 +441,12 @@ class TimeSpent:
         self._in_group = self._first = True
         self._begin()
 
-    def fetched(self, began: float, now: float) -> None:
-        """Samples have come from the loader, after a wait since `began`."""
+    def fetched(self, began: float, now: float, *, counts: bool = True) -> None:
+        """Samples have come from the loader, after a wait since `began`. counts: False for those
+        of a micro-batch that other ranks do not have: they do not make this rank a late one."""
         self._data_s += now - began
-        self._fetched_at = now
+        if counts:
+            self._fetched_at = now
 
     def called(self, seconds: float) -> None:
         """The script was in a call that all members make together."""

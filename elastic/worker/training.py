@@ -53,6 +53,19 @@ _WATCHED_PASSES = 64  # the first steps show what a script does in its backward 
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
 
+_LOST_GRADIENTS = (
+    "gradients were zeroed, or set to None, inside of `for ... in step.batches():`. In this or "
+    "another group that loop has several turns, and the gradients of all of them add up to the "
+    "step's: call optimizer.zero_grad() above that loop, or below optimizer.step(), not inside of "
+    "it"
+)
+_STEP_IN_LOOP = (
+    "step() was called inside of `for ... in step.batches():`. In this or another group that loop "
+    "has several turns, and only the last one averages the gradients of all: call it below that "
+    "loop"
+)
+
+
 Watched = tuple[int, list[tuple[DistributedModel, Signs]]]
 """The number of collectives, and the gradients of models, before a backward pass."""
 
@@ -134,6 +147,8 @@ class Training:
         self._driving = False
         self.in_backward = False
         """The script is inside of `step.backward`."""
+        self.in_batches = False
+        """The script is inside of a loop over `step.batches` that can have several turns."""
         self._passes_watched = 0
         self._handed_over: list[Passes] | None = None
         self._compares_since: float | None = None
@@ -241,7 +256,9 @@ class Training:
             time.sleep(_LEASE_LOOK_S)
 
     def leave_block(self) -> None:
-        self.in_block = False
+        self.in_block = self.in_batches = False
+        for model in self.models:
+            model.passes.accumulated.clear()
         self.place.now = Place.BETWEEN, time.monotonic()
         self.optimizers.block_ended()
         self.loss_in_block = None
@@ -279,6 +296,34 @@ class Training:
     def reduce_gradients(self, reduce: bool) -> None:
         for model in self.models:
             model.reduce_gradients(reduce)
+
+    def broadcast_first(self) -> None:
+        """Do at once what DDP does in the first forward passes of a step by collectives, so that
+        those of the micro-batches need none, other than the last one's."""
+        try:
+            for model in self.models:
+                model.broadcast_first()
+        except Exception as error:
+            self.note_failure(error)
+            raise
+
+    def collectives(self) -> int | None:
+        """How many collectives the group has begun. None if torch does not count them."""
+        group = self._joining()
+        count = group.collectives()
+        return count if group.counts_collectives else None
+
+    def keep_accumulated(self, *, ends_only: bool = False) -> None:
+        """Remember gradients that the next micro-batch must find: what a micro-batch other than the
+        last one has added, or what was there before the first one."""
+        for model in self.models:
+            model.keep_accumulated(ends_only=ends_only)
+
+    def require_accumulated(self) -> None:
+        """Raise StepMisused if gradients of the micro-batches before are gone."""
+        for model in self.models:
+            if model.has_lost_accumulated():
+                raise StepMisused(_LOST_GRADIENTS)
 
     @property
     def world_size(self) -> int:
@@ -677,6 +722,8 @@ class Training:
                 rank=group.rank,
                 world_size=group.world_size,
                 epochs=self._epochs,
+                equal=data.equal_passes or any(m.communicates_in_passes() for m in self.models),
+                equal_at_first=any(model.passes.learns_graph for model in self.models),
             )
         self.clock.setup_ended()
 
@@ -916,6 +963,8 @@ class Training:
             self.optimizers.steps_below(optimizer)
         elif self.loss_in_block is not None:
             raise self.loss_in_block  # which the script has caught, as to skip a bad batch
+        elif self.in_batches:
+            raise StepMisused(f"{type(optimizer).__name__}.{_STEP_IN_LOOP}")
         elif self._reduce_means():
             self.wait_for_reduction()
 

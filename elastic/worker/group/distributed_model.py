@@ -64,6 +64,10 @@ class Passes:
     """All members call the model now: in a step's block, or in `session.run`."""
     left_over: Signs | None = None
     """Signs of the gradients at the block's start; None if they need no watching."""
+    broadcast: bool = False
+    """Buffers were broadcast for all passes of this step, so wrappers need not do it first."""
+    accumulated: list[tuple[nn.Parameter, torch.Tensor, int]] = field(default_factory=list)
+    """Some of the gradients that the block's micro-batches have so far, with their versions."""
 
 
 class DistributedModel(nn.Module):
@@ -161,7 +165,49 @@ class DistributedModel(nn.Module):
         passes.left_over = None
         if not passes.forwarded:  # else the script calls the model: no need to watch gradients
             passes.left_over = self.gradients()
-        passes.begun = passes.forwarded = False
+        passes.begun = passes.forwarded = passes.broadcast = False
+
+    def broadcast_first(self) -> None:
+        """Do now what DDP's wrappers would do by collectives in their first forward pass of the
+        step: agree on buckets, and broadcast buffers. With several models, ranks that have
+        different numbers of micro-batches would otherwise do it in another order."""
+        passes = self.passes
+        for ddp in passes.wrappers.values():
+            if ddp.reducer._rebuild_buckets():
+                ddp._has_rebuilt_buckets = True
+        now: Any = passes.wrapper
+        if now is not None and now.will_sync_module_buffers():
+            now._sync_buffers()
+        passes.broadcast = True
+        for ddp in passes.wrappers.values():
+            ddp.require_forward_param_sync = False
+
+    def communicates_in_passes(self) -> bool:
+        """Whether the module communicates in the passes of every micro-batch."""
+        return any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())
+
+    def keep_accumulated(self, *, ends_only: bool = False) -> None:
+        """Remember some gradients, to notice if the script discards them: a first and a last one,
+        because to look at all would take too long. ends_only: if the first and the last parameter
+        have any, since most scripts have none at that moment."""
+        parameters = self.passes.parameters
+        if ends_only:
+            parameters = [parameters[0], parameters[-1]] if parameters else []
+        found = [
+            next((p for p in of if p.grad is not None), None)
+            for of in (parameters, parameters[::-1])
+        ]
+        self.passes.accumulated = [
+            (p, p.grad, p.grad._version) for p in found if p is not None and p.grad is not None
+        ]
+
+    def has_lost_accumulated(self) -> bool:
+        """Whether a gradient that was remembered is gone, or was zeroed."""
+        return any(
+            p.grad is None
+            or ((p.grad is not gradient or gradient._version != version) and not bool(p.grad.any()))
+            for p, gradient, version in self.passes.accumulated
+        )
 
     def reduce_gradients(self, reduce: bool) -> None:
         """Set whether the next backward all-reduces, as DDP's no_sync() does.
@@ -252,6 +298,8 @@ class DistributedModel(nn.Module):
                 wrappers.pop(next(iter(wrappers)))
             wrappers[passes.flags] = self._wrapped(self._backend)
         passes.wrapper = wrappers[passes.flags]
+        if passes.broadcast:
+            passes.wrapper.require_forward_param_sync = False
         passes.wrapper.require_backward_grad_sync = passes.reduces or passes.learns_graph
 
     def _wrapped(self, backend: Backend) -> DistributedDataParallel:

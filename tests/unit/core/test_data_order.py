@@ -20,6 +20,7 @@ from elastic.core.data_order import (
     loss_weight,
     micro_batches,
     next_range,
+    numbers_of_passes,
     share,
     steps_in_epoch,
 )
@@ -38,9 +39,11 @@ RANGES = st.builds(
 )
 
 
-def divided(samples: SampleRange, world_size: int, batch_size: int) -> list[tuple[MicroBatch, ...]]:
+def divided(
+    samples: SampleRange, world_size: int, batch_size: int, *, equal: bool = False
+) -> list[tuple[MicroBatch, ...]]:
     return [
-        micro_batches(samples, rank=rank, world_size=world_size, batch_size=batch_size)
+        micro_batches(samples, rank=rank, world_size=world_size, batch_size=batch_size, equal=equal)
         for rank in range(world_size)
     ]
 
@@ -133,23 +136,38 @@ def test_shares_cover_the_range_in_rank_order_and_are_balanced(
 
 
 @given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES)
-def test_every_rank_makes_the_same_number_of_even_passes(
+def test_a_rank_with_samples_never_gets_a_stand_in(
     samples: SampleRange, world_size: int, batch_size: int
 ) -> None:
     ranks = divided(samples, world_size, batch_size)
-    largest = share(samples, rank=0, world_size=world_size, batch_size=batch_size)
-    assert {len(rank) for rank in ranks} == {math.ceil(len(largest) / batch_size)}
     for rank in ranks:
-        sizes = [len(micro_batch) for micro_batch in rank if micro_batch.weighted]
-        assert all(1 <= len(micro_batch) <= batch_size for micro_batch in rank)
-        assert max(sizes, default=0) - min(sizes, default=0) <= 1
+        assert all(p.weighted for p in rank) or [p.weighted for p in rank] == [False]
+        sizes = [len(micro_batch) for micro_batch in rank]
+        assert all(1 <= size <= batch_size for size in sizes)
+        assert max(sizes) - min(sizes) <= 1
+    numbers = [len(rank) for rank in ranks]
+    found = numbers_of_passes(len(samples), world_size=world_size, batch_size=batch_size)
+    assert found == (min(numbers), max(numbers))
+
+
+@given(samples=RANGES, world_size=WORLD_SIZES, batch_size=BATCH_SIZES)
+def test_stand_ins_make_the_numbers_of_passes_equal_where_that_is_asked_for(
+    samples: SampleRange, world_size: int, batch_size: int
+) -> None:
+    equal = divided(samples, world_size, batch_size, equal=True)
+    largest = share(samples, rank=0, world_size=world_size, batch_size=batch_size)
+    assert {len(rank) for rank in equal} == {math.ceil(len(largest) / batch_size)}
+    for rank, unequal in zip(equal, divided(samples, world_size, batch_size), strict=True):
+        assert [p for p in rank if p.weighted] == [p for p in unequal if p.weighted]
+        flags = [p.weighted for p in rank]
+        assert flags == sorted(flags, reverse=True)
 
 
 @given(samples=RANGES, world_size=WORLD_SIZES, batch_size=st.integers(2, 8))
 def test_no_pass_has_a_single_sample_where_that_can_be_avoided(
     samples: SampleRange, world_size: int, batch_size: int
 ) -> None:
-    passes = [p for rank in divided(samples, world_size, batch_size) for p in rank]
+    passes = [p for rank in divided(samples, world_size, batch_size, equal=True) for p in rank]
     single = [p for p in passes if len(p) == 1]
     if len(samples) == 1:
         assert len(single) == len(passes)
@@ -172,7 +190,11 @@ def test_weights_make_the_averaged_gradient_the_mean_over_the_global_batch(
         part = gradients[micro_batch.start - samples.start : micro_batch.stop - samples.start]
         return loss_weight(micro_batch, samples, world_size=world_size) * sum(part) / len(part)
 
-    by_rank = [sum(map(weighted_mean, rank)) for rank in divided(samples, world_size, batch_size)]
+    equal = data.draw(st.booleans())
+    by_rank = [
+        sum(map(weighted_mean, rank))
+        for rank in divided(samples, world_size, batch_size, equal=equal)
+    ]
     assert sum(by_rank) / world_size == pytest.approx(sum(gradients) / len(samples), abs=1e-9)
 
 
@@ -208,9 +230,9 @@ def test_a_rank_without_samples_gets_a_stand_in_of_weight_zero(
         (4, 3, 8, [[2], [2], ["stand-in"]]),
         (3, 2, 8, [[3], ["stand-in"]]),
         (5, 2, 3, [[3], [2]]),
-        (7, 2, 3, [[2, 2], [3, "stand-in"]]),
-        (6, 2, 2, [[2, 2], [2, "stand-in"]]),
-        (3, 2, 1, [[1, 1], [1, "stand-in"]]),
+        (7, 2, 3, [[2, 2], [3]]),
+        (6, 2, 2, [[2, 2], [2]]),
+        (3, 2, 1, [[1, 1], [1]]),
         (3, 3, 1, [[1], [1], [1]]),
     ],
 )

@@ -313,7 +313,7 @@ class BatchPlanner:
                 batch_size=batch_size,
                 equal=equal,
             )
-            if len(samples) != length:  # of most steps it is the same
+            if samples.stop - samples.start != length:  # of most steps it is the same
                 length = len(samples)
                 fewest, most = numbers_of_passes(
                     length, world_size=self._world_size, batch_size=batch_size

@@ -722,7 +722,9 @@ class Training:
                 rank=group.rank,
                 world_size=group.world_size,
                 epochs=self._epochs,
-                equal=data.equal_passes or any(m.communicates_in_passes() for m in self.models),
+                equal=data.equal_passes
+                or len(self.models) > 1  # their collectives would come in different orders
+                or any(m.communicates_in_passes() for m in self.models),
                 equal_at_first=any(model.passes.learns_graph for model in self.models),
             )
         self.clock.setup_ended()

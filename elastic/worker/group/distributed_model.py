@@ -169,8 +169,8 @@ class DistributedModel(nn.Module):
 
     def broadcast_first(self) -> None:
         """Do now what DDP's wrappers would do by collectives in their first forward pass of the
-        step: agree on buckets, and broadcast buffers. With several models, ranks that have
-        different numbers of micro-batches would otherwise do it in another order."""
+        step: agree on buckets, and broadcast buffers. Then no collective of the script's own in a
+        micro-batch can hide among these."""
         passes = self.passes
         for ddp in passes.wrappers.values():
             if ddp.reducer._rebuild_buckets():
@@ -219,6 +219,11 @@ class DistributedModel(nn.Module):
         passes.reduces = reduce
         passes.begun = False  # requires_grad may have changed since then
         wanted = reduce or passes.learns_graph
+        if not wanted:
+            for each in passes.wrappers.values():
+                # A forward pass without a backward pass has left the reducer waiting for gradients:
+                # it would reduce those of this micro-batch, which other ranks may not have.
+                each.reducer._reset_state()
         ddp = passes.wrapper
         if ddp is not None and ddp.require_backward_grad_sync != wanted:
             ddp.require_backward_grad_sync = wanted

@@ -107,8 +107,6 @@ def trained_alone(models: list[nn.Module]) -> list[torch.Tensor]:
 def test_the_gradient_is_exact_if_ranks_have_different_numbers_of_micro_batches(
     peer: Peer, equal_passes: bool, count: int, optional: bool, options: dict[str, Any]
 ) -> None:
-    """With two models in one loop, a rank with one micro-batch would broadcast buffers and agree on
-    buckets in another order than one with two, if DDP did it in its forward passes."""
     models = [
         peer.session.distribute(Scaled(seed, optional=optional), **options) for seed in range(count)
     ]
@@ -296,3 +294,33 @@ def test_an_optimizer_may_step_in_a_loop_that_has_one_turn_in_every_group(peer: 
                 step.backward(peer.model(inputs).mean())
                 peer.optimizer.step()
     assert peer.session.committed == 2
+
+
+@in_sessions(3)
+def test_a_forward_pass_without_a_backward_pass_makes_no_micro_batch_reduce(peer: Peer) -> None:
+    """DDP's reducer waits for gradients after it, also in a later backward pass without a sync."""
+    data = numbers(LENGTH, **UNEVEN)
+    for step in peer.session.steps(data, epochs=1):
+        with step:
+            for (inputs,) in step.batches():
+                step.backward(peer.model(inputs).square().mean())
+                peer.model(inputs)  # as to log predictions, without no_grad()
+            peer.update()
+    assert len({tuple(w) for w in peer.seat.exchange(peer.weight)}) == 1
+
+
+@in_sessions(3)
+def test_two_passes_over_uneven_micro_batches_are_exact(peer: Peer) -> None:
+    """As in SAM: the second pass takes the same micro-batches."""
+    model = peer.session.distribute(Scaled(0))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    peer.session.track(scaled=model, sgd=optimizer)
+    for step in peer.session.steps(numbers(LENGTH, **UNEVEN), epochs=2):
+        with step:
+            for _ in range(2):
+                for (inputs,) in step.batches():
+                    step.backward(0.5 * model(inputs).square().mean())
+            optimizer.step()
+            optimizer.zero_grad()
+    found = [p.detach() for p in model.parameters()]
+    torch.testing.assert_close(found, trained_alone([Scaled(0)]), rtol=1e-12, atol=1e-14)

@@ -354,9 +354,11 @@ class Step:
             elif self._quiet_since is not None and self._quiet_since != training.collectives():
                 raise StepMisused(
                     f"step {self.index}: a collective of torch.distributed was called for "
-                    f"micro-batch {number} of {last + 1}. Another rank may have fewer of them, and "
-                    "would not take part: call it below `for ... in step.batches():` "
-                    "(step.mean() needs none), or create the loader with "
+                    f"micro-batch {number} of {last + 1}, or the model was called without a "
+                    "backward pass, after which DDP averages too early. Another rank may have "
+                    "fewer micro-batches, and would not take part: call collectives below `for ... "
+                    "in step.batches():` (step.mean() needs none), and the model for other "
+                    "purposes under torch.no_grad(); or create the loader with "
                     "elastic.DataLoader(..., equal_passes=True), which makes the numbers equal by "
                     "stand-ins (step.counts is False for them)"
                 )

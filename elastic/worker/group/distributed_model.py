@@ -219,11 +219,6 @@ class DistributedModel(nn.Module):
         passes.reduces = reduce
         passes.begun = False  # requires_grad may have changed since then
         wanted = reduce or passes.learns_graph
-        if not wanted:
-            for each in passes.wrappers.values():
-                # A forward pass without a backward pass has left the reducer waiting for gradients:
-                # it would reduce those of this micro-batch, which other ranks may not have.
-                each.reducer._reset_state()
         ddp = passes.wrapper
         if ddp is not None and ddp.require_backward_grad_sync != wanted:
             ddp.require_backward_grad_sync = wanted

@@ -296,17 +296,25 @@ def test_an_optimizer_may_step_in_a_loop_that_has_one_turn_in_every_group(peer: 
     assert peer.session.committed == 2
 
 
-@in_sessions(3)
-def test_a_forward_pass_without_a_backward_pass_makes_no_micro_batch_reduce(peer: Peer) -> None:
+@in_sessions(2)
+def test_a_forward_pass_without_a_backward_pass_is_refused_or_right(peer: Peer) -> None:
     """DDP's reducer waits for gradients after it, also in a later backward pass without a sync."""
-    data = numbers(LENGTH, **UNEVEN)
-    for step in peer.session.steps(data, epochs=1):
-        with step:
-            for (inputs,) in step.batches():
-                step.backward(peer.model(inputs).square().mean())
-                peer.model(inputs)  # as to log predictions, without no_grad()
-            peer.update()
-    assert len({tuple(w) for w in peer.seat.exchange(peer.weight)}) == 1
+
+    def train(graph: bool) -> None:
+        for step in peer.session.steps(numbers(LENGTH, batch_size=1, accumulate=2), epochs=1):
+            with step:
+                for (inputs,) in step.batches():
+                    step.backward(peer.model(inputs).square().mean())
+                    with torch.set_grad_enabled(graph):
+                        peer.model(inputs)  # as to log predictions
+                peer.update()
+
+    train(False)
+    committed = peer.session.committed
+    with pytest.raises(StepMisused, match="no_grad"):
+        train(True)
+    assert peer.session.committed <= committed + 1
+    peer.seat.exchange("done")
 
 
 @in_sessions(3)

@@ -53,6 +53,13 @@ class Declaration:
     completed. It is not where a newcomer's script begins."""
     repeats: bool = False
     """It can repeat the last one of those calls."""
+    group: int = 0
+    """The generation in whose group it has reached `committed`. 0: it has received its state since,
+    or was in no group."""
+    reduced: int = 0
+    """The reductions (core/reductions.py) of the steps that it committed in that group."""
+    begun: int = 0
+    """Those that it has begun, including the block that was given up."""
 
     @property
     def age(self) -> tuple[int, int]:

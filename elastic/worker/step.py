@@ -197,14 +197,16 @@ class Step:
         self._training.place.now = Place.BACKWARD, began
         try:
             sums = self._begin_sums(self._given) if last else None
+            reductions = self._training.begin_backward(averages=last)
+            begun = 0
             try:
-                watched = self._training.begin_backward(averages=last, again=self._reduced)
                 (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
             finally:
                 self._training.in_backward = False
-            if watched is not None:
-                self._training.require_averaged(watched)
+                if last:
+                    begun = reductions.end_pass()
             if last:
+                reductions.require_averaged(begun, loss)
                 if sums is not None:
                     sums.wait()
                 self._training.wait_for_reduction()

@@ -30,8 +30,9 @@ from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import BatchPlan, BatchPlanner, DataLoader
 from elastic.worker.group import membership
-from elastic.worker.group.distributed_model import DistributedModel, Passes, Signs
+from elastic.worker.group.distributed_model import DistributedModel, Passes
 from elastic.worker.group.process_group import Group, is_group_loss
+from elastic.worker.group.reductions import Reductions
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
 from elastic.worker.state.backlog import LedgerRecord
@@ -44,12 +45,11 @@ from elastic.worker.state.undo import Learnt, Undo
 from elastic.worker.steps_clock import StepsClock
 
 _ELSEWHERE_S = 0.5
-"""After so many seconds in a block, or in a comparison of replicas, a member tells those that wait
-for it in a call where it is."""
+"""After so many seconds in a block, a member tells those that wait for it where it is."""
 
 _LEASE_LOOK_S = 0.01
+_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/")
 _DEEPEST_CAUSE = 20  # the most errors in a chain of causes that are looked at
-_WATCHED_PASSES = 64  # the first steps show what a script does in its backward passes
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
 
@@ -66,10 +66,6 @@ _STEP_IN_LOOP = (
 )
 
 
-Watched = tuple[int, list[tuple[DistributedModel, Signs]]]
-"""The number of collectives, and the gradients of models, before a backward pass."""
-
-
 class JobStopping(SystemExit):
     """Raised at a step boundary to leave the job. It unwinds the script."""
 
@@ -81,6 +77,11 @@ class ScriptCall:
     what: str
     where: str
     function: Callable[[], Any]
+
+
+_COMPARISON = ScriptCall(
+    what="compares its parameters with the others'", where="", function=lambda: None
+)
 
 
 @dataclass(slots=True)
@@ -149,9 +150,8 @@ class Training:
         """The script is inside of `step.backward`."""
         self.in_batches = False
         """The script is inside of a loop over `step.batches` that can have several turns."""
-        self._passes_watched = 0
         self._handed_over: list[Passes] | None = None
-        self._compares_since: float | None = None
+        self._reductions = Reductions(self.models, self.part)
         self.loss_in_block: Exception | None = None
         """The error in this block that showed that the group is lost."""
         self._reduce_means: Callable[[], bool] = lambda: False
@@ -238,6 +238,7 @@ class Training:
         self.part.begin_block()
         for model in self.models:
             model.begin_block()
+        self._reductions.passes = self._reductions.of_block = 0
         self._call_together(True)
         self.place.now = Place.FORWARD, time.monotonic()
         self.clock.begin()
@@ -268,30 +269,15 @@ class Training:
         if self.control.recovers:
             self._undo.before_backward()
 
-    def begin_backward(self, *, averages: bool, again: bool) -> Watched | None:
-        """The script's backward pass begins.
-
-        averages: it is that of the last micro-batch. again: the block has had such a pass before.
-        Returns the argument for `require_averaged`, or None if that need not be called.
-        """
+    def begin_backward(self, *, averages: bool) -> Reductions:
+        """The script's backward pass begins. averages: it is that of the last micro-batch. Returns
+        the count of reductions, for the end of such a pass."""
         self.in_backward = True
-        if not averages:
-            return None
-        for model in self.models:
-            model.passes.begun = False  # the script may freeze or thaw parameters below it
-        if self._passes_watched >= _WATCHED_PASSES:
-            return None
-        self._passes_watched += 1
-        before = [(m, m.gradients()) for m in self.models if again or not m.passes.forwarded]
-        return (self._joining().collectives(), before) if before else None
-
-    def require_averaged(self, watched: Watched) -> None:
-        """Raise StepMisused if the backward pass gave a distributed model gradients, but averaged
-        none."""
-        begun, before = watched
-        if self._joining().collectives() == begun:
-            for model, gradients in before:
-                model.require_same_gradients(gradients)
+        if averages:
+            for model in self.models:
+                model.passes.begun = False  # the script may freeze or thaw parameters below it
+            self._reductions.begin_pass()
+        return self._reductions
 
     def reduce_gradients(self, reduce: bool) -> None:
         for model in self.models:
@@ -355,11 +341,13 @@ class Training:
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
         """The block has ended without an error: commit its step."""
+        if not self._reductions.of_block:
+            self._reductions.refuse_commit()
+        if self.part.begun - self.part.reduced != self.part.rhythm.expected:
+            self._compare_reductions()
         lease = self.control.lease
         if not lease.holds():
             self._await_lease()
-        for model in self.models:
-            model.require_reduced()
         recovers = self.control.recovers
         group = self._watched
         self._collectives_left = group.collectives() if group is not None else 0
@@ -422,6 +410,29 @@ class Training:
         it: the script may catch it to skip a batch, but the group stays lost."""
         if self.in_block and self.is_loss(error):
             self.loss_in_block = error
+
+    # ---- reductions
+
+    def _compare_reductions(self) -> None:
+        """The block has another number of reductions than the steps before let expect: raise
+        StepMisused if the other members have not the same. If the group is lost meanwhile, the step
+        counts nevertheless: all of this rank's reductions are complete, and the members of the next
+        group compare their numbers."""
+        group = self._joining()
+        count = self.part.begun - self.part.reduced
+        try:
+            membership.compare_reductions(group, self._standing(group), count)
+        except Exception as error:
+            if not self.is_loss(error):
+                raise
+
+    def _standing(self, group: Group) -> membership.Standing:
+        return membership.Standing(
+            committed=self.part.progress.committed,
+            in_block=self.in_block and not self._driving,
+            reductions=self.part.begun + self._reductions.under_way(),
+            collectives=group.own_collectives() or 0,
+        )
 
     # ---- calls outside of steps
 
@@ -707,6 +718,7 @@ class Training:
             return  # this process will not train any more
         self.clock.setup_began()
         self._close_planner()
+        self._reductions.group = self._membership.group
         caches = self.state.buffers.caches_of_group()
         for model in self.models:
             model.wrap(self.control.backend, caches)
@@ -774,15 +786,12 @@ class Training:
         if group.world_size == 1:
             return
         committed, every = self.part.progress.committed, self.control.checkpoints.every
-        self._compares_since = time.monotonic()
-        try:
-            odd = membership.differing_parameters(
-                group, self.state.compared_digest(), self.state.compared_digests
-            )
-            if not odd and every and committed % every == 0:
-                self._require_shares_that_fit(group)
-        finally:
-            self._compares_since = None
+        membership.meet(group, self._standing(group), "replicas", _COMPARISON)
+        odd = membership.differing_parameters(
+            group, self.state.compared_digest(), self.state.compared_digests
+        )
+        if not odd and every and committed % every == 0:
+            self._require_shares_that_fit(group)
         if odd:
             raise StepMisused(
                 f"the parameters or values of {_shown(odd, group)} differ from those of rank 0 "
@@ -844,7 +853,8 @@ class Training:
         self.clock.wait_began()
         self.place.now = Place.MEETING, time.monotonic()
         try:
-            membership.meet(self._joining(), meeting.committed, meeting.number, meeting.call)
+            group = self._joining()
+            membership.meet(group, self._standing(group), str(meeting.number), meeting.call)
         finally:
             self.clock.wait_ended()
 
@@ -897,18 +907,14 @@ class Training:
             model.passes.together = together
 
     def _answer_calls(self) -> None:
-        """On the reporting thread: tell members that wait for this one in a call where it is."""
-        group, since = self._membership.group, self._compares_since
-        where = ""
-        if self.in_block and self.clock.in_step_s() >= _ELSEWHERE_S:
-            where = "inside the block of"
-        elif since is not None and time.monotonic() - since >= _ELSEWHERE_S:
-            where = "before the block of"
-        if group is None or not where:
+        """On the reporting thread: tell members that wait for this one where it is, if it will not
+        come to them."""
+        group = self._membership.group
+        if group is None or not self.in_block or self.clock.in_step_s() < _ELSEWHERE_S:
             return
-        committed = self.part.progress.committed
-        doing = f"{where} step {committed} at {_place_of_main_thread()}"
-        membership.answer(group, committed, doing)
+        where, waits = _place_of_main_thread()
+        doing = f"inside the block of step {self.part.progress.committed} at {where}"
+        membership.answer(group, self._standing(group), doing, waits=waits)
 
     # ---- what the script does wrong
 
@@ -967,8 +973,11 @@ class Training:
             raise self.loss_in_block  # which the script has caught, as to skip a bad batch
         elif self.in_batches:
             raise StepMisused(f"{type(optimizer).__name__}.{_STEP_IN_LOOP}")
-        elif self._reduce_means():
-            self.wait_for_reduction()
+        else:
+            if not self._reductions.of_block and self._reductions.passes:
+                self._reductions.refuse_step_of(optimizer)
+            if self._reduce_means():
+                self.wait_for_reduction()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.in_block:
@@ -1105,14 +1114,16 @@ def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
     return f"rank {', '.join(map(str, odd))}{which}"
 
 
-def _place_of_main_thread() -> str:
-    """The file name and line of the script's innermost frame."""
+def _place_of_main_thread() -> tuple[str, bool]:
+    """The file name and line of the script's innermost frame, and whether the thread is inside of
+    torch's code for collectives or for backward passes."""
     packages = ("/elastic/worker/", "/site-packages/", "/lib/python3")
     script = getattr(sys.modules.get("__main__"), "__dict__", None)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
+    inside = frame is not None and any(p in frame.f_code.co_filename for p in _WAITS)
     while frame is not None:
         name = frame.f_code.co_filename
         if frame.f_globals is script or not any(p in name for p in packages):
-            return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
+            return f"{name.rpartition('/')[2]}:{frame.f_lineno}", inside
         frame = frame.f_back
-    return "an unknown place"
+    return "an unknown place", inside

@@ -16,7 +16,7 @@ What a member holds, and when that is valid:
 
 from __future__ import annotations
 
-from collections.abc import Generator, Mapping
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol, TypeAlias
 
@@ -33,8 +33,9 @@ from elastic.core.recovery import (
     plan_recovery,
     runs_to_repeat,
 )
+from elastic.core.reductions import Disagreement, Rhythm, disagreement
 from elastic.core.worker.machine import HOLD_S, Worker
-from elastic.errors import GroupLost, StateLost, StateTorn, Stranded
+from elastic.errors import GroupLost, StateLost, StateTorn, StepMisused, Stranded
 
 Call: TypeAlias = Any
 """A call of the script, in the driver's own type."""
@@ -370,6 +371,13 @@ class Participation:
         self._calls_of_others = 0
         """The most calls since the last commit that any member has completed."""
         self._left = False
+        self._counts_in = 0
+        """The generation in which the next three count. 0: not known."""
+        self.reduced = 0
+        """Reductions of the steps that this member has committed in its group."""
+        self.begun = 0
+        """Reductions that it has begun in its group; the driver adds those of the block."""
+        self.rhythm = Rhythm()
 
     @property
     def here(self) -> Progress:
@@ -476,6 +484,8 @@ class Participation:
             generation=self.seat.generation.number,
             ramps=self.ramps,
         )
+        self.rhythm.note(self.begun - self.reduced)
+        self.reduced = self.begun
         self._in_block = self._at_begin = False
         self.runs_done, self._last_call = 0, None
         self._calls_of_others = 0
@@ -657,6 +667,8 @@ class Participation:
             yield ExplainMismatch(reference=reference, odd=odd)
             yield AwaitSuccessor(timeout_s=_TOLD_S)
             raise GroupLost(f"rank {odd[0]} tracks another model and was notified")
+        if (found := disagreement(declarations)) is not None:
+            raise StepMisused(_explained(found, declarations))
         repeat_from = runs_to_repeat(declarations)
         if repeat_from is None:
             raise GroupLost("a newcomer joined while session.run() was under way")
@@ -680,6 +692,9 @@ class Participation:
         self._begun = plan.committed is not None
         self.agreed_at = self.progress.committed
         self._newcomers = any(not d.took_part for d in declarations)
+        self._counts_in = seat.generation.number
+        self.reduced = self.begun = 0
+        self.rhythm = Rhythm()
 
     def _declaration(self) -> Declaration:
         return Declaration(
@@ -694,6 +709,9 @@ class Participation:
             runs_done=self.runs_done,
             in_run=self._in_run or (self._in_block and not self._at_begin),
             repeats=self._last_call is not None,
+            group=self._counts_in,
+            reduced=self.reduced,
+            begun=self.begun,
         )
 
     def _carry_out(self, plan: RecoveryPlan, seat: Seat) -> Steps:
@@ -749,6 +767,7 @@ class Participation:
                 f"worker's script has left for loop {self.loop + 1}; a fresh worker takes its "
                 "place"
             )
+        self._counts_in = 0  # this progress was not made here
         if progress.committed < self._saved_step:
             self._saved_step = -1
         self.progress = progress
@@ -785,3 +804,17 @@ class Participation:
         self.intact = True
         if self.seat is not None:
             yield from self._set_up(self.seat)
+
+
+def _explained(found: Disagreement, declarations: Sequence[Declaration]) -> str:
+    def told(rank: int) -> str:
+        declared = declarations[rank]
+        return f"rank {rank} {declared.committed} steps with {declared.begun} begun reductions"
+
+    some = [*found.ahead[:2], *found.odd[:2]]
+    return (
+        f"the members did not make the same reductions in generation {declarations[some[0]].group},"
+        f" so none of their states is right: {', '.join(map(told, some))}. On every rank, each "
+        "step must pass its losses through the same models, and call the same collectives; where a "
+        "rank has no usable sample, multiply the loss of its batch by 0"
+    )

@@ -35,8 +35,6 @@ _TO_IGNORE = "_ddp_params_and_buffers_to_ignore"
 _FIRST_SYNC = ("_verify_param_shape_across_processes", "_sync_module_states")
 
 Flags = tuple[bool, ...]
-Signs = dict[nn.Parameter, tuple[int, int] | None]
-"""Id and version of each gradient: equal as long as it is the same and has not been written to."""
 _TRAINED = operator.attrgetter("requires_grad")
 
 
@@ -62,8 +60,6 @@ class Passes:
     """A forward pass with gradients has run through DDP in this block."""
     together: bool = False
     """All members call the model now: in a step's block, or in `session.run`."""
-    left_over: Signs | None = None
-    """Signs of the gradients at the block's start; None if they need no watching."""
     broadcast: bool = False
     """Buffers were broadcast for all passes of this step, so wrappers need not do it first."""
     accumulated: list[tuple[nn.Parameter, torch.Tensor, int]] = field(default_factory=list)
@@ -162,9 +158,6 @@ class DistributedModel(nn.Module):
 
     def begin_block(self) -> None:
         passes = self.passes
-        passes.left_over = None
-        if not passes.forwarded:  # else the script calls the model: no need to watch gradients
-            passes.left_over = self.gradients()
         passes.begun = passes.forwarded = passes.broadcast = False
 
     def broadcast_first(self) -> None:
@@ -224,38 +217,6 @@ class DistributedModel(nn.Module):
             ddp.require_backward_grad_sync = wanted
         if reduce:
             passes.learns_graph = False
-
-    def require_reduced(self) -> None:
-        """Raise StepMisused if this block computed gradients without a pass through DDP."""
-        passes = self.passes
-        if passes.left_over is not None and not passes.forwarded and self._backend is not None:
-            self.require_same_gradients(passes.left_over)
-
-    def gradients(self) -> Signs:
-        """Return the gradients' signs; None for a parameter without a gradient."""
-        return {p: _sign(p.grad) for p in self.passes.parameters}
-
-    def require_same_gradients(self, before: Signs) -> None:
-        """Raise StepMisused if there are other gradients, because nothing has averaged them."""
-        if not any(
-            p.grad is not None and _sign(p.grad) != before.get(p) and bool(p.grad.any())
-            for p in self.passes.parameters  # all zero: just zeroed in place
-        ):
-            return
-        why = (
-            "the script calls the module itself, or the model outside of `with step:`; call the "
-            "model that session.distribute() has returned, inside of the block"
-        )
-        if self.passes.forwarded:
-            why = (
-                "two backward passes follow one forward pass, and only the first is averaged; add "
-                "the losses and call step.backward() once, or call the model again before the "
-                "second one"
-            )
-        raise StepMisused(
-            f"gradients of {type(self.module).__name__} were computed in a step without being "
-            f"averaged: {why}"
-        )
 
     def require_same_layers(self) -> None:
         """Raise StepMisused if the module's parameters are not those that DDP was given."""
@@ -377,10 +338,6 @@ def _require_ordinary_tensors(module: nn.Module) -> None:
         else:
             continue
         raise ConfigurationError(f"session.distribute({kind}): {name} {why}")
-
-
-def _sign(gradient: torch.Tensor | None) -> tuple[int, int] | None:
-    return None if gradient is None else (id(gradient), gradient._version)
 
 
 def _with_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

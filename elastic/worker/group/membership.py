@@ -293,76 +293,175 @@ def explain_mismatch(
 
 _FIRST_LOOK_S, _LONGEST_LOOK_S = 0.0002, 0.02
 _ASK_AFTER_S = 0.5
+_ASKED = "asked"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Standing:
+    """How far a member is in its group."""
+
+    committed: int
+    """Committed steps of the job."""
+    in_block: bool
+    """It is inside the block of the step after these."""
+    reductions: int
+    """The reductions (core/reductions.py) that it has begun in this group."""
+    collectives: int
+    """All collectives of this group that it has begun."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Asked:
+    """What a member that waits in a meeting tells those that do not come."""
+
+    key: str
+    doing: str
+    standing: Standing
 
 
 class Described(Protocol):
     """A call that members can compare."""
 
-    what: str
-    """The same on every member that makes the same call."""
-    where: str
-    """File and line of the script; empty at the script's end."""
+    @property
+    def what(self) -> str:
+        """The same on every member that makes the same call."""
+        ...
+
+    @property
+    def where(self) -> str:
+        """File and line of the script; empty at the script's end."""
+        ...
 
 
-def meet(group: Group, committed: int, number: int, call: Described) -> None:
-    """Return once every member has come to call `number` since step `committed`.
+def meet(group: Group, here: Standing, number: str, call: Described) -> None:
+    """Return once every member has come to call `number` since the last committed step.
 
     Raises StepMisused, which names both sides, if members make different calls or one of them is
     elsewhere for good; GroupLost, or an error of the store's connection, if the group is aborted.
     """
-    store = group.store
-    if group.world_size == 1 or store is None:
-        return
-    prefix = f"call/{committed}/{number}"
-    mine = json.dumps([call.what, call.where])
-    store.set(f"{prefix}/{group.rank}", mine)
-    before, group.met_at = group.met_at, f"{prefix}/{group.rank}"
-    others = [rank for rank in range(group.world_size) if rank != group.rank]
-    began, pause_s = time.monotonic(), _FIRST_LOOK_S
-    asked = False
-    while not store.check([f"{prefix}/{rank}" for rank in others]):
-        group.check()
-        if asked:
-            _raise_if_elsewhere(group, store, committed, others, call)
-        elif time.monotonic() - began > _ASK_AFTER_S:
-            store.set(f"asked/{committed}", mine)
-            asked = True
-        time.sleep(pause_s)
-        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
-    for rank in others:
-        what, where = json.loads(store.get(f"{prefix}/{rank}"))
+    mine, doing = json.dumps([call.what, call.where]), _at(call.what, call.where)
+    found = _come_together(group, here, f"call/{here.committed}/{number}", mine, doing)
+    for rank, theirs in found.items():
+        what, where = json.loads(theirs)
         if what != call.what:
             raise StepMisused(
-                f"the workers call different things after step {committed}: rank {group.rank} "
-                f"{_at(call.what, call.where)}, rank {rank} {_at(what, where)}. Every worker must "
+                f"the workers call different things after step {here.committed}: rank {group.rank} "
+                f"{doing}, rank {rank} {_at(what, where)}. Every worker must "
                 "make the same calls in the same order; decide whether to call by values that are "
                 "the same everywhere, such as step.ends_epoch and session.state"
             )
-    if before:  # all have come to this call, so nobody needs the key of the one before
-        store.delete_key(before)
 
 
-def answer(group: Group, committed: int, doing: str) -> None:
-    """Tell members that wait for this one in a call that it will not come, because it is `doing`
-    something else. Another thread calls this while the script is inside a block."""
+def compare_reductions(group: Group, here: Standing, count: int) -> None:
+    """Return once every member has ended the block of the same step with `count` reductions.
+
+    Raises StepMisused, which names both sides, if another member has made more or fewer of them;
+    otherwise as `meet` does.
+    """
+    doing = f"has made {count} reductions in step {here.committed}"
+    found = _come_together(group, here, f"reductions/{here.committed}", str(count), doing)
+    odd = [f"rank {rank} {theirs}" for rank, theirs in found.items() if theirs != str(count)]
+    if odd:
+        raise StepMisused(f"rank {group.rank} {doing}, {', '.join(odd[:3])}. {_SAME_STEPS}")
+
+
+_SAME_CALLS = (
+    "Every worker must make the same calls at the same place of the script; decide whether to call "
+    "by values that are the same everywhere, also in a worker that has just joined, such as "
+    "step.ends_epoch and session.state"
+)
+_SAME_STEPS = (
+    "In each step, every rank must pass its losses through the same models, as often as the others "
+    "do, and call the same collectives; a rank without usable samples multiplies the outputs of "
+    "these models by 0"
+)
+
+
+def _come_together(
+    group: Group, here: Standing, key: str, value: str, doing: str
+) -> dict[int, str]:
+    """Wait until every member has come to the meeting `key`; return the values of the others, by
+    rank. doing: why this member is here, for those that will not come."""
     store = group.store
-    if store is not None and store.check([f"asked/{committed}"]):
-        store.set(f"elsewhere/{committed}/{group.rank}", doing)
+    if group.world_size == 1 or store is None:
+        return {}
+    store.set(f"{key}/{group.rank}", value)
+    before, group.met_at = group.met_at, f"{key}/{group.rank}"
+    others = [rank for rank in range(group.world_size) if rank != group.rank]
+    began, pause_s = time.monotonic(), _FIRST_LOOK_S
+    asks = _Asked(key=key, doing=doing, standing=here)
+    asked = False
+    while not store.check([f"{key}/{rank}" for rank in others]):
+        group.check()
+        if asked:
+            _raise_if_elsewhere(group, store, others, asks)
+        elif time.monotonic() - began > _ASK_AFTER_S:
+            store.set(_ASKED, json.dumps([key, doing, *dataclasses.astuple(here)]))
+            asked = True
+        time.sleep(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_LOOK_S)
+    found = {rank: store.get(f"{key}/{rank}").decode() for rank in others}
+    if before:  # all have come to this meeting, so nobody needs the key of the one before
+        store.delete_key(before)
+    return found
 
 
-def _raise_if_elsewhere(
-    group: Group, store: Store, committed: int, others: list[int], call: Described
-) -> None:
+def answer(group: Group, here: Standing, doing: str, *, waits: bool) -> None:
+    """Tell members that wait for this one that it will not come, because it is `doing` something
+    else. Another thread calls this while the script is inside a block.
+
+    waits: the script's thread seems to wait in a collective.
+    """
+    store = group.store
+    if store is None or not store.check([_ASKED]):
+        return
+    asked = _read_asked(store)
+    if (missed := _missed(here, asked.standing, waits=waits)) is not None:
+        store.set(f"{asked.key}/elsewhere/{group.rank}", doing + missed)
+
+
+def _missed(here: Standing, theirs: Standing, *, waits: bool) -> str | None:
+    """Why a member that is inside of a block will not come to others that wait for it: "" if its
+    place says enough. None if it may still come: it is slow, and the others have only completed
+    the step's last collective before it."""
+    if here.committed > theirs.committed:
+        return "" if not theirs.in_block else ", which it has begun without such a comparison"
+    if here.committed == theirs.committed and not theirs.in_block:
+        return ""
+    if here.reductions > theirs.reductions:
+        return ", with a reduction that the others do not make"
+    if waits and here.collectives > theirs.collectives:
+        return ", in a collective that the others do not make"
+    return None
+
+
+def _read_asked(store: Store) -> _Asked:
+    key, doing, committed, in_block, reductions, collectives = json.loads(store.get(_ASKED))
+    standing = Standing(
+        committed=committed,
+        in_block=in_block,
+        reductions=reductions,
+        collectives=collectives,
+    )
+    return _Asked(key=key, doing=doing, standing=standing)
+
+
+def _raise_if_elsewhere(group: Group, store: Store, others: list[int], mine: _Asked) -> None:
+    advice = _SAME_STEPS if mine.standing.in_block else _SAME_CALLS
     for rank in others:
-        key = f"elsewhere/{committed}/{rank}"
+        key = f"{mine.key}/elsewhere/{rank}"
         if store.check([key]):
-            doing = store.get(key).decode()
+            elsewhere = store.get(key).decode()
             raise StepMisused(
-                f"rank {group.rank} {_at(call.what, call.where)}, but rank {rank} does not: it is "
-                f"{doing}. Every worker must make the same calls at the same place of the script; "
-                "decide whether to call by values that are the same everywhere, also in a worker "
-                "that has just joined, such as step.ends_epoch and session.state"
+                f"rank {group.rank} {mine.doing}, but rank {rank} does not: it is {elsewhere}. "
+                f"{advice}"
             )
+    newest = _read_asked(store)
+    if newest.key != mine.key and not store.check([f"{newest.key}/{group.rank}"]):
+        raise StepMisused(
+            f"rank {group.rank} {mine.doing}, but another rank {newest.doing}, and they wait for "
+            f"each other. {advice}"
+        )
 
 
 def _at(what: str, where: str) -> str:

@@ -299,6 +299,14 @@ class Group:
             self._uncounted += 1
             return self._uncounted
 
+    def own_collectives(self) -> int | None:
+        """Return how many collectives this group has begun, without the script's groups below it,
+        which may have other members. None if torch does not count them, or the group is closed."""
+        try:
+            return self._torch._get_sequence_number_for_group()  # type: ignore[union-attr,no-any-return]
+        except (RuntimeError, AttributeError):
+            return None
+
     def abort(self) -> None:
         """Free every thread that is blocked in this group's collectives. Any thread may call this.
 

@@ -10,7 +10,7 @@ from elastic.core.learning_rate import LinearScaling, Ramp
 from elastic.core.recovery import Declaration
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Progress
-from elastic.errors import StateLost, Stranded
+from elastic.errors import StateLost, StepMisused, Stranded
 from tests.unit.core.participating import (
     LOST,
     ME,
@@ -94,6 +94,16 @@ def test_a_mismatch_of_models_is_explained_and_the_group_is_given_up() -> None:
     ]
     assert driver.part.seat is not None
     assert driver.part.seat.generation.number == 2
+
+
+def test_no_state_is_taken_if_members_have_not_made_the_same_reductions() -> None:
+    """The most advanced member is the one that has left a reduction out."""
+    driver = trained(8)
+    driver.part.reduced = driver.part.begun = 8
+    driver.step()
+    driver.meets(2, a=ME, b=veteran(8, group=1, reduced=8, begun=10))
+    with pytest.raises(StepMisused, match=r"same reductions.*rank 0 9 steps.*rank 1 8 steps"):
+        driver.boundary()
 
 
 def test_only_members_that_differ_receive_the_state_and_the_difference_is_told() -> None:

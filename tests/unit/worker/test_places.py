@@ -18,4 +18,4 @@ def test_a_place_of_the_script_is_short_and_found_in_any_folder(
     monkeypatch.setitem(sys.modules, "__main__", main)
     script = "def tell(place):\n    return place()\n"
     exec(compile(script, f"{folder}/train.py", "exec"), main.__dict__)
-    assert main.tell(training._place_of_main_thread) == "train.py:2"
+    assert main.tell(training._place_of_main_thread) == ("train.py:2", False)

@@ -65,8 +65,7 @@ def backward(step: Step) -> list[float]:
     """Do the backward passes of all micro-batches; return their samples."""
     samples: list[float] = []
     for (inputs,) in step.batches():
-        weight = torch.zeros(1, requires_grad=True)
-        step.backward((inputs * weight).mean())
+        step.backward(step._training.models[0](inputs).mean())
         samples += inputs.flatten().tolist()
     return samples
 
@@ -97,11 +96,10 @@ def test_batches_can_be_taken_again_in_a_block(session: Session, accumulate: int
 def test_another_call_of_batches_continues_where_the_last_one_was_left(session: Session) -> None:
     step = next(session.steps(loader(batch_size=1, accumulate=2), epochs=1))
     with step:
-        weight = torch.zeros(1, requires_grad=True)
         seen = []
         for _ in range(2):
             (inputs,) = next(step.batches())
-            step.backward((inputs * weight).mean())
+            step.backward(step._training.models[0](inputs).mean())
             seen += inputs.flatten().tolist()
     assert seen == IN_ORDER[0]
 
@@ -147,6 +145,55 @@ def test_calling_the_undistributed_module_is_refused_in_the_backward_pass(sessio
             with pytest.raises(StepMisused, match=r"Net .*the module itself"):
                 step.backward(model.module(inputs).mean())
             step.backward(model(inputs).mean())
+
+
+def test_an_optimizer_does_not_step_if_the_block_has_averaged_nothing(session: Session) -> None:
+    """Features that were computed before need no forward pass of the model."""
+    model = session._training.models[0]
+    (optimizer,) = session._training.state.optimizers()
+    before = copy.deepcopy(model.module.state_dict())
+    with first_step(session) as step:
+        for (inputs,) in step.batches():
+            step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+            with pytest.raises(StepMisused, match=r"averaged no gradients of Net: .*cached"):
+                optimizer.step()
+            assert same(model.module.state_dict(), before)
+            step.backward(model(inputs).mean())
+        optimizer.step()
+
+
+def test_a_block_that_has_averaged_nothing_is_not_committed(session: Session) -> None:
+    def train() -> None:
+        with first_step(session) as step:
+            for (inputs,) in step.batches():
+                step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+
+    with pytest.raises(StepMisused, match=r"averaged no gradients of Net"):
+        train()
+    assert session.committed == 0
+
+
+def test_a_block_without_trained_parameters_needs_no_average(session: Session) -> None:
+    session._training.models[0].requires_grad_(False)
+    with first_step(session) as step:
+        for (inputs,) in step.batches():
+            step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+    assert session.committed == 1
+
+
+def test_parameters_without_a_gradient_are_named(bare: Session) -> None:
+    net = torch.nn.ModuleDict({"used": torch.nn.Linear(1, 1), "other": torch.nn.Linear(1, 1)})
+    net.forward = lambda inputs: net["used"](inputs)  # type: ignore[method-assign]
+    model = bare.distribute(net, bucket_cap_mb=1e-6)
+    bare.track(model=model)
+
+    def train() -> None:
+        with first_step(bare) as step:
+            for (inputs,) in step.batches():
+                step.backward(model(inputs).mean())
+
+    with pytest.raises(StepMisused, match=r"other\.weight.*find_unused_parameters=True"):
+        train()
 
 
 def test_an_optimizer_that_steps_in_the_backward_pass_is_refused(session: Session) -> None:
@@ -302,7 +349,7 @@ def test_a_dataset_that_has_grown_between_two_loops_is_refused(session: Session)
     for step in session.steps(data, epochs=1):
         with step:
             for inputs in step.batches():
-                step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+                step.backward(step._training.models[0](inputs).mean())
     samples.append(torch.zeros(1))
     with pytest.raises(ConfigurationError, match=r"had 4 samples .* has 5 now"):
         next(session.steps(data, epochs=2))
@@ -368,7 +415,7 @@ def test_a_state_value_that_is_held_back_raises_another_error_than_a_missing_one
 
 def half(step: Step) -> None:
     (inputs,) = next(step.batches())
-    step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+    step.backward(step._training.models[0](inputs).mean())
 
 
 def half_of_a_second_pass(step: Step) -> None:
@@ -856,7 +903,7 @@ def test_means_and_figures_may_have_any_name(session: Session) -> None:
         with step:
             for (inputs,) in step.batches():
                 means = step.mean(**losses)
-                step.backward((inputs * torch.zeros(1, requires_grad=True)).mean())
+                step.backward(step._training.models[0](inputs).mean())
             step.report(**losses)
         step.report(**losses)
         assert dict(means) == losses

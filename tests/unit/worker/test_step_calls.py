@@ -21,7 +21,7 @@ from tests.unit.worker.training_together import PeerControl, numbers
 SAMPLES_OF_A_STEP = 64  # 32 steps are planned at once
 LEARNT = 130  # steps: the undo learns at the 128th, and not again before the 256th
 COUNTED = 96
-MOST_CALLS = 180.0  # 172 with Python 3.11
+MOST_CALLS = 186.0  # 180 with Python 3.11
 ROOT = Path(__file__).parents[3]
 OURS = (str(Path(elastic.__file__).parent), "<string>")  # and code that dataclasses generate
 
@@ -56,7 +56,8 @@ def require_few_calls(seat: Seat) -> None:
                 step.report(loss=1.0)
     finally:
         sys.setprofile(None)
-    assert calls.total() / COUNTED <= MOST_CALLS, calls.most_common(20)
+    each = calls.total() / COUNTED
+    assert each <= MOST_CALLS, (each, calls.most_common(20))
 
 
 def test_an_undisturbed_step_makes_few_calls() -> None:

@@ -359,40 +359,6 @@ def test_options_that_belong_to_one_group_are_refused(net: Net, name: str) -> No
     DistributedModel(net, {name: None})
 
 
-# ---- gradients that are not averaged
-
-
-def in_block(model: DistributedModel, call: Callable[[], object]) -> None:
-    model.begin_block()
-    model.reduce_gradients(True)
-    call()
-    model.require_reduced()
-
-
-def test_calling_the_bare_module_is_refused_by_name(net: Net, model: DistributedModel) -> None:
-    with pytest.raises(StepMisused, match=r"Net.*module"):
-        in_block(model, lambda: step(net))
-    in_block(model, lambda: step(model))
-    in_block(model, lambda: step(model))
-    in_block(model, lambda: None)  # gradients of the block before are left over
-    with pytest.raises(StepMisused):
-        in_block(model, lambda: step(net))
-
-
-def test_a_model_that_is_not_used_in_a_step_is_not_refused(model: DistributedModel) -> None:
-    """Two models take turns, and the script zeroes the gradients of both in each step."""
-    in_block(model, lambda: step(model))
-    in_block(model, lambda: None)
-    in_block(model, lambda: model.zero_grad(set_to_none=False))
-    in_block(model, lambda: model.zero_grad())
-    with torch.no_grad():
-        in_block(model, lambda: model(torch.randn(3, 4)))
-
-
-def test_gradients_that_nothing_averages_are_accepted_without_a_group(net: Net) -> None:
-    in_block(DistributedModel(net, {}), lambda: step(net))
-
-
 # ---- which parameters are trained
 
 
@@ -405,16 +371,6 @@ def test_a_pass_outside_of_blocks_and_calls_makes_no_collective(net: Net, alone:
     step(model)
     assert alone.collectives() == before
     assert net.last.weight.grad is not None
-
-
-def test_gradients_of_a_forward_pass_above_the_block_are_refused(model: DistributedModel) -> None:
-    model.passes.together = False
-    outputs = model(torch.randn(6, 4))
-    model.begin_block()
-    model.passes.together = True
-    outputs.square().mean().backward()
-    with pytest.raises(StepMisused, match=r"outside of `with step:`; call the model .* inside"):
-        model.require_reduced()
 
 
 def test_each_set_of_trained_parameters_has_a_wrapper_of_its_own(
@@ -483,9 +439,9 @@ def test_a_model_without_trained_parameters_needs_no_ddp(net: Net, alone: Group)
     enter(model, alone)
     model.begin_block()
     assert model(torch.randn(3, 4)).shape == (3, 2)
-    model.require_reduced()
     net.requires_grad_(True)
-    in_block(model, lambda: step(model))
+    model.begin_block()
+    step(model)
     assert model.passes.wrapper is not None
 
 

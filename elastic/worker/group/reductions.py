@@ -1,0 +1,153 @@
+"""Refuses a step that a rank would commit without having taken part in its all-reduce."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import torch
+
+from elastic.core.worker.participation import Participation
+from elastic.errors import StepMisused
+from elastic.worker.group.distributed_model import DistributedModel
+from elastic.worker.group.process_group import Group
+
+_HOW_TO_SKIP = (
+    "A batch without usable samples needs a loss from the model's outputs, too, as in "
+    "`loss = (outputs * 0).sum()`"
+)
+
+
+class Reductions:
+    """Counts the collectives that begin inside the backward passes of last micro-batches.
+
+    models: all distributed models of the script. A rank whose backward pass begins none has left
+    out the all-reduce: each later one would meet the one before on the other ranks, and no member
+    would have an error.
+    """
+
+    def __init__(self, models: Sequence[DistributedModel], part: Participation) -> None:
+        self._models = models
+        self._part = part
+        self._before: int | None = None
+        self.group: Group | None = None
+        """The group that the models are wrapped in."""
+        self.passes = 0
+        """The passes that have ended in this block."""
+        self.of_block = 0
+        """The reductions that they have begun."""
+
+    def begin_pass(self) -> None:
+        """A backward pass that averages begins."""
+        group = self.group
+        self._before = group.own_collectives() if group is not None else None
+
+    def under_way(self) -> int:
+        """The reductions that the pass under way has begun so far; 0 outside of such a pass."""
+        group, before = self.group, self._before
+        now = group.own_collectives() if group is not None else None
+        return now - before if now is not None and before is not None else 0
+
+    def end_pass(self) -> int:
+        """The backward pass has ended, perhaps by an error. Returns the reductions it has begun. If
+        torch does not count them, each pass counts as one."""
+        before, self._before = self._before, None
+        group = self.group
+        now = group.own_collectives() if group is not None else None
+        begun = 1 if now is None or before is None else now - before
+        self.passes += 1
+        self.of_block += begun
+        self._part.begun += begun
+        return begun
+
+    def require_averaged(self, begun: int, loss: torch.Tensor) -> None:
+        """Raise StepMisused if gradients from the pass of `loss`, which has begun so many
+        reductions, were not averaged, or not all of them."""
+        for model in self._models:
+            passes = model.passes
+            if passes.wrapper is not None and passes.forwarded:
+                try:
+                    passes.wrapper.reducer._check_reducer_finalized()
+                except RuntimeError as error:  # DDP waits for gradients that do not come
+                    raise StepMisused(_lacking(model)) from error
+        if begun:
+            return
+        reached = _leaves_of(loss)
+        for model in self._models:
+            if any(id(p) in reached for p in model.passes.parameters):
+                raise StepMisused(
+                    f"gradients of {_name(model)} were computed in a step without being averaged: "
+                    f"{_slip(model)}"
+                )
+
+    def refuse_step_of(self, optimizer: torch.optim.Optimizer) -> None:
+        """The optimizer is about to step although the passes of this block have averaged nothing:
+        raise StepMisused if it has parameters of a model."""
+        self._refuse({id(p) for group in optimizer.param_groups for p in group["params"]})
+
+    def refuse_commit(self) -> None:
+        """The block ends and has averaged nothing: raise StepMisused if a model is trained."""
+        self._refuse(None)
+
+    def _refuse(self, parameters: Collection[int] | None) -> None:
+        for model in self._models:
+            if any(
+                p.requires_grad and (parameters is None or id(p) in parameters)
+                for p in model.passes.parameters
+            ):
+                raise StepMisused(
+                    f"a step has averaged no gradients of {_name(model)}: its losses do not depend "
+                    "on the parameters of a distributed model, as with outputs that were computed "
+                    "before (cached features), in torch.no_grad() or detached, or with another "
+                    "model. Call the model that session.distribute() has returned, inside of "
+                    "`with step:`, and freeze what is not trained with requires_grad_(False). "
+                    f"{_HOW_TO_SKIP}"
+                )
+
+
+def _lacking(model: DistributedModel) -> str:
+    named = model.module.named_parameters()
+    without = [name for name, p in named if p.requires_grad and p.grad is None]
+    some = f" ({', '.join(without[:3])})" if without else ""
+    return (
+        f"gradients of {_name(model)} were not all averaged in a step, because its loss does not "
+        f"depend on some of its parameters{some}. On every rank, each loss must depend on all "
+        "parameters that are trained; if that differs between batches, pass "
+        "find_unused_parameters=True to session.distribute()"
+    )
+
+
+def _slip(model: DistributedModel) -> str:
+    if model.passes.forwarded:
+        return (
+            "two backward passes follow one forward pass, and only the first is averaged; add "
+            "the losses and call step.backward() once, or call the model again before the "
+            "second one"
+        )
+    return (
+        "the script calls the module itself, or the model outside of `with step:`, or its loss is "
+        "made of the parameters alone; call the model that session.distribute() has returned, "
+        f"inside of the block. {_HOW_TO_SKIP}"
+    )
+
+
+def _name(model: DistributedModel) -> str:
+    return type(model.module).__name__
+
+
+def _leaves_of(loss: torch.Tensor) -> set[int]:
+    """The ids of all leaves that get a gradient from `loss`, by its graph, which outlives its
+    backward pass."""
+    if loss.grad_fn is None:
+        return {id(loss)}
+    found: set[int] = set()
+    seen, ahead = {loss.grad_fn}, [loss.grad_fn]
+    while ahead:
+        node = ahead.pop()
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor):
+            found.add(id(leaf))
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                ahead.append(following)
+    return found

@@ -11,41 +11,45 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 from elastic.core.recovery import Declaration
 
+Made: TypeAlias = tuple[int, ...]
+"""The number of reductions in each backward pass of a block that averages gradients."""
+
 
 class Rhythm:
-    """Expects how many reductions the next step of a group makes, from its steps so far.
+    """Expects which reductions the next step of a group makes, from its steps so far.
 
     All members of a group have the same steps behind them, so they expect the same. As long as each
     of them makes what is expected, all make the same, and nobody has to ask. A member that makes
-    more or fewer must compare its count with the others'. The expectation is that a count stays,
-    or that it changes after as many steps as the last time, as in a script that trains a second
-    model in every fifth step.
+    more or fewer must compare them with the others. The expectation is that the next step makes
+    the same, or that this changes after as many steps as the last time, as in a script that trains
+    a second model in every fifth step.
     """
 
     def __init__(self) -> None:
-        self.expected: int | None = None
-        """The reductions of the next step. None: there was no step yet."""
-        self._count: int | None = None
+        self.expected: Made | None = None
+        """What the next step makes. None: there was no step yet."""
+        self._made: Made | None = None
         self._length = 0
-        self._runs: dict[int, tuple[int, int]] = {}
-        """By count: for how many steps it was made the last time, and the count that followed."""
+        self._runs: dict[Made, tuple[int, Made]] = {}
+        """For how many steps this was made the last time, and what followed."""
 
-    def note(self, count: int) -> None:
-        """A step with `count` reductions was committed."""
+    def note(self, made: Made) -> None:
+        """A step that made these reductions was committed."""
         runs = self._runs
-        if count == self._count:
-            if self.expected != count:
-                del runs[count]  # it lasts longer than the last time
+        if made == self._made:
+            if self.expected != made:
+                del runs[made]  # it lasts longer than the last time
             self._length += 1
         else:
-            if self._count is not None:
-                runs[self._count] = (self._length, count)
-            self._count, self._length = count, 1
-        length, following = runs.get(count, (0, 0))
-        self.expected = following if length == self._length else count
+            if self._made is not None:
+                runs[self._made] = (self._length, made)
+            self._made, self._length = made, 1
+        length, following = runs.get(made, (0, made))
+        self.expected = following if length == self._length else made
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -238,7 +238,6 @@ class Training:
         self.part.begin_block()
         for model in self.models:
             model.begin_block()
-        self._reductions.passes = self._reductions.of_block = 0
         self._call_together(True)
         self.place.now = Place.FORWARD, time.monotonic()
         self.clock.begin()
@@ -341,9 +340,9 @@ class Training:
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
         """The block has ended without an error: commit its step."""
-        if not self._reductions.of_block:
+        if not any(self.part.made):
             self._reductions.refuse_commit()
-        if self.part.begun - self.part.reduced != self.part.rhythm.expected:
+        if self.part.made != self.part.rhythm.expected:
             self._compare_reductions()
         lease = self.control.lease
         if not lease.holds():
@@ -414,24 +413,23 @@ class Training:
     # ---- reductions
 
     def _compare_reductions(self) -> None:
-        """The block has another number of reductions than the steps before let expect: raise
-        StepMisused if the other members have not the same. If the group is lost meanwhile, the step
+        """The block has made other reductions than the steps before let expect: raise StepMisused
+        if the other members have not made the same. If the group is lost meanwhile, the step
         counts nevertheless: all of this rank's reductions are complete, and the members of the next
         group compare their numbers."""
         group = self._joining()
-        count = self.part.begun - self.part.reduced
         try:
-            membership.compare_reductions(group, self._standing(group), count)
+            membership.compare_reductions(group, self._standing(), self.part.made)
         except Exception as error:
             if not self.is_loss(error):
                 raise
 
-    def _standing(self, group: Group) -> membership.Standing:
+    def _standing(self) -> membership.Standing:
         return membership.Standing(
             committed=self.part.progress.committed,
             in_block=self.in_block and not self._driving,
             reductions=self.part.begun + self._reductions.under_way(),
-            collectives=group.own_collectives() or 0,
+            collectives=self._reductions.collectives(),
         )
 
     # ---- calls outside of steps
@@ -718,7 +716,7 @@ class Training:
             return  # this process will not train any more
         self.clock.setup_began()
         self._close_planner()
-        self._reductions.group = self._membership.group
+        self._reductions.follow(self._joining())
         caches = self.state.buffers.caches_of_group()
         for model in self.models:
             model.wrap(self.control.backend, caches)
@@ -786,7 +784,7 @@ class Training:
         if group.world_size == 1:
             return
         committed, every = self.part.progress.committed, self.control.checkpoints.every
-        membership.meet(group, self._standing(group), "replicas", _COMPARISON)
+        membership.meet(group, self._standing(), "replicas", _COMPARISON)
         odd = membership.differing_parameters(
             group, self.state.compared_digest(), self.state.compared_digests
         )
@@ -854,7 +852,7 @@ class Training:
         self.place.now = Place.MEETING, time.monotonic()
         try:
             group = self._joining()
-            membership.meet(group, self._standing(group), str(meeting.number), meeting.call)
+            membership.meet(group, self._standing(), str(meeting.number), meeting.call)
         finally:
             self.clock.wait_ended()
 
@@ -914,7 +912,7 @@ class Training:
             return
         where, waits = _place_of_main_thread()
         doing = f"inside the block of step {self.part.progress.committed} at {where}"
-        membership.answer(group, self._standing(group), doing, waits=waits)
+        membership.answer(group, self._standing(), doing, waits=waits)
 
     # ---- what the script does wrong
 
@@ -974,7 +972,7 @@ class Training:
         elif self.in_batches:
             raise StepMisused(f"{type(optimizer).__name__}.{_STEP_IN_LOOP}")
         else:
-            if not self._reductions.of_block and self._reductions.passes:
+            if self.part.made and not any(self.part.made):
                 self._reductions.refuse_step_of(optimizer)
             if self._reduce_means():
                 self.wait_for_reduction()

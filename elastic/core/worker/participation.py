@@ -33,7 +33,7 @@ from elastic.core.recovery import (
     plan_recovery,
     runs_to_repeat,
 )
-from elastic.core.reductions import Disagreement, Rhythm, disagreement
+from elastic.core.reductions import Disagreement, Made, Rhythm, disagreement
 from elastic.core.worker.machine import HOLD_S, Worker
 from elastic.errors import GroupLost, StateLost, StateTorn, StepMisused, Stranded
 
@@ -376,7 +376,9 @@ class Participation:
         self.reduced = 0
         """Reductions of the steps that this member has committed in its group."""
         self.begun = 0
-        """Reductions that it has begun in its group; the driver adds those of the block."""
+        """Reductions that it has begun in its group, including those of the block."""
+        self.made: Made = ()
+        """The reductions of the block; the driver adds them."""
         self.rhythm = Rhythm()
 
     @property
@@ -473,6 +475,12 @@ class Participation:
 
     def begin_block(self) -> None:
         self._in_block = True
+        self.made = ()
+
+    def reduced_in_block(self, begun: int) -> None:
+        """A backward pass that averages has ended, after it had begun so many reductions."""
+        self.made += (begun,)
+        self.begun += begun
 
     def commit(self, samples: SampleRange) -> None:
         require(self.seat is not None and self.intact, "a step was committed without a group")
@@ -484,7 +492,7 @@ class Participation:
             generation=self.seat.generation.number,
             ramps=self.ramps,
         )
-        self.rhythm.note(self.begun - self.reduced)
+        self.rhythm.note(self.made)
         self.reduced = self.begun
         self._in_block = self._at_begin = False
         self.runs_done, self._last_call = 0, None

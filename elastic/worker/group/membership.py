@@ -21,6 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from elastic.core.membership import Generation, WorkerStatus
 from elastic.core.recovery import Declaration
+from elastic.core.reductions import Made
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from elastic.errors import GroupLost, ModelMismatch, StepMisused
 from elastic.worker.group.process_group import Backend, Group, StoreHost, first_line
@@ -307,7 +308,7 @@ class Standing:
     reductions: int
     """The reductions (core/reductions.py) that it has begun in this group."""
     collectives: int
-    """All collectives of this group that it has begun."""
+    """All collectives of this group that it has begun since the members agreed on one state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -352,15 +353,16 @@ def meet(group: Group, here: Standing, number: str, call: Described) -> None:
             )
 
 
-def compare_reductions(group: Group, here: Standing, count: int) -> None:
-    """Return once every member has ended the block of the same step with `count` reductions.
+def compare_reductions(group: Group, here: Standing, made: Made) -> None:
+    """Return once every member has ended the block of the same step, with the same reductions.
 
     Raises StepMisused, which names both sides, if another member has made more or fewer of them;
     otherwise as `meet` does.
     """
-    doing = f"has made {count} reductions in step {here.committed}"
-    found = _come_together(group, here, f"reductions/{here.committed}", str(count), doing)
-    odd = [f"rank {rank} {theirs}" for rank, theirs in found.items() if theirs != str(count)]
+    mine = "+".join(map(str, made)) or "0"
+    doing = f"has made {mine} reductions in step {here.committed}"
+    found = _come_together(group, here, f"reductions/{here.committed}", mine, doing)
+    odd = [f"rank {rank} {theirs}" for rank, theirs in found.items() if theirs != mine]
     if odd:
         raise StepMisused(f"rank {group.rank} {doing}, {', '.join(odd[:3])}. {_SAME_STEPS}")
 

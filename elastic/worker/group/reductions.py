@@ -31,10 +31,18 @@ class Reductions:
         self._before: int | None = None
         self.group: Group | None = None
         """The group that the models are wrapped in."""
-        self.passes = 0
-        """The passes that have ended in this block."""
-        self.of_block = 0
-        """The reductions that they have begun."""
+        self._collectives_before = 0
+
+    def follow(self, group: Group) -> None:
+        """The models are wrapped in this group. Members have sent each other different numbers of
+        messages before, which count as collectives."""
+        self.group = group
+        self._collectives_before = group.own_collectives() or 0
+
+    def collectives(self) -> int:
+        """How many collectives the group has begun since then."""
+        now = self.group.own_collectives() if self.group is not None else None
+        return (now or 0) - self._collectives_before
 
     def begin_pass(self) -> None:
         """A backward pass that averages begins."""
@@ -54,9 +62,7 @@ class Reductions:
         group = self.group
         now = group.own_collectives() if group is not None else None
         begun = 1 if now is None or before is None else now - before
-        self.passes += 1
-        self.of_block += begun
-        self._part.begun += begun
+        self._part.reduced_in_block(begun)
         return begun
 
     def require_averaged(self, begun: int, loss: torch.Tensor) -> None:

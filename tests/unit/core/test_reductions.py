@@ -14,9 +14,9 @@ def unexpected(counts: Sequence[int]) -> list[int]:
     """The steps whose number of reductions was not expected."""
     rhythm, found = Rhythm(), []
     for step, count in enumerate(counts):
-        if rhythm.expected != count:
+        if rhythm.expected != (count,):
             found.append(step)
-        rhythm.note(count)
+        rhythm.note((count,))
     return found
 
 

@@ -582,12 +582,18 @@ class World:
         return _best(*held)
 
     def somebody_holds_state(self) -> bool:
-        """True if a process that can go on, and that the leader waits for, has a whole replica."""
-        waits = self._settings.formation.agent_grace_s > 0.0
+        """True if a process that can go on, and that the leader waits for, has a whole replica.
+
+        A script that has ended cannot go on. The leader waits `agent_grace_s` for a node that is
+        out of contact, and then forms the newest group without it.
+        """
+        grace_s = self._settings.formation.agent_grace_s
+        formed = [g for g in self.journal.generations if g.members][-1:]
+        until = self._formed_at[formed[0].number] if formed else self.clock.now
         return any(
-            p.responsive and p.replica is not None
+            p.responsive and p.replica is not None and p.name not in self.journal.finished_at
             for n in self.nodes
-            if n.connected or waits
+            if n.connected or until - n.hung_up_at < grace_s
             for p in n.processes.values()
         )
 

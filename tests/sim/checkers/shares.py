@@ -34,7 +34,15 @@ def _wrong(size: int, world_size: int, batch_size: int) -> tuple[str, ...]:
         own = share(samples, rank=rank, world_size=world_size, batch_size=batch_size)
         seen += range(own.start, own.stop)
         parts = micro_batches(samples, rank=rank, world_size=world_size, batch_size=batch_size)
-        passes.add(len(parts))
+        equal = micro_batches(
+            samples, rank=rank, world_size=world_size, batch_size=batch_size, equal=True
+        )
+        passes.add(len(equal))
+        stand_ins = sum(not p.weighted for p in parts)
+        if stand_ins != (len(own) == 0) or [p for p in equal if p.weighted] != [
+            p for p in parts if p.weighted
+        ]:
+            return (f"{stand_ins} stand-ins beside {len(own)} samples of {size}",)
         passed += (i for p in parts if p.weighted for i in range(p.start, p.stop))
         weight += sum(loss_weight(p, samples, world_size=world_size) for p in parts)
         if any(not 0 < len(p) <= batch_size for p in parts):

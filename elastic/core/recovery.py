@@ -60,6 +60,9 @@ class Declaration:
     """The reductions (core/reductions.py) of the steps that it committed in that group."""
     begun: int = 0
     """Those that it has begun, including the block that was given up."""
+    doubtful: bool = False
+    """Its last step made other reductions than expected, and the group was lost before the members
+    had compared them."""
 
     @property
     def age(self) -> tuple[int, int]:

@@ -10,7 +10,7 @@ what a script sends outside of that pass, may differ between ranks.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from elastic.core.recovery import Declaration
@@ -85,6 +85,16 @@ def disagreement(declarations: Sequence[Declaration]) -> Disagreement | None:
             rest = tuple(rank for rank in ahead if rank not in odd)
             return Disagreement(ahead=rest, odd=odd, committed=newest)
     return None
+
+
+def without_doubtful(declarations: Sequence[Declaration]) -> tuple[Declaration, ...]:
+    """The declarations, in which a state does not count if its last step is in doubt and another
+    member of the same group holds the state before that step: the step is computed again."""
+    before = {(d.group, d.committed + 1) for d in declarations if d.intact and d.group}
+    return tuple(
+        replace(d, intact=False) if d.doubtful and (d.group, d.committed) in before else d
+        for d in declarations
+    )
 
 
 def _fits(declared: Declaration, newest: int, reduced: int) -> bool:

@@ -414,15 +414,16 @@ class Training:
 
     def _compare_reductions(self) -> None:
         """The block has made other reductions than the steps before let expect: raise StepMisused
-        if the other members have not made the same. If the group is lost meanwhile, the step
-        counts nevertheless: all of this rank's reductions are complete, and the members of the next
-        group compare their numbers."""
+        if the other members have not made the same. If the group is lost meanwhile, the
+        step counts with a doubt: all of this rank's reductions are complete, and the optimizer has
+        used them."""
         group = self._joining()
         try:
             membership.compare_reductions(group, self._standing(), self.part.made)
         except Exception as error:
             if not self.is_loss(error):
                 raise
+            self.part.doubtful = True
 
     def _standing(self) -> membership.Standing:
         return membership.Standing(

@@ -33,7 +33,7 @@ from elastic.core.recovery import (
     plan_recovery,
     runs_to_repeat,
 )
-from elastic.core.reductions import Disagreement, Made, Rhythm, disagreement
+from elastic.core.reductions import Disagreement, Made, Rhythm, disagreement, without_doubtful
 from elastic.core.worker.machine import HOLD_S, Worker
 from elastic.errors import GroupLost, StateLost, StateTorn, StepMisused, Stranded
 
@@ -380,6 +380,8 @@ class Participation:
         self.made: Made = ()
         """The reductions of the block; the driver adds them."""
         self.rhythm = Rhythm()
+        self.doubtful = False
+        """The group was lost before the members had compared the reductions of the last step."""
 
     @property
     def here(self) -> Progress:
@@ -677,6 +679,7 @@ class Participation:
             raise GroupLost(f"rank {odd[0]} tracks another model and was notified")
         if (found := disagreement(declarations)) is not None:
             raise StepMisused(_explained(found, declarations))
+        declarations = without_doubtful(declarations)
         repeat_from = runs_to_repeat(declarations)
         if repeat_from is None:
             raise GroupLost("a newcomer joined while session.run() was under way")
@@ -700,7 +703,7 @@ class Participation:
         self._begun = plan.committed is not None
         self.agreed_at = self.progress.committed
         self._newcomers = any(not d.took_part for d in declarations)
-        self._counts_in = seat.generation.number
+        self._counts_in, self.doubtful = seat.generation.number, False
         self.reduced = self.begun = 0
         self.rhythm = Rhythm()
 
@@ -720,6 +723,7 @@ class Participation:
             group=self._counts_in,
             reduced=self.reduced,
             begun=self.begun,
+            doubtful=self.doubtful,
         )
 
     def _carry_out(self, plan: RecoveryPlan, seat: Seat) -> Steps:

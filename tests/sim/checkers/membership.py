@@ -107,7 +107,12 @@ def _for_a_reason(journal: Journal, generation: Generation) -> Iterator[str]:
         g.number - 1 for g in journal.generations if g.number == before and g.provisional
     )
     broke = not trained.isdisjoint(journal.broke)
-    if generation.reason is ChangeReason.GROUP_BROKEN and not (broke or parted):
+    # Members that do not reach each other are freed first, by a generation without members.
+    freed = any(
+        g.number == before and not g.members and g.reason is ChangeReason.GROUP_BROKEN
+        for g in journal.generations
+    )
+    if generation.reason is ChangeReason.GROUP_BROKEN and not (broke or parted or freed):
         yield f"{number} was formed because {before} broke, which it did not"
     stuck = generation.reason in (ChangeReason.STALLED, ChangeReason.JOIN_TIMED_OUT)
     if (

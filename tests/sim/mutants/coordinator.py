@@ -97,8 +97,8 @@ MACHINE = (
         "a generation's number is used twice",
     ),
     (
-        "        instants = (until, deadline, self._replacements.next_at)\n",
-        "        instants = (until, self._replacements.next_at)\n",
+        "        instants = (until, deadline, self._replacements.next_at, self._probing.next_at)\n",
+        "        instants = (until, self._replacements.next_at, self._probing.next_at)\n",
         "the end of a stop's grace is noticed only by chance",
     ),
     (

@@ -24,7 +24,7 @@ FORMATION = (
         "without a group a new leader does not wait for holders of the state",
     ),
     (
-        "if out_of_contact and now < until:  # the same for workers that have lost their agent",
+        "if out_of_contact and now < until and waits:  # the same for workers that have lost their agent",
         "if False:",
         "without a group the leader does not wait for nodes out of contact",
     ),

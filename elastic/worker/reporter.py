@@ -23,6 +23,7 @@ from elastic.worker.compilation import COMPILATIONS, Compilations
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
+from elastic.worker.readings import Reader, Wanted, as_number, is_ready
 from elastic.worker.state.backlog import Backlog, CurvePoint, CurvePoints
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
@@ -39,6 +40,7 @@ _MOST_UNSTORED = 20_000  # records in flight: more would only wait in the coordi
 _POLL_S = 0.02
 _STORING_S = 2.0  # if no record is stored for so long, nothing stores them
 _LAST_REPORT_S = 0.5
+_WAIT_S, _LAST_WAIT_S = 0.02, 0.25  # for values of the script that are on a device
 _SIGN_OF_LIFE_S = 0.6  # between reports of other ranks, well below the agent's --silence-timeout-s
 
 
@@ -97,6 +99,10 @@ class Reporter(Reports):
         self.curve = Curve()
         """What the script reports of each step."""
         self._told = False
+        self._reader, self._curve_reader = Reader(), Reader()
+        self._numbers_of_reports: dict[str, Any] = {}
+        """The numbers of reported values that had to be waited for, by name."""
+        self._numbers_of_rates: dict[str, Any] = {}
         self._newest_collective = (0, 0.0)  # the number of collectives, and since when it holds
 
     def start(self) -> None:
@@ -272,7 +278,7 @@ class Reporter(Reports):
         try:
             with self._sending:
                 group = self._membership.group
-                self._send_progress(group)
+                self._send_progress(group, whole)
                 if group is not None and group.rank == 0:
                     self._send_ledger(group)
                     if self.curve.kept:
@@ -289,16 +295,23 @@ class Reporter(Reports):
             traceback.print_exc()
             self.notice("report_failed", {"message": f"{type(error).__name__}: {error}"})
 
-    def _send_progress(self, group: Group | None) -> None:
+    def _send_progress(self, group: Group | None, whole: bool) -> None:
         self._compilations.watch()
         progress = self._progress(group)
         clock = self._clock
         progress.step_counts.extend(clock.durations.counts)
         progress.steps_total_s, progress.samples = clock.durations.total, clock.samples
-        progress.reported.update(_numbers(dict(self._reported)))
-        progress.global_batch = clock.global_batch
+        rates: dict[str, Any] = {}
         if group is not None and group.rank == 0:
-            progress.learning_rates.update(_numbers(self.state.learning_rates()))
+            rates = self.state.learning_rates()
+        reported, wait_s = dict(self._reported), _LAST_WAIT_S if whole else _WAIT_S
+        known, known_rates = self._numbers_of_reports, self._numbers_of_rates
+        for name in known.keys() - reported.keys():  # only the newest names are kept
+            known.pop(name, None)
+        self._reader.read([*_unread(reported, known), *_unread(rates, known_rates)], wait_s)
+        progress.reported.update(_numbers(reported, known))
+        progress.global_batch = clock.global_batch
+        progress.learning_rates.update(_numbers(rates, known_rates))
         if (pace := clock.pace.to_pb()) is not None:
             progress.pace.CopyFrom(pace)
         self._link.send(progress=progress)
@@ -356,9 +369,15 @@ class Reporter(Reports):
         again, self._send_whole_curve = self._send_whole_curve, False
         since = 0 if again else self._curve_sent
         fresh = self.curve.since(since, most=_MOST_UNSTORED, whole=whole)
+        wanted = [each for point in fresh for each in _unread(point.values, point.values)]
+        self._curve_reader.read(wanted, _LAST_WAIT_S if whole else _WAIT_S)
+        for index, point in enumerate(fresh):  # later ones follow when this one can be read
+            if any(not self._curve_reader.gives_up(v) for _, _, v in _unread(point.values, {})):
+                del fresh[index:]
+                break
         if fresh:
             self._curve_sent = fresh[-1].step + 1
-        numbers = (point._replace(values=_numbers(point.values)) for point in fresh)
+        numbers = (point._replace(values=_numbers(point.values, {})) for point in fresh)
         # Points without values are sent too: they replace what a file may have of such a step from
         # before it was given up.
         points = [pb.CurvePoint(**point._asdict()) for point in numbers]
@@ -368,22 +387,23 @@ class Reporter(Reports):
             self._link.send(curve=told)
 
 
-def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
-    """The values that are numbers. Reading a tensor waits for its device, on this thread."""
-    numbers = {_name(name): _number(value) for name, value in values.items()}
+def _unread(values: Mapping[str, Any], numbers: dict[str, Any]) -> list[Wanted]:
+    """The values that may have to be waited for."""
+    return [Wanted(numbers, n, v) for n, v in list(values.items()) if not is_ready(v)]
+
+
+def _numbers(values: Mapping[str, Any], known: Mapping[str, Any]) -> dict[str, float]:
+    """The values that are numbers. known: the newest numbers of those that are on a device."""
+    numbers = {
+        _name(name): as_number(value) if is_ready(value) else known.get(name)
+        for name, value in list(values.items())
+    }
     return {name: number for name, number in numbers.items() if number is not None}
 
 
 def _name(name: str) -> str:
     """The name as valid UTF-8 for protobuf: a name from `**values` may have lone surrogates."""
     return name.encode(errors="backslashreplace").decode()[:_LONGEST_NAME]
-
-
-def _number(value: Any) -> float | None:
-    try:
-        return float(value)
-    except Exception:  # noqa: BLE001 - a script's own object may raise anything
-        return None
 
 
 _MOST_THREADS, _MOST_FRAMES, _LONGEST_PATH = 64, 60, 500
@@ -488,4 +508,4 @@ def _as_number(value: Any) -> float | torch.Tensor | None:
     if isinstance(value, torch.Tensor):
         is_one = value.numel() == 1 and not value.is_complex() and not value.is_meta
         return value.detach().clone() if is_one else None
-    return _number(value)
+    return as_number(value)

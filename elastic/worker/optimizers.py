@@ -18,6 +18,7 @@ from elastic.worker.state.job_state import JobState
 from elastic.worker.state.references import optimizers_inside
 from elastic.worker.state.signs import steps_of
 from elastic.worker.state.tree import same_tensor, tensors_of
+from elastic.worker.unfit import require_fit
 
 _WATCHED_BLOCKS = 64  # the first steps show where a script calls its optimizers
 
@@ -77,6 +78,7 @@ class Optimizers:
         return True
 
     def _require_tracked(self, optimizer: torch.optim.Optimizer) -> None:
+        require_fit(optimizer)
         tracked = self._state.tracked
         if any(item is optimizer for item in tracked.values()):
             return

@@ -28,6 +28,7 @@ from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of
 from elastic.worker.step import Step
 from elastic.worker.training import ScriptCall, Training
+from elastic.worker.unfit import require_fit
 
 T = TypeVar("T")
 
@@ -149,6 +150,8 @@ class Session:
         another object's; StepMisused (a ConfigurationError) for a new name inside of a loop.
         """
         self._require_known_in_loop(objects)
+        for each in objects.values():
+            require_fit(each)
         self._training.state.track(objects)
 
     def track_local(self, **objects: Stateful) -> None:

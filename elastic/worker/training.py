@@ -591,7 +591,10 @@ class Training:
 
     def _explain_mismatch(self, mismatch: act.ExplainMismatch) -> None:
         membership.explain_mismatch(
-            self._joining(), mismatch.reference, mismatch.odd, self.state.structure()
+            self._joining(),
+            mismatch.reference,
+            mismatch.odd,
+            (*self.state.structure(), *self.state.arrangement()),
         )
 
     def _tell_difference(self, difference: act.TellDifference) -> None:

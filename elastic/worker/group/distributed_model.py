@@ -19,6 +19,7 @@ from torch.nn.parameter import is_lazy
 
 from elastic.errors import ConfigurationError, StepMisused
 from elastic.worker.group.process_group import Backend
+from elastic.worker.unfit import unfit
 
 _PREFIX = "module."
 _MOST_WRAPPERS = 4
@@ -125,6 +126,12 @@ class DistributedModel(nn.Module):
             "elastic.DataLoader(..., accumulate=N) and call step.backward(loss) in "
             "`for ... in step.batches():`"
         )
+
+    def join(self, *_: Any, **__: Any) -> NoReturn:
+        """Raise ConfigurationError: the loader already gives each rank a batch in each step."""
+        raise unfit("Join")
+
+    join_hook = join
 
     # ---- for the training loop
 

@@ -81,6 +81,7 @@ from elastic.worker.process.as_python import (
 )
 from elastic.worker.process.children import die_with_parent
 from elastic.worker.process.torchrun import run_classic
+from elastic.worker.unfit import reason_behind
 
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
@@ -549,6 +550,8 @@ def _raised(link: Link, error: BaseException) -> int:
     code = error.exit_code if isinstance(error, ElasticError) else ExitCode.SCRIPT_FAILED
     words = format_error(error)
     advice = next((a for said, a in _ADVICE.items() if said in words), "")
+    if not isinstance(error, ElasticError) and (reason := reason_behind(error)) is not None:
+        code, advice = ExitCode.CONFIGURATION, reason
     stranded = isinstance(error, Stranded)  # not the script's fault
     failure = Failure(
         worker=link.worker,

@@ -242,6 +242,17 @@ class JobState:
         built = {name: t for name, t in tensors.items() if name not in grown}
         return as_built(describe(built), self.buffers.reshaped())
 
+    def arrangement(self) -> tuple[TensorSpec, ...]:
+        """Return the parameters of tracked modules in their order, by number: DDP averages them,
+        and optimizers keep their state, in that order."""
+        return tuple(
+            TensorSpec(
+                name=f"parameter {number} of {name}", dtype=key, shape=tuple(parameter.shape)
+            )
+            for name, module in self.modules().items()
+            for number, (key, parameter) in enumerate(module.named_parameters(), 1)
+        )
+
     def _module_tensors(self) -> tuple[Mapping[str, torch.Tensor], set[str]]:
         """Return the tensors in the state_dict() of tracked modules, and the names of those that
         are neither parameters nor buffers."""
@@ -262,9 +273,9 @@ class JobState:
         }
 
     def signature(self) -> int:
-        """63 bits that are equal for equal structures and names of tracked objects."""
+        """63 bits, equal for equal structures, arrangements and names of tracked objects."""
         names = [TensorSpec(name=n, dtype="object", shape=()) for n in self._scripts]
-        return signature([*self.structure(), *names]) & (2**63 - 1)
+        return signature([*self.structure(), *self.arrangement(), *names]) & (2**63 - 1)
 
     def digest(self) -> int:
         """Return 63 bits that are equal for equal replicated state, without rank-local state."""

@@ -6,6 +6,7 @@ import dataclasses
 
 import pytest
 import torch
+from torch import nn
 
 from elastic.core.recovery import Declaration
 from elastic.errors import ModelMismatch
@@ -15,6 +16,7 @@ from elastic.worker.group.membership import (
     differing_parameters,
     explain_mismatch,
 )
+from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.together import Seat, in_processes, run_together
 
@@ -82,3 +84,31 @@ def test_only_the_differing_member_learns_which_names_differ_from_rank_0(seat: S
 def test_differences_are_names_of_one_side_only_or_with_unequal_digests() -> None:
     assert differences({"a": 1, "b": 2, "c": 3}, {"b": 2, "c": 4, "d": 5}) == ["a", "c", "d"]
     assert differences({"a": 1}, {"a": 1}) == []
+
+
+def test_layers_that_one_member_has_built_in_another_order_are_named() -> None:
+    """They have the same names and shapes, but DDP would average one with another."""
+
+    def state(*order: str) -> JobState:
+        net = nn.Module()
+        for name in order:
+            net.add_module(name, nn.Linear(2, 2, bias=False))
+        state = JobState()
+        state.track({"model": net})
+        return state
+
+    def explain(seat: Seat, mine: JobState) -> None:
+        here = state("a", "b")
+        assert (mine.signature() == here.signature()) == (seat.rank == 0)
+        explain_mismatch(seat.join(), 0, (1,), (*mine.structure(), *mine.arrangement()))
+
+    def right(seat: Seat) -> None:
+        explain(seat, state("a", "b"))
+        seat.exchange("done")
+
+    def odd(seat: Seat) -> None:
+        with pytest.raises(ModelMismatch, match=r"parameter 1 of model is b\.weight.* a\.weight"):
+            explain(seat, state("b", "a"))
+        seat.exchange("done")
+
+    run_together(right, odd)

@@ -184,6 +184,7 @@ class Training:
             self._loaders_seen += 1
         if self._seed is None:
             self._seed = torch.initial_seed()
+            self.state.follow_rebuilt()
         self._data, self._epochs = data, epochs
         self.state.loader = known
         self.state.loop_begins()

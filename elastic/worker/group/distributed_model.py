@@ -71,8 +71,8 @@ class DistributedModel(nn.Module):
     """Behaves like `DistributedDataParallel(module, **options)`, and survives changes of the group.
 
     Names of parameters, buffers and state are the module's own, without a "module." prefix, even if
-    another module contains this one. Attributes that this class lacks are looked up in the module.
-    Raises ConfigurationError for options that fit only one group.
+    another module contains this one. Attributes that this class lacks are the module's: to read, to
+    assign and to delete. Raises ConfigurationError for options that fit only one group.
     """
 
     def __init__(self, module: nn.Module, options: Mapping[str, Any]) -> None:
@@ -81,15 +81,17 @@ class DistributedModel(nn.Module):
             if options.get(name) is not None:
                 raise ConfigurationError(f"session.distribute(..., {name}=...): {advice}")
         _require_ordinary_tensors(module)
-        self.module = module
         self._options = dict(options)
         self._hook: tuple[object, Callable[..., Any]] | None = None
         self._backend: Backend | None = None
         self._caches: list[str] = []
+        self._has_trained = False
+        """It has been in a group, so DDP, or other members, know its parameters and buffers."""
         self.passes = Passes()
         self.on_failure: Callable[[Exception], None] = lambda _: None
         """Called with what a forward pass through DDP raises."""
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
+        self.module = module  # at last: from now on, other attributes are the module's
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run DDP's forward if all members call the model now, else the module's."""
@@ -145,7 +147,7 @@ class DistributedModel(nn.Module):
             for key in inner._buffers
             if (id(inner), key) in caches
         ]
-        self._backend = backend
+        self._backend, self._has_trained = backend, True
         self.passes.parameters = list(self.module.parameters())
         self.passes.learns_graph = bool(self._options.get("static_graph"))
         self._use_wrapper()
@@ -322,6 +324,69 @@ class DistributedModel(nn.Module):
                 raise
             return getattr(super().__getattr__("module"), name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Assign to the module, unless the name is this class's own.
+
+        Raises StepMisused for `module`, and for a parameter, buffer or layer once the model has
+        been in a group, unless the same object is assigned again, as by `model.scale *= 2`.
+        """
+        if name in vars(self) or hasattr(type(self), name) or "module" not in self._modules:
+            super().__setattr__(name, value)
+            return
+        registers = isinstance(value, (nn.Module, nn.Parameter, nn.Buffer))
+        self._require_fixed(name, value, registers=registers)
+        setattr(_uncompiled(self.module), name, value)
+        if registers:
+            _require_ordinary_tensors(self.module)
+
+    def __delattr__(self, name: str) -> None:
+        if name in vars(self) or hasattr(type(self), name):
+            super().__delattr__(name)
+            return
+        self._require_fixed(name, None, registers=False)
+        delattr(_uncompiled(self.module), name)
+
+    def register_parameter(self, name: str, param: nn.Parameter | None) -> None:
+        """Register it in the module. Raises StepMisused as an assignment does."""
+        self._require_fixed(name, param, registers=True)
+        _uncompiled(self.module).register_parameter(name, param)
+        _require_ordinary_tensors(self.module)
+
+    def register_buffer(
+        self, name: str, tensor: torch.Tensor | None, persistent: bool = True
+    ) -> None:
+        """Register it in the module. Raises StepMisused as an assignment does."""
+        self._require_fixed(name, tensor, registers=True)
+        _uncompiled(self.module).register_buffer(name, tensor, persistent)
+        _require_ordinary_tensors(self.module)
+
+    def add_module(self, name: str, module: nn.Module | None) -> None:
+        """Register it in the module. Raises StepMisused as an assignment does."""
+        self._require_fixed(name, module, registers=True)
+        _uncompiled(self.module).add_module(name, module)
+        _require_ordinary_tensors(self.module)
+
+    def _require_fixed(self, name: str, value: Any, *, registers: bool) -> None:
+        """Raise StepMisused if this assignment, or removal, would replace what DDP and the other
+        members know. registers: it makes a parameter, a buffer or a layer."""
+        kind = type(self.module).__name__
+        if name == "module":
+            raise StepMisused(
+                f"model.module of a distributed {kind} cannot be replaced; change the module "
+                "before session.distribute(), or distribute the other one"
+            )
+        if not self._has_trained:
+            return
+        held = _registered(self.module, name)
+        if (held is None and not registers) or (held is not None and held is value):
+            return
+        raise StepMisused(
+            f"model.{name} of a distributed {kind} was replaced or removed after the loop over "
+            "session.steps() had begun: DDP and workers that join would not follow. Build the "
+            "whole model above the loop, freeze what is trained later with requires_grad_(False), "
+            f"and change tensors in place, as in `with torch.no_grad(): model.{name}.copy_(...)`"
+        )
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """Return a copy that belongs to no group, such as an averaged model."""
         twin = DistributedModel(copy.deepcopy(self.module, memo), self._options)
@@ -345,6 +410,23 @@ def _require_ordinary_tensors(module: nn.Module) -> None:
         else:
             continue
         raise ConfigurationError(f"session.distribute({kind}): {name} {why}")
+
+
+def _registered(module: nn.Module, name: str) -> object:
+    """The module's parameter, buffer or layer of this name, or None."""
+    inner = _uncompiled(module)
+    registries: tuple[Mapping[str, object], ...] = (
+        inner._parameters,
+        inner._buffers,
+        inner._modules,
+    )
+    return next((r[name] for r in registries if r.get(name) is not None), None)
+
+
+def _uncompiled(module: nn.Module) -> nn.Module:
+    """The module inside, if torch.compile() has wrapped it in another one."""
+    inner = module._modules.get("_orig_mod")
+    return module if inner is None else inner
 
 
 def _with_prefix(model: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:

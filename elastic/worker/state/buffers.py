@@ -54,6 +54,7 @@ class BuiltBuffers:
         self._built: dict[str, TensorSpec] = {}
         self._names: set[str] = set()  # also of those that were None
         self._modules: dict[str, nn.Module] = {}
+        self._layers: dict[str, dict[str, nn.Module]] = {}
         self._shapes: dict[str, torch.Size | None] = {}
         self._caches: set[str] = set()
         self._received = False
@@ -63,10 +64,25 @@ class BuiltBuffers:
         if name in self._modules:
             return
         self._modules[name] = module
+        self._layers[name] = dict(module.named_modules())
         self._inside.update((id(inner), inner) for inner in module.modules())
         self._built.update(_specs(name, module))
         self._names.update(f"{name}.{path}" for path, *_ in _buffers_of(module))
         self._shapes.update((path, _shape(owner[key])) for path, owner, key in self._left_out(name))
+
+    def watch_again(self, name: str) -> bool:
+        """Note the module's buffers again if layers were replaced since. Returns whether they
+        were. Call it before any member has them."""
+        module = self._modules[name]
+        if dict(module.named_modules()) == self._layers[name]:
+            return False
+        del self._modules[name]
+        for known in (self._built, self._shapes):
+            for path in [p for p in known if p.startswith(f"{name}.")]:
+                del known[path]
+        self._names = {path for path in self._names if not path.startswith(f"{name}.")}
+        self.watch(name, module)
+        return True
 
     def registering(
         self, module: nn.Module, name: str, tensor: torch.Tensor | None

@@ -597,9 +597,12 @@ class Gradients:
         self._left: dict[str, frozenset[tuple[int, int]]] = {}
         """By module: ids and versions of the gradients at the block's start."""
 
-    def watch(self, name: str, module: nn.Module) -> None:
-        """Track the gradients of this module's parameters."""
+    def watch(self, name: str, module: nn.Module) -> bool:
+        """Track the gradients of this module's parameters. Returns whether these are others than
+        before."""
+        before = list(map(id, self._modules.get(name, {}).values()))
         self._modules[name] = dict(module.named_parameters())
+        return before != list(map(id, self._modules[name].values()))
 
     def begin(self) -> Copy:
         """A block begins: return a copy of the gradients that may be meant to grow."""

@@ -169,6 +169,14 @@ class JobState:
                 self._rank_local.add(name)
             self.version += 1
 
+    def follow_rebuilt(self) -> None:
+        """Follow parameters and layers that the script has replaced since it tracked their module.
+        Call it before the first group forms: all members must build them alike."""
+        for name, module in self.modules().items():
+            other_parameters = self.gradients.watch(name, module)
+            if self.buffers.watch_again(name) or other_parameters:
+                self.version += 1
+
     def track_own(self, name: str, tracked: Stateful) -> None:
         """Track an object of the session's own, whose name has a dot. It takes over the state that
         was received for it, since a script may make a generator only inside its loop."""

@@ -548,6 +548,46 @@ def test_a_call_of_the_bare_module_is_refused(bare: Session) -> None:
     assert bare.committed == 0
 
 
+class WithBuffer(Net):
+    """Has buffers, one of which is not part of its state."""
+
+    def __init__(self, length: int) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(length))
+        self.register_buffer("cache", torch.zeros(length), persistent=False)
+
+
+@pytest.mark.parametrize("tracked", ["before", "after"])
+@pytest.mark.parametrize("inside", [False, True])
+def test_a_layer_that_is_assigned_above_the_first_loop_is_followed_as_if_built_so(
+    bare: Session, tracked: str, inside: bool
+) -> None:
+    """Its gradients outlive a step, and its buffers are those that all members build alike."""
+    model = bare.distribute(torch.nn.Sequential(torch.nn.Sequential(WithBuffer(1)), Net()))
+    if tracked == "before":
+        bare.track(model=model)
+    layer = WithBuffer(3)
+    if inside:
+        model.get_submodule("module.0")[0] = layer  # type: ignore[operator]
+    else:
+        setattr(model, "0", torch.nn.Sequential(layer))
+    del model.module[1]
+    if tracked == "after":
+        bare.track(model=model)
+    with first_step(bare) as step:
+        backward(step)
+    state = bare._training.state
+    assert layer.weight.grad is not None
+    state.gradients.begin()
+    gradients = state.gradients.state_dict()["gradients"]
+    assert [name for named in gradients.values() for name in named] == ["0.0.weight"]
+    assert not state.buffers.reshaped()
+    assert not state.buffers.removed()
+    assert not state.buffers.caches
+    shapes = {spec.name: spec.shape for spec in state.structure()}
+    assert shapes == {"model.0.0.weight": (1, 1), "model.0.0.seen": (3,)}
+
+
 def test_sync_batch_norm_is_refused_on_cpus(bare: Session) -> None:
     if bare.device.type != "cpu":
         pytest.skip("there is a GPU")

@@ -317,6 +317,133 @@ def test_a_module_called_module_keeps_its_name() -> None:
     assert torch.equal(target["a"].module.module.weight, source["a"].module.weight)
 
 
+# ---- assignments
+
+
+class Scaled(Net):
+    """Has an attribute of each kind, and a property."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(1))
+        self.register_buffer("center", torch.ones(1))
+        self.spare: nn.Module | None = nn.Linear(2, 2)
+
+    @property
+    def doubled(self) -> float:
+        return 2 * self.temperature
+
+    @doubled.setter
+    def doubled(self, value: float) -> None:
+        self.temperature = value / 2
+
+
+@pytest.fixture
+def scaled() -> Scaled:
+    return Scaled()
+
+
+def test_values_are_assigned_to_the_module_before_the_first_group_and_later(
+    scaled: Scaled, alone: Group
+) -> None:
+    model = DistributedModel(scaled, {})
+    for _ in range(2):
+        scaled.temperature = 0.5
+        model.temperature *= 0.5
+        assert scaled.temperature == 0.25
+        model.doubled = 3.0
+        assert scaled.temperature == 1.5
+        model.label = "new"
+        assert scaled.label == model.label == "new"
+        del model.label
+        assert not hasattr(scaled, "label")
+        model.training = False
+        assert scaled.training, "as DDP's, the wrapper's mode is its own until train() or eval()"
+        enter(model, alone)
+
+
+REPLACEMENTS: dict[str, Callable[[nn.Module], None]] = {
+    "layer": lambda m: setattr(m, "last", nn.Linear(8, 3)),
+    "layer, to None": lambda m: setattr(m, "spare", None),
+    "layer, deleted": lambda m: delattr(m, "spare"),
+    "new layer": lambda m: setattr(m, "extra", nn.Linear(8, 3)),
+    "new layer, added": lambda m: m.add_module("extra", nn.Linear(8, 3)),
+    "new layer, registered": lambda m: m.register_module("extra", nn.Linear(8, 3)),
+    "parameter": lambda m: setattr(m, "scale", nn.Parameter(torch.zeros(2))),
+    "new parameter": lambda m: m.register_parameter("extra", nn.Parameter(torch.zeros(2))),
+    "buffer": lambda m: setattr(m, "center", torch.zeros(2)),
+    "new buffer": lambda m: setattr(m, "extra", nn.Buffer(torch.zeros(2))),
+    "new buffer, registered": lambda m: m.register_buffer("extra", torch.zeros(2)),
+}
+replacements = pytest.mark.parametrize("replace", REPLACEMENTS.values(), ids=REPLACEMENTS)
+
+
+@replacements
+@pytest.mark.parametrize("compiled", [False, True])
+def test_layers_and_tensors_are_replaced_in_the_module_before_the_first_group(
+    scaled: Scaled, replace: Callable[[nn.Module], None], compiled: bool
+) -> None:
+    model = DistributedModel(torch.compile(scaled, backend="eager") if compiled else scaled, {})  # type: ignore[arg-type]
+    twin = Scaled()
+    replace(model)
+    replace(twin)
+    shapes = {name: tensor.shape for name, tensor in twin.state_dict().items()}
+    assert {name: tensor.shape for name, tensor in scaled.state_dict().items()} == shapes
+
+
+@replacements
+@pytest.mark.parametrize("compiled", [False, True])
+@pytest.mark.parametrize("present", [True, False])
+def test_layers_and_tensors_cannot_be_replaced_after_the_first_group(
+    scaled: Scaled,
+    replace: Callable[[nn.Module], None],
+    alone: Group,
+    compiled: bool,
+    present: bool,
+) -> None:
+    model = DistributedModel(torch.compile(scaled, backend="eager") if compiled else scaled, {})  # type: ignore[arg-type]
+    enter(model, alone)
+    if not present:
+        model.unwrap()
+    before = {**dict(scaled.named_modules()), **scaled.state_dict(keep_vars=True)}
+    with pytest.raises(StepMisused, match=r"model\.(last|spare|extra|scale|center) .* in place"):
+        replace(model)
+    after = {**dict(scaled.named_modules()), **scaled.state_dict(keep_vars=True)}
+    assert after.keys() == before.keys()
+    assert all(after[name] is item for name, item in before.items())
+
+
+def test_tensors_may_be_changed_in_place_at_any_time(scaled: Scaled, alone: Group) -> None:
+    model = DistributedModel(scaled, {})
+    enter(model, alone)
+    kept = scaled.center
+    model.center *= 3
+    assert scaled.center is kept
+    assert kept.item() == 3
+    with torch.no_grad():
+        model.scale *= 2
+    assert scaled.scale.item() == 2
+    model.last = scaled.last
+
+
+@pytest.mark.parametrize(
+    "change", [lambda m: setattr(m, "module", Net()), lambda m: m.__delattr__("module")]
+)
+def test_the_module_itself_cannot_be_replaced(
+    net: Net, change: Callable[[nn.Module], None]
+) -> None:
+    model = DistributedModel(net, {})
+    with pytest.raises(StepMisused, match=r"model\.module"):
+        change(model)
+    assert model.module is net
+
+
+def test_a_layer_that_other_members_cannot_fill_is_refused_when_it_is_assigned(net: Net) -> None:
+    model = DistributedModel(net, {})
+    with pytest.raises(ConfigurationError, match=r"last\.weight has no shape yet"):
+        model.last = nn.LazyLinear(3)
+
+
 # ---- copies
 
 

@@ -32,8 +32,12 @@ class Rhythm:
     def __init__(self) -> None:
         self.expected: Made | None = None
         """What the next step makes. None: there was no step yet."""
+        self.length = 0
+        """The steps since the last change, which made the same."""
+        self.is_steady = False
+        """The last step made what was expected, and nothing is known to follow it: to note another
+        one like it, counting it in `length` is enough."""
         self._made: Made | None = None
-        self._length = 0
         self._runs: dict[Made, tuple[int, Made]] = {}
         """For how many steps this was made the last time, and what followed."""
 
@@ -43,13 +47,14 @@ class Rhythm:
         if made == self._made:
             if self.expected != made:
                 del runs[made]  # it lasts longer than the last time
-            self._length += 1
+            self.length += 1
         else:
             if self._made is not None:
-                runs[self._made] = (self._length, made)
-            self._made, self._length = made, 1
+                runs[self._made] = (self.length, made)
+            self._made, self.length = made, 1
         length, following = runs.get(made, (0, made))
-        self.expected = following if length == self._length else made
+        self.expected = following if length == self.length else made
+        self.is_steady = made not in runs
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -206,10 +206,11 @@ class Step:
                 if last:
                     begun = reductions.end_pass()
             if last:
-                reductions.require_averaged(begun, loss)
+                if not begun or not reductions.are_usual():
+                    reductions.require_averaged(begun, loss)
                 if sums is not None:
                     sums.wait()
-                self._training.wait_for_reduction()
+                self._training.wait_for_reduction(reductions.newest)
                 self._reduced = True
         except Exception as error:
             self._training.note_failure(error)

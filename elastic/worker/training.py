@@ -31,7 +31,7 @@ from elastic.worker.control import Control
 from elastic.worker.data_loader import BatchPlan, BatchPlanner, DataLoader
 from elastic.worker.group import membership
 from elastic.worker.group.distributed_model import DistributedModel, Passes
-from elastic.worker.group.process_group import Group, is_group_loss
+from elastic.worker.group.process_group import GROUPS, Group, is_group_loss
 from elastic.worker.group.reductions import Reductions
 from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
@@ -321,8 +321,10 @@ class Training:
         data = self._data
         return data is not None and data.ends_epoch(self.state.position, self.world_size)
 
-    def wait_for_reduction(self) -> None:
+    def wait_for_reduction(self, newest: int | None = None) -> None:
         """Return when the reductions begun so far are known to be complete. Raises GroupLost.
+
+        newest: the number of collectives that the group itself has begun, if it is known already.
 
         With gloo the backward pass itself returns only then, and this costs nothing. With NCCL
         reductions are queued on the device: without this wait, one that was aborted would raise
@@ -331,7 +333,9 @@ class Training:
         group = self._joining()
         group.settle()
         if self.control.recovers:
-            seen = self.clock.collectives_reduced = group.collectives()
+            if newest is None or len(GROUPS) > 1:
+                newest = group.collectives()
+            seen = self.clock.collectives_reduced = newest
             self._undo.reduced(seen)
 
     def all_reduce(self, values: torch.Tensor) -> dist.Work | None:
@@ -746,6 +750,7 @@ class Training:
 
     def _tear_down(self, _: act.TearDown) -> None:
         self.clock.interrupt()
+        self._reductions.leave()
         for model in self.models:
             model.unwrap()
         self._close_planner()

@@ -378,7 +378,7 @@ class Participation:
         self.begun = 0
         """Reductions that it has begun in its group, including those of the block."""
         self.made: Made = ()
-        """The reductions of the block; the driver adds them."""
+        """The reductions of the block; the driver adds those of each pass here and to `begun`."""
         self.rhythm = Rhythm()
         self.doubtful = False
         """The group was lost before the members had compared the reductions of the last step."""
@@ -479,11 +479,6 @@ class Participation:
         self._in_block = True
         self.made = ()
 
-    def reduced_in_block(self, begun: int) -> None:
-        """A backward pass that averages has ended, after it had begun so many reductions."""
-        self.made += (begun,)
-        self.begun += begun
-
     def commit(self, samples: SampleRange) -> None:
         require(self.seat is not None and self.intact, "a step was committed without a group")
         assert self.seat is not None
@@ -494,7 +489,11 @@ class Participation:
             generation=self.seat.generation.number,
             ramps=self.ramps,
         )
-        self.rhythm.note(self.made)
+        rhythm = self.rhythm
+        if rhythm.is_steady and self.made == rhythm.expected:
+            rhythm.length += 1
+        else:
+            rhythm.note(self.made)
         self.reduced = self.begun
         self._in_block = self._at_begin = False
         self.runs_done, self._last_call = 0, None

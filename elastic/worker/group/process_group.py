@@ -134,7 +134,7 @@ _TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
 """gloo's collectives obey a time-out that is set later; those of torch 2.6 do not."""
 _OPENING_S = 0.002
 _undropped: list[list[Any]] = []
-_groups = dist.distributed_c10d._world.pg_map
+GROUPS = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
 
 
@@ -291,21 +291,27 @@ class Group:
         if group is None:
             return 0
         try:
-            if len(_groups) < 2:
+            if len(GROUPS) < 2:
                 return int(group._get_sequence_number_for_group())  # type: ignore[attr-defined]
-            known: list[Any] = list(_groups)
+            known: list[Any] = list(GROUPS)
             return sum([1 + int(each._get_sequence_number_for_group()) for each in known])
         except RuntimeError:
             self._uncounted += 1
             return self._uncounted
 
-    def own_collectives(self) -> int | None:
-        """Return how many collectives this group has begun, without the script's groups below it,
-        which may have other members. None if torch does not count them, or the group is closed."""
+    def collectives_counter(self) -> Callable[[], int] | None:
+        """Return a function that returns how many collectives this group has begun, without the
+        script's groups below it, which may have other members. It refers to torch's group, which
+        cannot be discarded meanwhile. None if torch does not count them, or the group is closed.
+        """
+        count: Callable[[], int] | None
+        count = getattr(self._torch, "_get_sequence_number_for_group", None)
         try:
-            return self._torch._get_sequence_number_for_group()  # type: ignore[union-attr,no-any-return]
-        except (RuntimeError, AttributeError):
+            if count is not None:
+                count()
+        except RuntimeError:
             return None
+        return count
 
     def abort(self) -> None:
         """Free every thread that is blocked in this group's collectives. Any thread may call this.
@@ -457,7 +463,7 @@ class Group:
 
     def _backends(self) -> list[Any]:
         """Return the backends of this group and of those that the script has made below it."""
-        groups: set[Any] = {self._torch, *(_groups if self._is_default() else ())} - {None}
+        groups: set[Any] = {self._torch, *(GROUPS if self._is_default() else ())} - {None}
         return [each._get_backend(device) for each in groups for device in each._device_types]
 
     def _abort_all(self) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 
@@ -28,42 +28,61 @@ class Reductions:
     def __init__(self, models: Sequence[DistributedModel], part: Participation) -> None:
         self._models = models
         self._part = part
-        self._before: int | None = None
-        self.group: Group | None = None
-        """The group that the models are wrapped in."""
-        self._collectives_before = 0
+        self._count: Callable[[], int] | None = None
+        """Returns the collectives that the group has begun. None: nothing counts them."""
+        self._at_first = self._before = 0
+        self.newest: int | None = None
+        """The collectives that the group had begun when the last pass ended."""
+        self._is_under_way = False
 
     def follow(self, group: Group) -> None:
         """The models are wrapped in this group. Members have sent each other different numbers of
         messages before, which count as collectives."""
-        self.group = group
-        self._collectives_before = group.own_collectives() or 0
+        self._count, self.newest = group.collectives_counter(), None
+        self._at_first = self._count() if self._count is not None else 0
+
+    def leave(self) -> None:
+        """The models are unwrapped. Drops the reference to the group."""
+        self._count = None
 
     def collectives(self) -> int:
-        """How many collectives the group has begun since then."""
-        now = self.group.own_collectives() if self.group is not None else None
-        return (now or 0) - self._collectives_before
+        """How many collectives the group has begun since `follow`."""
+        count = self._count
+        return count() - self._at_first if count is not None else 0
 
     def begin_pass(self) -> None:
         """A backward pass that averages begins."""
-        group = self.group
-        self._before = group.own_collectives() if group is not None else None
+        count = self._count
+        self._before = count() if count is not None else 0
+        self._is_under_way = True
 
     def under_way(self) -> int:
         """The reductions that the pass under way has begun so far; 0 outside of such a pass."""
-        group, before = self.group, self._before
-        now = group.own_collectives() if group is not None else None
-        return now - before if now is not None and before is not None else 0
+        count = self._count
+        return count() - self._before if count is not None and self._is_under_way else 0
 
     def end_pass(self) -> int:
         """The backward pass has ended, perhaps by an error. Returns the reductions it has begun. If
         torch does not count them, each pass counts as one."""
-        before, self._before = self._before, None
-        group = self.group
-        now = group.own_collectives() if group is not None else None
-        begun = 1 if now is None or before is None else now - before
-        self._part.reduced_in_block(begun)
+        count, part = self._count, self._part
+        self._is_under_way = False
+        try:
+            if count is None:
+                begun = 1
+            else:
+                self.newest = newest = count()
+                begun = newest - self._before
+        except RuntimeError:  # the group was aborted, and the pass raises that
+            begun = 0
+        part.made += (begun,)
+        part.begun += begun
         return begun
+
+    def are_usual(self) -> bool:
+        """Whether the passes of the block so far have begun what the steps before let expect, so
+        that DDP has averaged all that it should."""
+        made, expected = self._part.made, self._part.rhythm.expected
+        return made == expected or (expected is not None and made == expected[: len(made)])
 
     def require_averaged(self, begun: int, loss: torch.Tensor) -> None:
         """Raise StepMisused if gradients from the pass of `loss`, which has begun so many

@@ -27,7 +27,7 @@ from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGen
 from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of
 from elastic.worker.step import Step
-from elastic.worker.training import ScriptCall, Training
+from elastic.worker.training import ScriptCall, Training, place_of_script
 from elastic.worker.unfit import require_fit
 
 T = TypeVar("T")
@@ -54,6 +54,10 @@ class Session:
         self._results_between: dict[str, Any] = {}
         self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self._last_results: dict[str, Any] = {}
+        self._asked_catching_up = False
+        """The script has read `catching_up` since its last loop."""
+        self._pass_between = ""
+        """Where a forward pass outside of `run` has come since the last loop, if one has."""
 
     # ---- this worker's place
 
@@ -106,7 +110,9 @@ class Session:
     def catching_up(self) -> bool:
         """Whether the job is past this place of the script: this worker has joined, or the job goes
         on from a checkpoint, and the script passes loops that are done. Do not write results then:
-        the script does not have the job's state yet."""
+        the script does not have the job's state yet, and a model does not have the job's weights:
+        a forward pass between two loops must be inside of `run`, or skipped by this value."""
+        self._asked_catching_up = True
         return self._training.part.holds_back
 
     # ---- setting up
@@ -134,6 +140,7 @@ class Session:
             )
         model = DistributedModel(module.to(self.device), options)
         model.on_failure = training.note_failure
+        model.on_pass_outside = self._passes_outside
         training.models.append(model)
         if training.group is not None:
             model.wrap(training.control.backend)
@@ -260,8 +267,9 @@ class Session:
         The iteration raises ConfigurationError if `data` is no elastic.DataLoader or its dataset
         has changed its length, if `epochs` is negative or already done, if no model was
         distributed or one is not tracked, and if the loop follows a `run` whose result cannot be
-        sent to workers that join. It raises StepMisused if the script misuses a step, or begins
-        the loop after a block that does not count.
+        sent to workers that join. It raises StepMisused if the script misuses a step, begins the
+        loop after a block that does not count, or has called a distributed model since the last
+        loop outside of `run` without a look at `catching_up`.
         """
         if not isinstance(data, DataLoader):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
@@ -282,6 +290,7 @@ class Session:
         training = self._training
         if self._open_loop is not None:
             self._keep_calls_of_open_loop()
+        self._require_no_pass_between()
         self._keep_results()
         self._calls_between = 0
         training.begin_loop(data, epochs)
@@ -293,6 +302,7 @@ class Session:
             finally:
                 if self._open_loop is this:
                     self._open_loop = None
+                    self._asked_catching_up = False
                     training.state.loop_ended()
         self._finished_loops[data] = epochs
 
@@ -390,6 +400,30 @@ class Session:
             )
         return group
 
+    def _passes_outside(self) -> None:
+        """A distributed model is called outside of blocks and of `run`. Raises StepMisused if it
+        does not have the job's weights."""
+        part = self._training.part
+        if self._open_loop is not None or part.loop < 0:
+            return
+        if part.holds_back:
+            raise StepMisused(
+                f"{_between_loops(place_of_script(sys._getframe(1)))} This worker passes loops "
+                "that are done, and its model is not trained yet"
+            )
+        if not self._asked_catching_up and not self._pass_between:
+            self._pass_between = place_of_script(sys._getframe(1))
+
+    def _require_no_pass_between(self) -> None:
+        """Raise StepMisused if a worker that joins would compute something else with its model
+        since the last loop than this one. After the last loop, none will come."""
+        where, self._pass_between = self._pass_between, ""
+        if where:
+            raise StepMisused(
+                f"{_between_loops(where)} A worker that joins, or that begins from a checkpoint, "
+                "passes that place with a model that is not trained yet"
+            )
+
     def _key_of_place(self, where: str) -> str:
         return f"{self._training.part.loop}/{where}"
 
@@ -418,6 +452,15 @@ class Session:
                 raise result
             self._training.state.results[key] = result
         self._results_between.clear()
+
+
+def _between_loops(where: str) -> str:
+    return (
+        f"{where} calls a distributed model between two loops over session.steps(), outside of "
+        "session.run(): call the function that does so with session.run(evaluate, model), which "
+        "returns the earlier result while loops are skipped, or put it inside of "
+        "`if not session.catching_up:`."
+    )
 
 
 def _copied(result: Any) -> Any:

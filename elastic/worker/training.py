@@ -9,6 +9,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
+from types import FrameType
 from typing import Any
 
 import torch
@@ -1125,13 +1126,18 @@ def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
 def _place_of_main_thread() -> tuple[str, bool]:
     """The file name and line of the script's innermost frame, and whether the thread is inside of
     torch's code for collectives or for backward passes."""
-    packages = ("/elastic/worker/", "/site-packages/", "/lib/python3")
-    script = getattr(sys.modules.get("__main__"), "__dict__", None)
     frame = sys._current_frames().get(threading.main_thread().ident or 0)
     inside = frame is not None and any(p in frame.f_code.co_filename for p in _WAITS)
+    return place_of_script(frame), inside
+
+
+def place_of_script(frame: FrameType | None) -> str:
+    """The file name and line of the innermost frame of the script, from `frame` on outwards."""
+    packages = ("/elastic/worker/", "/site-packages/", "/lib/python3")
+    script = getattr(sys.modules.get("__main__"), "__dict__", None)
     while frame is not None:
         name = frame.f_code.co_filename
         if frame.f_globals is script or not any(p in name for p in packages):
-            return f"{name.rpartition('/')[2]}:{frame.f_lineno}", inside
+            return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
         frame = frame.f_back
-    return "an unknown place", inside
+    return "an unknown place"

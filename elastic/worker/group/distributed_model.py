@@ -90,6 +90,8 @@ class DistributedModel(nn.Module):
         self.passes = Passes()
         self.on_failure: Callable[[Exception], None] = lambda _: None
         """Called with what a forward pass through DDP raises."""
+        self.on_pass_outside: Callable[[], None] = lambda: None
+        """Called before a forward pass outside of blocks and of `session.run`."""
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
         self.module = module  # at last: from now on, other attributes are the module's
 
@@ -97,6 +99,8 @@ class DistributedModel(nn.Module):
         """Run DDP's forward if all members call the model now, else the module's."""
         passes = self.passes
         if self._backend is None or not passes.together:
+            if not passes.together:
+                self.on_pass_outside()
             return self.module(*inputs, **named)  # DDP would broadcast buffers with no peer
         if not passes.begun:
             self._begin_pass()

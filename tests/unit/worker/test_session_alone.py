@@ -704,6 +704,53 @@ class Score(dict[str, float]):
         raise RuntimeError
 
 
+def test_a_forward_pass_between_two_loops_is_refused_as_the_next_one_begins(
+    session: Session,
+) -> None:
+    """A worker that joins would pass the place with an untrained model."""
+    data, model = loader(), session._training.models[0]
+    model(torch.ones(1, 1))  # above the first loop, all workers have the same
+    for step in session.steps(data, epochs=1):
+        train(step)
+        model(torch.ones(1, 1))  # a worker that joins does not come here before it has the state
+    model(torch.ones(1, 1))
+    with pytest.raises(StepMisused, match=r"test_session_alone\.py:\d+ calls .*session\.run\("):
+        next(session.steps(data, epochs=2))
+    assert session.committed == 5
+
+
+def test_forward_passes_between_loops_that_a_newcomer_does_not_make_are_allowed(
+    session: Session,
+) -> None:
+    data, model = loader(), session._training.models[0]
+    for epoch in range(3):
+        for step in session.steps(data, epochs=epoch + 1):
+            train(step)
+        session.run(lambda: model(torch.ones(1, 1)).item())
+        if not session.catching_up:
+            model(torch.ones(1, 1))
+        copy.deepcopy(model)(torch.ones(1, 1))
+    assert session.committed == 15
+
+
+def test_an_answer_of_catching_up_counts_until_the_next_loop_has_ended(session: Session) -> None:
+    data, model = loader(), session._training.models[0]
+    for epoch in range(2):
+        for step in session.steps(data, epochs=epoch + 1):
+            assert not session.catching_up
+            train(step)
+        if epoch or not session.catching_up:
+            model(torch.ones(1, 1))
+    with pytest.raises(StepMisused, match="between two loops"):
+        next(session.steps(data, epochs=3))
+
+
+def test_a_forward_pass_after_the_last_loop_is_allowed(session: Session) -> None:
+    list(map(train, session.steps(loader(), epochs=1)))
+    session._training.models[0](torch.ones(1, 1))
+    session._training.finish()
+
+
 def test_results_after_the_last_loop_may_have_any_type_and_are_not_kept(session: Session) -> None:
     list(map(train, session.steps(loader(), epochs=1)))
 

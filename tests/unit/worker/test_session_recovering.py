@@ -446,6 +446,44 @@ def test_a_newcomer_skips_finished_loops_and_gets_the_results_of_calls_between()
     run_together(veteran, veteran, newcomer)
 
 
+def test_a_newcomers_forward_pass_is_refused_while_it_passes_loops_that_are_done() -> None:
+    """Its model is not trained yet. It does not pass such a place if it asks `catching_up`."""
+
+    def script(peer: Peer, at_second: Callable[[], None], at_end: Callable[[], None]) -> None:
+        data = numbers(40, batch_size=1)
+        for epoch in range(2):
+            for step in peer.session.steps(data, epochs=epoch + 1):
+                if epoch == 1:
+                    at_second()
+                with step:
+                    backward(peer, step)
+                    peer.update()
+            at_end()
+
+    def veteran(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1, 0)
+        script(peer, lambda: peer.announce(2), lambda: None)
+
+    def newcomer(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(2)
+        seen = []
+
+        def at_end() -> None:
+            seen.append(peer.session.catching_up)
+            if seen[-1]:
+                with pytest.raises(StepMisused, match=r"test_session_rec.*not trained yet"):
+                    peer.model(torch.ones(1, 1).double())
+            else:
+                peer.model(torch.ones(1, 1).double())
+
+        script(peer, lambda: None, at_end)
+        assert seen == [True, False]
+
+    run_together(veteran, newcomer)
+
+
 # ---- before a save
 
 

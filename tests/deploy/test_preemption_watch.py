@@ -139,6 +139,6 @@ def test_the_watch_exits_with_1_and_a_message_when_the_service_does_not_answer(c
 def test_an_agent_is_preempted_when_the_watch_sees_a_notice(metadata: Metadata) -> None:
     metadata.documents[_AWS_ACTION] = "{}"
     command = (sys.executable, str(COMMAND), "aws", "--endpoint", metadata.endpoint)
-    noticed = until_preempted(file=None, command=command, interval_s=0.05)
+    noticed = until_preempted(file=None, command=command, interval_s=0.05, on_problem=pytest.fail)
     reason = asyncio.run(asyncio.wait_for(noticed, 60.0))
     assert "elastic-preemption-watch" in reason

@@ -112,7 +112,7 @@ def test_a_checkpoint_of_another_model_ends_the_job_at_once(
 
 
 def test_a_full_disk_does_not_stop_training(place: Place, originals: Path, tmp_path: Path) -> None:
-    with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
+    with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
         checkpoints = disk / "checkpoints"
         shutil.copytree(originals / "step-000000006", checkpoints / "step-000000006")
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
@@ -130,7 +130,7 @@ def test_a_full_disk_does_not_stop_training(place: Place, originals: Path, tmp_p
 
 
 def test_a_stopped_job_that_cannot_be_saved_says_so(place: Place, tmp_path: Path) -> None:
-    with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
+    with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
         options += ["--stop-grace-s", "2"]
@@ -152,7 +152,7 @@ def test_a_stopped_job_that_cannot_be_saved_says_so(place: Place, tmp_path: Path
 
 
 def test_the_last_save_succeeds_if_space_is_made_in_time(place: Place, tmp_path: Path) -> None:
-    with tiny_disk(tmp_path / "disk", size_kib=128) as disk:
+    with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"
         options = ["--checkpoint-dir", checkpoints, "--checkpoint-every", "3"]
         job = place.start("fills_the_disk.py", filler, 100000, options=options)

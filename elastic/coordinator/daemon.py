@@ -437,7 +437,7 @@ class CoordinatorDaemon:
                 case "failure":
                     self._worker_failed(node, message.failure, once.age_s)
                 case "progress":
-                    self._progressed(message.progress)
+                    self._progressed(node, message.progress)
                 case "reformed":
                     self._reformed(message.reformed, once.age_s)
                 case "shard_saved":
@@ -533,14 +533,17 @@ class CoordinatorDaemon:
         )
         return any(m.worker == worker for m in members)
 
-    def _progressed(self, progress: job_pb2.Progress) -> None:
+    def _progressed(self, node: ConnectedNode, progress: job_pb2.Progress) -> None:
         group, current = self.machine.generation(progress.generation), self.machine.current
         if group is None or current is None:
             return
         if group is not current and current.leave_after is None:
             return  # the group was left at once: this report is outdated
-        # A worker that joins has not come to the group's state yet.
-        if not progress.probed and progress.place != stacks_pb2.PLACE_JOINING:
+        # One that joins is elsewhere for a moment, for example when it fails to get the state.
+        joining = progress.place == stacks_pb2.PLACE_JOINING or any(
+            s.worker == progress.worker and not s.has_state for s in node.statuses
+        )
+        if not progress.probed and not joining:
             self.progress, self.progressed_at = progress, time.monotonic()
             self.totals.progressed(progress, time.time())
             self.script_values.heard(progress.reported, progress.committed)
@@ -561,6 +564,7 @@ class CoordinatorDaemon:
                 waiting_s=progress.waiting_s,
                 collectives=progress.collectives,
                 quiet_s=progress.quiet_s,
+                joining=joining,
             )
         )
 

@@ -216,6 +216,7 @@ def test_a_job_without_checkpoints_does_not_start_over_when_all_members_are_lost
     assert job.wait() == NOT_SAVED, job.story()
     ended = job.named("job_ended")[0]
     assert (ended["exit_code"], ended["severity"]) == (NOT_SAVED, "error")
+    assert ended["committed"] >= 20  # not the 0 of the spare that joined
     assert "there is no checkpoint" in ended["message"]
     assert [e["source"] for e in job.named("state_restored")] == ["initial"]
 

@@ -83,6 +83,7 @@ class ProgressWatch:
         in_step_s: float = 0.0,
         first_step: bool = False,
         waiting_s: float = 0.0,
+        joining: bool = False,
     ) -> float:
         """Take a report of rank 0 of the present group. Its count is right even if it is lower than
         before: the job may have gone back to a checkpoint.
@@ -90,7 +91,8 @@ class ProgressWatch:
         step_s: the usual duration of a step. longest_s: the longest of the recent ones. in_step_s:
         how long the step under way has lasted; 0 between steps, where a script may evaluate for as
         long as it likes. first_step: this is the first step of the group. waiting_s: how long rank
-        0 has waited for others at a call.
+        0 has waited for others at a call. joining: rank 0 has not come to the group's state yet, so
+        its count is not the job's.
 
         Returns how long the step of the previous report has lasted, if that is suspiciously long
         and the step is over now; else 0. No reports come while an agent or its stream is away: all
@@ -105,8 +107,9 @@ class ProgressWatch:
         self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
         self._observed_at = now
         self._note_usual(step_s, longest_s)
-        self.goes_on_from(committed)
-        self.advance(committed, now)
+        if not joining:
+            self.goes_on_from(committed)
+            self.advance(committed, now)
         return slow_s
 
     def lags_s(self, now: float) -> float:

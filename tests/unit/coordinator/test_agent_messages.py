@@ -467,9 +467,19 @@ async def test_a_pulse_of_an_agent_that_was_replaced_is_not_answered(place: Plac
 
 async def test_a_worker_that_joins_does_not_count_as_having_lost_all_steps(place: Place) -> None:
     """It has no state yet, but its group's number."""
-    for committed, where in ((70, "PLACE_FORWARD"), (0, "PLACE_JOINING"), (71, "PLACE_FORWARD")):
+    without = worker("w", WorkerPhase.JOINING, 3, has_state=False)
+    came = worker("w", WorkerPhase.TRAINING, 3)
+    for state, committed, where in (
+        (came, 70, "PLACE_FORWARD"),
+        (came, 0, "PLACE_JOINING"),
+        (without, 0, "PLACE_BETWEEN"),  # it fails to get the state
+        (came, 71, "PLACE_FORWARD"),
+    ):
+        place.says(view(state))
         progress = job_pb2.Progress(worker="w", generation=3, committed=committed)
         progress.place = stacks_pb2.Place.Value(where)
         place.hear(progress=progress)
     assert place.daemon.totals.steps_lost == 0
     assert place.daemon.progress.committed == 71
+    reports = [e for e in place.events if isinstance(e, ev.ProgressReported)]
+    assert [e.joining for e in reports] == [False, True, True, False]

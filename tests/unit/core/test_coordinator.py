@@ -208,6 +208,20 @@ def test_a_failure_tells_steps_that_nobody_has_reported(committed_in: int, known
     assert machine.committed == known
 
 
+def test_a_newcomer_that_joins_tells_nothing_of_the_jobs_steps() -> None:
+    machine = running()
+    reported = ev.ProgressReported(generation=1, committed=40, step_s=0.1, in_step_s=0.0)
+    machine.handle(reported, 1.0)
+    machine.handle(report("a", status("a2", READY)), 2.0)
+    machine.handle(ev.TimerFired(), 3.0)
+    machine.handle(ev.GenerationPersisted(number=2), 3.1)
+    came = replace(reported, generation=2, committed=0, joining=True)
+    machine.handle(came, 3.2)
+    assert machine.committed == 40
+    machine.handle(replace(came, committed=30, joining=False), 3.3)  # restored a checkpoint
+    assert machine.committed == 30
+
+
 def test_the_same_error_twice_ends_the_job_with_it() -> None:
     machine = Coordinator(SETTINGS)
     machine.handle(report("a", status("a0", STARTING)), 0.0)

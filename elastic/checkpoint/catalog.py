@@ -90,7 +90,7 @@ def require_parent(directory: CheckpointDirectory) -> None:
     """
     parent, _, name = directory.url.rpartition("/")
     step, names = parse_step_directory_name(name), directory.list()
-    if MANIFEST not in names or directory.size_bytes(MANIFEST) is None:
+    if MANIFEST not in names:
         if step is not None and any(parse_shard_name(n) or is_structure_name(n) for n in names):
             raise ConfigurationError(
                 f"{directory.url} is an unfinished checkpoint of step {step}; give its parent "
@@ -205,7 +205,7 @@ def prepare(directory: CheckpointDirectory, step: int) -> None:
     A step is saved again only if its first checkpoint was damaged or never committed. Files of a
     committed checkpoint are never overwritten in place: an interruption would leave it damaged.
     """
-    directory.remove_tree(step_directory_name(step))
+    directory.remove_step(step_directory_name(step))
 
 
 def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
@@ -217,7 +217,10 @@ def commit(directory: CheckpointDirectory, manifest: Manifest) -> None:
     """
     for file in manifest.files:
         relative = path_in_step(manifest.step, file.name)
-        size_bytes = directory.size_bytes(relative)
+        try:
+            size_bytes = directory.size_bytes(relative)
+        except CheckpointDamaged as error:
+            raise CheckpointWriteError(f"step {manifest.step} is not committed: {error}") from error
         if size_bytes != file.size_bytes:
             found = "is missing" if size_bytes is None else f"has {size_bytes} bytes"
             raise CheckpointWriteError(
@@ -257,7 +260,7 @@ def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
     for file in left:
         directory.remove(path_in_step(step, file))
     if left and len(left) == len(names):
-        directory.remove_tree(name)
+        directory.remove_step(name)
 
 
 def set_aside(directory: CheckpointDirectory, step: int) -> None:
@@ -290,7 +293,7 @@ def prune(directory: CheckpointDirectory, keep_last: int) -> list[int]:
             if step > newest:  # superseded, and the step may be being saved
                 set_aside(directory, step)
             else:
-                directory.remove_tree(step_directory_name(step))
+                directory.remove_step(step_directory_name(step))
         except ElasticError as error:
             kept[step] = error
     if kept:
@@ -308,9 +311,16 @@ def _problem(
     expected: FileDigest,
     on_bytes: Callable[[int], None] | None,
 ) -> Problem | None:
+    relative = path_in_step(step, expected.name)
     digester = Digester()
     try:
-        for piece in directory.chunks(path_in_step(step, expected.name)):
+        size_bytes = directory.size_bytes(relative)
+        if size_bytes is None:
+            return Problem(name=expected.name, damage=Damage.MISSING, detail="it is missing")
+        if size_bytes != expected.size_bytes:  # it may be endless
+            detail = f"it has {size_bytes} bytes instead of {expected.size_bytes}"
+            return Problem(name=expected.name, damage=Damage.WRONG_SIZE, detail=detail)
+        for piece in directory.chunks(relative):
             digester.update(piece)
             if on_bytes is not None:
                 on_bytes(len(piece))
@@ -318,13 +328,10 @@ def _problem(
         return Problem(name=expected.name, damage=Damage.MISSING, detail="it is missing")
     except CheckpointDamaged as error:
         return Problem(name=expected.name, damage=Damage.UNREADABLE, detail=str(error))
-    found = digester.result(expected.name)
-    detail = difference(expected, found)
-    if detail is None:
+    wrong = difference(expected, digester.result(expected.name))
+    if wrong is None:
         return None
-    same_size = found.size_bytes == expected.size_bytes
-    damage = Damage.WRONG_DIGEST if same_size else Damage.WRONG_SIZE
-    return Problem(name=expected.name, damage=damage, detail=detail)
+    return Problem(name=expected.name, damage=Damage.WRONG_DIGEST, detail=wrong)
 
 
 OWNER = "owner.json"

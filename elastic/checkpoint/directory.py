@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import fsspec
 
 from elastic.checkpoint.digest import CHUNK_BYTES, Digester, FileDigest, in_chunks
-from elastic.checkpoint.layout import MANIFEST
+from elastic.checkpoint.layout import MANIFEST, is_of_step, partial_name
 from elastic.errors import (
     CheckpointDamaged,
     CheckpointWriteError,
@@ -29,6 +29,9 @@ from elastic.errors import (
     refusal_of,
 )
 from elastic.settings.masking import masked_url
+
+MOST_BYTES_OF_DOCUMENT = 64 << 20
+"""More than any manifest or list of tensors needs: 100,000 tensors take some 20 MB."""
 
 
 class CheckpointDirectory(Protocol):
@@ -61,16 +64,17 @@ class CheckpointDirectory(Protocol):
         """
         ...
 
-    def read(self, relative: str) -> bytes:
+    def read(self, relative: str, most_bytes: int = MOST_BYTES_OF_DOCUMENT) -> bytes:
         """Return a file's content.
 
-        Raises FileNotFoundError if there is no such file, CheckpointDamaged if the medium cannot
-        read it, and TransientError if the storage cannot be reached.
+        Raises FileNotFoundError if there is no such file, CheckpointDamaged if the file is longer
+        than `most_bytes`, is a link or a special file, or if the medium cannot read it, and
+        TransientError if the storage cannot be reached.
         """
         ...
 
     def chunks(self, relative: str) -> Iterator[bytes]:
-        """Yield a file's content piece by piece; raises as `read` does."""
+        """Yield a file's content, whatever its length, piece by piece; raises as `read` does."""
         ...
 
     def size_bytes(self, relative: str) -> int | None:
@@ -91,11 +95,11 @@ class CheckpointDirectory(Protocol):
         """Remove a file if it exists. Raises CheckpointWriteError."""
         ...
 
-    def remove_tree(self, name: str) -> None:
-        """Remove a directory under the root if it exists, its manifest first.
+    def remove_step(self, name: str) -> None:
+        """Remove a step's files if they exist, its manifest first, and its directory if empty.
 
-        So an interrupted removal never leaves a damaged checkpoint that counts as committed.
-        Raises CheckpointWriteError.
+        So an interrupted removal never leaves a damaged checkpoint that counts as committed. Files
+        of other programs stay. Raises CheckpointWriteError.
         """
         ...
 
@@ -120,10 +124,28 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 _ABSENT = (FileNotFoundError, NotADirectoryError)
 # Those of a path that a user must correct.
 _WRONG_PATHS = (errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ELOOP, errno.ENAMETOOLONG)
+_OPENS_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
+
+
+class _NeverUsed(OSError):
+    """A link or a special file below the root, which nobody reads, enters or writes through."""
+
+    def __init__(self, mode: int, name: str) -> None:
+        what = (
+            "it is a symbolic link, and links in a checkpoint directory are never followed; move "
+            "what it points to here"
+            if stat.S_ISLNK(mode)
+            else "it is not a regular file"
+        )
+        super().__init__(errno.ELOOP, what, name)
 
 
 class LocalDirectory:
-    """A `CheckpointDirectory` on a path: temporary name, fsync, rename, fsync of the directory."""
+    """A `CheckpointDirectory` on a path: temporary name, fsync, rename, fsync of the directory.
+
+    The root may be reached through links. Below it, every directory and file is opened without
+    following one, so nothing outside is read, written or removed.
+    """
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -134,12 +156,11 @@ class LocalDirectory:
 
     def probe(self) -> None:
         try:
-            _make_directory(self._root)
-            probe = self._root / f".probe-{uuid.uuid4().hex}"
-            try:
-                _write_synced(probe, [memoryview(b"probe")], Digester())
-            finally:
-                _unlink(probe)
+            with self._inside(f".probe-{uuid.uuid4().hex}", create=True) as (parent, probe):
+                try:
+                    _write_synced(parent, probe, [memoryview(b"probe")], Digester())
+                finally:
+                    _unlink(parent, probe)
         except OSError as error:
             raise refusal_of(
                 f"the checkpoint directory {self._root} cannot be written to: "
@@ -150,51 +171,51 @@ class LocalDirectory:
     def write(
         self, relative: str, data: bytes | Iterable[memoryview], *, replace: bool = True
     ) -> FileDigest:
-        path = self._root / relative
-        # The name is unique: a writer that was wrongly taken for dead may write the same share.
-        partial = path.with_name(f".{path.name}.{uuid.uuid4().hex}.partial")
         digester = Digester()
         try:
-            _make_directory(path.parent)
-            _write_synced(partial, in_chunks(data), digester)
-            if replace:
-                os.replace(partial, path)
-            else:
-                _move_without_replacing(partial, path)
-            _sync_directory(path.parent)
+            with self._inside(relative, create=True) as (parent, name):
+                # The name is unique: a writer that was wrongly taken for dead may write the same
+                # share.
+                partial = partial_name(name, uuid.uuid4().hex)
+                try:
+                    _write_synced(parent, partial, in_chunks(data), digester)
+                    if replace:
+                        os.replace(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
+                    else:
+                        _move_without_replacing(parent, partial, name)
+                    os.fsync(parent)
+                except BaseException:
+                    _unlink(parent, partial)
+                    raise
         except FileExistsError:
-            _unlink(partial)
             raise
         except OSError as error:
-            _unlink(partial)
-            raise CheckpointWriteError(_write_failure(path, error)) from error
-        except BaseException:
-            _unlink(partial)
-            raise
-        return digester.result(path.name)
+            raise CheckpointWriteError(_write_failure(self._root / relative, error)) from error
+        return digester.result(name)
 
-    def read(self, relative: str) -> bytes:
-        with _reading(self._root / relative) as path:
-            return path.read_bytes()
+    def read(self, relative: str, most_bytes: int = MOST_BYTES_OF_DOCUMENT) -> bytes:
+        with self._reading(relative) as handle:
+            require_size(f"{self._root}/{relative}", os.fstat(handle).st_size, most_bytes)
+            with open(handle, "rb", buffering=0, closefd=False) as file:
+                return file.readall()
 
     def chunks(self, relative: str) -> Iterator[bytes]:
-        with _reading(self._root / relative) as path, path.open("rb", buffering=0) as file:
-            while piece := file.read(CHUNK_BYTES):
+        with self._reading(relative) as handle:
+            while piece := os.read(handle, CHUNK_BYTES):
                 yield piece
 
     def size_bytes(self, relative: str) -> int | None:
-        """Return None also for what is not a regular file: reading a pipe may never end."""
         try:
-            with _reading(self._root / relative) as path:
-                found = path.stat()
-                return found.st_size if stat.S_ISREG(found.st_mode) else None
-        except _ABSENT:
+            with self._reading(relative) as handle:
+                return os.fstat(handle).st_size
+        except FileNotFoundError:
             return None
 
     def list(self, relative: str = "") -> list[str]:
         path = self._root / relative
         try:
-            return sorted(os.listdir(path))
+            with self._inside(f"{relative}/." if relative else ".") as (parent, _):
+                return sorted(os.listdir(parent))
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -207,25 +228,86 @@ class LocalDirectory:
 
     def remove(self, relative: str) -> None:
         """Unlink the file. The removal is not synced: a crash may bring the file back."""
-        path = self._root / relative
         try:
-            _unlink_if_there(path)
-        except NotADirectoryError:
-            return
-        except OSError as error:
-            raise CheckpointWriteError(f"removing {path} failed: {_reason(error)}") from error
-
-    def remove_tree(self, name: str) -> None:
-        tree = self._root / name
-        try:
-            if _unlink_if_there(tree / MANIFEST):
-                _sync_directory(tree)
-            _remove(tree)
-            _sync_directory(self._root)
+            with self._inside(relative) as (parent, name):
+                _unlink_if_there(parent, name)
         except _ABSENT:
             return
         except OSError as error:
-            raise CheckpointWriteError(f"removing {tree} failed: {_reason(error)}") from error
+            path = self._root / relative
+            raise CheckpointWriteError(f"removing {path} failed: {_reason(error)}") from error
+
+    def remove_step(self, name: str) -> None:
+        try:
+            with self._inside(name) as (parent, name):
+                _remove_step(parent, name)
+                os.fsync(parent)
+        except _ABSENT:
+            return
+        except OSError as error:
+            path = self._root / name
+            raise CheckpointWriteError(f"removing {path} failed: {_reason(error)}") from error
+
+    @contextlib.contextmanager
+    def _inside(self, relative: str, *, create: bool = False) -> Iterator[tuple[int, str]]:
+        """Yield a descriptor of the directory that `relative` is in, and its name there.
+
+        create: make missing directories. Raises OSError.
+        """
+        *above, name = relative.split("/")
+        if create:
+            _make_directory(self._root)
+        handle = os.open(self._root, _OPENS_DIRECTORY)
+        try:
+            for part in above:
+                inner = _enter(handle, part, create=create)
+                os.close(handle)
+                handle = inner
+            yield handle, name
+        finally:
+            os.close(handle)
+
+    @contextlib.contextmanager
+    def _reading(self, relative: str) -> Iterator[int]:
+        """Yield a descriptor of a regular file. Raises as `read` does."""
+        path = f"{self._root}/{relative}"
+        try:
+            with self._inside(relative) as (parent, name):
+                # Opening some devices does harm, and opening a pipe may wait for ever.
+                mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+                if not stat.S_ISREG(mode):
+                    raise _NeverUsed(mode, name)
+                flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+                handle = os.open(name, flags, dir_fd=parent)
+            try:
+                mode = os.fstat(handle).st_mode
+                if not stat.S_ISREG(mode):  # it was replaced meanwhile
+                    raise _NeverUsed(mode, name)
+                yield handle
+            finally:
+                os.close(handle)
+        except _ABSENT as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path) from error
+        except OSError as error:
+            if error.errno in (errno.EIO, errno.EISDIR) or isinstance(error, _NeverUsed):
+                raise CheckpointDamaged(f"{path} cannot be read: {_reason(error)}") from error
+            raise TransientError(f"reading {path} failed: {_reason(error)}") from error
+
+
+def _enter(parent: int, name: str, *, create: bool = False) -> int:
+    """Open a directory. Raises _NeverUsed for a link, and OSError."""
+    if create:
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(name, dir_fd=parent)
+            os.fsync(parent)  # a crash must not undo the save
+    try:
+        return os.open(name, _OPENS_DIRECTORY | os.O_NOFOLLOW, dir_fd=parent)
+    except OSError as error:
+        if error.errno in (errno.ENOTDIR, errno.ELOOP):
+            mode = os.stat(name, dir_fd=parent, follow_symlinks=False).st_mode
+            if stat.S_ISLNK(mode):
+                raise _NeverUsed(mode, name) from error
+        raise
 
 
 def _make_directory(path: Path) -> None:
@@ -237,11 +319,16 @@ def _make_directory(path: Path) -> None:
         os.mkdir(path)
     if not path.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(path))
-    _sync_directory(path.parent)
+    handle = os.open(path.parent, _OPENS_DIRECTORY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
-def _write_synced(path: Path, pieces: Iterable[memoryview], digester: Digester) -> None:
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+def _write_synced(parent: int, name: str, pieces: Iterable[memoryview], digester: Digester) -> None:
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+    handle = os.open(name, flags, 0o666, dir_fd=parent)
     try:
         for piece in pieces:
             digester.update(piece)
@@ -257,61 +344,68 @@ def _write_all(handle: int, piece: memoryview) -> None:
         written += os.write(handle, piece[written:])
 
 
-def _move_without_replacing(partial: Path, path: Path) -> None:
-    """Move `partial` to `path`. Raises FileExistsError if `path` exists."""
+def _move_without_replacing(parent: int, partial: str, name: str) -> None:
+    """Move `partial` to `name`. Raises FileExistsError if that exists."""
     try:
-        os.link(partial, path)
+        os.link(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        if path.exists():  # the best that a file system without hard links can do
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path)) from error
-        os.replace(partial, path)
+        # The best that a file system without hard links can do.
+        with contextlib.suppress(FileNotFoundError):
+            os.stat(name, dir_fd=parent, follow_symlinks=False)
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), name) from error
+        os.replace(partial, name, src_dir_fd=parent, dst_dir_fd=parent)
     else:
-        os.unlink(partial)
+        os.unlink(partial, dir_fd=parent)
 
 
-def _sync_directory(path: Path) -> None:
-    handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+def _remove_step(parent: int, name: str) -> None:
+    """Remove a step's own files, the manifest first, and its directory if nothing else is in it.
+
+    A link is unlinked. Raises OSError.
+    """
     try:
-        os.fsync(handle)
+        step = _enter(parent, name)
+    except _NeverUsed:
+        _unlink_if_there(parent, name)
+        return
+    try:
+        if _unlink_if_there(step, MANIFEST):
+            os.fsync(step)
+        for entry in sorted(os.listdir(step)):
+            if is_of_step(entry):
+                with contextlib.suppress(IsADirectoryError):  # not ours
+                    _unlink_if_there(step, entry)  # another process may be pruning too
     finally:
-        os.close(handle)
-
-
-def _remove(tree: Path) -> None:
-    for entry in sorted(tree.iterdir()):
-        if entry.is_dir() and not entry.is_symlink():
-            _remove(entry)
-        else:
-            _unlink_if_there(entry)  # another process may be pruning too
-    os.rmdir(tree)
-
-
-def _unlink_if_there(path: Path) -> bool:
+        os.close(step)
     try:
-        os.unlink(path)
+        os.rmdir(name, dir_fd=parent)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+            raise
+
+
+def _unlink_if_there(parent: int, name: str) -> bool:
+    try:
+        os.unlink(name, dir_fd=parent)
     except FileNotFoundError:
         return False
     return True
 
 
-def _unlink(path: Path) -> None:
+def _unlink(parent: int, name: str) -> None:
     """Remove a file and ignore errors: the caller reports the error that led to the clean-up."""
     with contextlib.suppress(OSError):
-        os.unlink(path)
+        os.unlink(name, dir_fd=parent)
 
 
-@contextlib.contextmanager
-def _reading(path: Path) -> Iterator[Path]:
-    try:
-        yield path
-    except _ABSENT as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from error
-    except OSError as error:
-        if error.errno == errno.EIO:
-            raise CheckpointDamaged(f"{path} cannot be read: {_reason(error)}") from error
-        raise TransientError(f"reading {path} failed: {_reason(error)}") from error
+def require_size(where: str, size_bytes: int, most_bytes: int) -> None:
+    """Raise CheckpointDamaged for a file that is longer than anybody has written it."""
+    if size_bytes > most_bytes:
+        raise CheckpointDamaged(
+            f"{where} has {size_bytes} bytes where at most {most_bytes} are expected"
+        )
 
 
 def _write_failure(path: Path, error: OSError) -> str:
@@ -387,7 +481,7 @@ class RemoteDirectory:
     ) -> FileDigest:
         """With replace=False, a file that appears between the check and the move is replaced."""
         parent, _, name = self._path(relative).rpartition("/")
-        partial = f"{parent}/.{name}.{uuid.uuid4().hex}.partial"
+        partial = f"{parent}/{partial_name(name, uuid.uuid4().hex)}"
         digester = Digester()
         try:
             with self._storing(relative):
@@ -410,7 +504,10 @@ class RemoteDirectory:
                 digester.update(piece)
                 file.write(piece)
 
-    def read(self, relative: str) -> bytes:
+    def read(self, relative: str, most_bytes: int = MOST_BYTES_OF_DOCUMENT) -> bytes:
+        with self._reading(relative) as path:
+            size_bytes = int(self._fs.info(path)["size"])
+        require_size(f"{self._url}/{relative}", size_bytes, most_bytes)
         with self._reading(relative) as path:
             return bytes(self._fs.cat_file(path))
 
@@ -439,13 +536,13 @@ class RemoteDirectory:
             self._fs.rm_file(self._path(relative))
         self._fs.invalidate_cache()
 
-    def remove_tree(self, name: str) -> None:
-        path = self._path(name)
-        with self._storing(name, "removing"):
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm_file(f"{path}/{MANIFEST}")
-            with contextlib.suppress(FileNotFoundError):
-                self._fs.rm(path, recursive=True)
+    def remove_step(self, name: str) -> None:
+        self.remove(f"{name}/{MANIFEST}")
+        for entry in self.list(name):
+            if is_of_step(entry):
+                self.remove(f"{name}/{entry}")
+        with contextlib.suppress(Exception):  # it is not empty, or storage has no directories
+            self._fs.rmdir(self._path(name))
         self._fs.invalidate_cache()
 
     def _path(self, relative: str) -> str:

@@ -91,5 +91,20 @@ def is_structure_name(name: str) -> bool:
     return _STRUCTURE.fullmatch(name) is not None
 
 
+def partial_name(name: str, token: str) -> str:
+    """Return the name that a file has while it is written; `token` makes it unique."""
+    return f".{name}.{token}.partial"
+
+
+def is_of_step(name: str) -> bool:
+    """Return whether we give files in a step's directory such names, or a save left it there."""
+    return (
+        name == MANIFEST
+        or parse_shard_name(name) is not None
+        or is_structure_name(name)
+        or (name.startswith(".") and name.endswith(".partial"))
+    )
+
+
 def path_in_step(step: int, name: str) -> str:
     return f"{step_directory_name(step)}/{name}"

@@ -11,7 +11,7 @@ import xxhash
 from elastic.checkpoint import documents
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.documents import Json
-from elastic.checkpoint.layout import run_tag_in
+from elastic.checkpoint.layout import is_structure_name, parse_shard_name, run_tag_in
 from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged
 
@@ -106,8 +106,8 @@ def _file(entry: Json, where: str) -> FileDigest:
     document: dict[str, Json] = documents.checked(entry, dict, where)
     documents.only_keys(document, frozenset(field.name for field in fields(FileDigest)), where)
     name = documents.field(document, "name", str, where)
-    # Names are joined to a path: refuse those that lead out of the directory.
-    if not name or name.startswith(".") or "/" in name or "\\" in name:
+    # Names are joined to a path: those of a checkpoint's files cannot lead out of the directory.
+    if parse_shard_name(name) is None and not is_structure_name(name):
         raise CheckpointDamaged(f"{where}: {name!r} is not the name of a file in the checkpoint")
     digest = documents.field(document, "xxh3_128", str, where)
     if _HEX_128.fullmatch(digest) is None:

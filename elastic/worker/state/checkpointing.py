@@ -351,6 +351,7 @@ def load(directory: CheckpointDirectory, step: int) -> Loaded:
         )
     content = _read_verified(directory, step, described[0])
     structure = structure_from_json(content, f"{where}{described[0].name}")
+    _require_plausible(manifest, structure, where)
     assembly = _Assembly(structure.specs, where)
     shards = {parse_shard_name(file.name): file for file in manifest.files}
     for place in sorted(place for place in shards if place is not None):
@@ -396,10 +397,22 @@ def load_latest(
     )
 
 
+def _require_plausible(manifest: Manifest, structure: Structure, where: str) -> None:
+    """Raise CheckpointDamaged if the shards are longer than tensors and headers can make them."""
+    specs = structure.specs
+    most_bytes = sum(spec.size_bytes for spec in specs) + (64 << 20) * manifest.world_size
+    size_bytes = sum(f.size_bytes for f in manifest.files if not is_structure_name(f.name))
+    if size_bytes > most_bytes:
+        raise CheckpointDamaged(
+            f"{where}: the manifest lists shards of {size_bytes} bytes, but the tensors have "
+            f"{sum(spec.size_bytes for spec in specs)}"
+        )
+
+
 def _read_verified(directory: CheckpointDirectory, step: int, expected: FileDigest) -> bytes:
     relative = path_in_step(step, expected.name)
     try:
-        content = directory.read(relative)
+        content = directory.read(relative, expected.size_bytes)
     except FileNotFoundError as error:
         raise CheckpointDamaged(f"{directory.url}/{relative} is missing") from error
     wrong = difference(expected, digest_of(expected.name, content))

@@ -54,6 +54,24 @@ class DyingOs:
         return call
 
 
+class FailingReads:
+    """Stands in for `os` in checkpoint.directory: files of one name cannot be opened.
+
+    below: only those in directories whose path contains this.
+    """
+
+    def __init__(self, name: str, number: int, below: str = "") -> None:
+        self._name, self._number, self._below = name, number, below
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(os, name)
+
+    def open(self, path: str, flags: int, mode: int = 0o777, *, dir_fd: int | None = None) -> int:
+        if path == self._name and self._below in os.readlink(f"/proc/self/fd/{dir_fd}"):
+            raise OSError(self._number, os.strerror(self._number), path)
+        return os.open(path, flags, mode, dir_fd=dir_fd)
+
+
 class DyingDirectory:
     """A directory whose writes and removals stop after a countdown; half a file may remain."""
 
@@ -78,9 +96,9 @@ class DyingDirectory:
         self._countdown.spend()
         return digest
 
-    def remove_tree(self, name: str) -> None:
+    def remove_step(self, name: str) -> None:
         self._countdown.spend()
-        self._inner.remove_tree(name)
+        self._inner.remove_step(name)
         self._countdown.spend()
 
 

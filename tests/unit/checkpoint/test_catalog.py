@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,12 +10,19 @@ import fsspec
 import pytest
 
 from elastic.checkpoint import catalog
+from elastic.checkpoint import directory as directory_module
 from elastic.checkpoint.catalog import Catalog, Damage
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import path_in_step
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, CheckpointWriteError, ConfigurationError
-from tests.unit.checkpoint.faults import Countdown, DyingDirectory, Killed, every_kill_point
+from tests.unit.checkpoint.faults import (
+    Countdown,
+    DyingDirectory,
+    FailingReads,
+    Killed,
+    every_kill_point,
+)
 from tests.unit.checkpoint.manifests import make_manifest
 
 CONTENTS = {"shard-00000-of-00001.safetensors": b"t" * 1000, "structure.json": b"{}"}
@@ -134,23 +140,8 @@ def test_a_manifest_that_the_medium_cannot_read_is_that_of_a_damaged_checkpoint(
     directory = open_directory(str(tmp_path))
     for step in (5, 20):
         _save(directory, step)
-    unreadable = tmp_path / path_in_step(20, "manifest.json")
-    stat, read_bytes = Path.stat, Path.read_bytes
-
-    def fail(path: Path) -> None:
-        if path == unreadable:
-            raise OSError(errno.EIO, os.strerror(errno.EIO), str(path))
-
-    def failing_stat(path: Path, **options: bool) -> os.stat_result:
-        fail(path)
-        return stat(path, **options)
-
-    def failing_read(path: Path) -> bytes:
-        fail(path)
-        return read_bytes(path)
-
-    monkeypatch.setattr(Path, "stat", failing_stat)
-    monkeypatch.setattr(Path, "read_bytes", failing_read)
+    unreadable = FailingReads("manifest.json", errno.EIO, below="step-000000020")
+    monkeypatch.setattr(directory_module, "os", unreadable)
     assert catalog.list_checkpoints(directory) == (20, 5)
     (problem,) = catalog.verify(directory, 20)
     assert problem.damage is Damage.UNREADABLE
@@ -223,14 +214,14 @@ def test_pruning_goes_on_after_a_step_that_cannot_be_removed(
 ) -> None:
     for step in (1, 2, 3, 4):
         _save(directory, step)
-    remove = directory.remove_tree
+    remove = directory.remove_step
 
     def stubborn(name: str) -> None:
         if name == "step-000000001":
             raise CheckpointWriteError("removing it failed: Operation not permitted")
         remove(name)
 
-    monkeypatch.setattr(directory, "remove_tree", stubborn)
+    monkeypatch.setattr(directory, "remove_step", stubborn)
     with pytest.raises(CheckpointWriteError, match=r"steps 1\).*Operation not permitted"):
         catalog.prune(directory, keep_last=1)
     assert catalog.list_checkpoints(directory) == (4, 1)

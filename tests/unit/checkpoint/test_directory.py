@@ -19,13 +19,14 @@ import xxhash
 from elastic.checkpoint import directory as directory_module
 from elastic.checkpoint.digest import CHUNK_BYTES
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.checkpoint.layout import shard_name, structure_name
 from elastic.errors import (
     CheckpointDamaged,
     CheckpointWriteError,
     ConfigurationError,
     TransientError,
 )
-from tests.unit.checkpoint.faults import Countdown, DyingOs, Killed
+from tests.unit.checkpoint.faults import Countdown, DyingOs, FailingReads, Killed
 
 
 @pytest.fixture(params=["path", "file", "memory"])
@@ -100,18 +101,32 @@ class TestContract:
             directory.read("step-000000001/a")
         with pytest.raises(FileNotFoundError):
             list(directory.chunks("step-000000001/a"))
-        directory.remove_tree("step-000000001")
+        directory.remove_step("step-000000001")
 
-    def test_a_removed_tree_is_gone_and_its_neighbour_is_not(
+    def test_a_removed_step_is_gone_and_its_neighbour_is_not(
         self, directory: CheckpointDirectory
     ) -> None:
+        shard = shard_name(0, 1, "g1-a")
         for step in ("step-000000001", "step-000000002"):
-            for name in ("manifest.json", "shard", ".shard.partial"):
+            for name in ("manifest.json", shard, structure_name("g1-a"), f".{shard}.1.partial"):
                 directory.write(f"{step}/{name}", b"x")
-        directory.remove_tree("step-000000001")
+        directory.remove_step("step-000000001")
         assert directory.list() == ["step-000000002"]
         assert directory.size_bytes("step-000000001/manifest.json") is None
         assert directory.read("step-000000002/manifest.json") == b"x"
+
+    def test_what_others_have_put_into_a_step_stays(self, directory: CheckpointDirectory) -> None:
+        for name in ("manifest.json", "notes.txt", "thesis/manifest.json"):
+            directory.write(f"step-000000001/{name}", b"x")
+        directory.remove_step("step-000000001")
+        assert directory.list("step-000000001") == ["notes.txt", "thesis"]
+        assert directory.read("step-000000001/thesis/manifest.json") == b"x"
+
+    def test_a_file_that_is_too_long_is_not_read(self, directory: CheckpointDirectory) -> None:
+        directory.write("a", b"four")
+        assert directory.read("a", 4) == b"four"
+        with pytest.raises(CheckpointDamaged, match=r"a has 4 bytes where at most 3 are expected"):
+            directory.read("a", 3)
 
     def test_files_of_a_directory_are_listed_and_removed(
         self, directory: CheckpointDirectory
@@ -211,7 +226,7 @@ class TestLocal:
         with pytest.raises(ConfigurationError, match=r"Read-only file system.*mount"):
             directory.probe()
         with pytest.raises(CheckpointWriteError, match="Read-only"):
-            directory.remove_tree("s")
+            directory.remove_step("s")
         assert directory.read("s/old") == b"old"
 
     def test_data_is_synced_before_it_is_visible(
@@ -221,11 +236,12 @@ class TestLocal:
         monkeypatch.setattr(directory_module, "os", recorder)
         open_directory(str(tmp_path)).write("s/a", b"x")
         partial = next(path for verb, path in recorder.calls if verb == "replace")
+        written = str(tmp_path / "s" / partial)
         assert recorder.calls == [
-            ("mkdir", str(tmp_path / "s")),
+            ("mkdir", "s"),
             ("fsync", str(tmp_path)),
-            ("write", partial),
-            ("fsync", partial),
+            ("write", written),
+            ("fsync", written),
             ("replace", partial),
             ("fsync", str(tmp_path / "s")),
         ]
@@ -234,13 +250,14 @@ class TestLocal:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         directory = open_directory(str(tmp_path))
-        for name in ("a", "manifest.json", "z"):
+        others = [shard_name(0, 1, "g1-a"), structure_name("g1-a")]
+        for name in ("manifest.json", *others):
             directory.write(f"s/{name}", b"x")
-        # Two operations: the manifest's removal and opening the directory to sync it.
-        monkeypatch.setattr(directory_module, "os", DyingOs(Countdown(2)))
+        # Three operations: opening the root and the step, and the manifest's removal.
+        monkeypatch.setattr(directory_module, "os", DyingOs(Countdown(3)))
         with pytest.raises(Killed):
-            directory.remove_tree("s")
-        assert sorted(os.listdir(tmp_path / "s")) == ["a", "z"]
+            directory.remove_step("s")
+        assert sorted(os.listdir(tmp_path / "s")) == others
 
     @pytest.mark.parametrize(
         ("number", "expected"), [(5, CheckpointDamaged), (116, TransientError)]
@@ -252,10 +269,9 @@ class TestLocal:
         number: int,
         expected: type[Exception],
     ) -> None:
-        def fail(path: Path) -> bytes:
-            raise OSError(number, os.strerror(number), str(path))
-
-        monkeypatch.setattr(Path, "read_bytes", fail)
+        (tmp_path / "s").mkdir()
+        (tmp_path / "s" / "a").touch()
+        monkeypatch.setattr(directory_module, "os", FailingReads("a", number))
         with pytest.raises(expected, match="s/a"):
             open_directory(str(tmp_path)).read("s/a")
 
@@ -297,9 +313,9 @@ class RecordingOs:
     def __getattr__(self, name: str) -> Any:
         return getattr(os, name)
 
-    def mkdir(self, path: Path) -> None:
-        self.calls.append(("mkdir", str(path)))
-        os.mkdir(path)
+    def mkdir(self, path: str, **options: int) -> None:
+        self.calls.append(("mkdir", path))
+        os.mkdir(path, **options)
 
     def write(self, handle: int, piece: memoryview) -> int:
         self.calls.append(("write", os.readlink(f"/proc/self/fd/{handle}")))
@@ -309,9 +325,9 @@ class RecordingOs:
         self.calls.append(("fsync", os.readlink(f"/proc/self/fd/{handle}")))
         os.fsync(handle)
 
-    def replace(self, source: Path, target: Path) -> None:
-        self.calls.append(("replace", str(source)))
-        os.replace(source, target)
+    def replace(self, source: str, target: str, **options: int) -> None:
+        self.calls.append(("replace", source))
+        os.replace(source, target, **options)
 
 
 @pytest.fixture
@@ -348,7 +364,7 @@ def test_only_one_of_several_simultaneous_writers_succeeds(tmp_path: Path) -> No
 def test_an_older_file_stays_where_there_are_no_hard_links(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_links(*_: object) -> None:
+    def no_links(*_: object, **__: object) -> None:
         raise OSError(errno.EPERM, "Operation not permitted")
 
     monkeypatch.setattr(os, "link", no_links)

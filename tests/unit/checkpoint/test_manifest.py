@@ -84,8 +84,11 @@ def _changed(**changes: Any) -> bytes:
         ({"surprise": 1}, "unknown keys: surprise"),
         ({"learning_rate": []}, "'learning_rate'.*type list where dict"),
         ({"files": [1]}, r"files\[0\].*type int where dict"),
-        ({"files": [{"name": "a", "size_bytes": 1}]}, "lacks 'xxh3_128'"),
-        ({"files": [{"name": "a", "size_bytes": 1, "xxh3_128": "zz"}]}, "128-bit digest"),
+        ({"files": [{"name": "structure.json", "size_bytes": 1}]}, "lacks 'xxh3_128'"),
+        (
+            {"files": [{"name": "structure.json", "size_bytes": 1, "xxh3_128": "zz"}]},
+            "128-bit digest",
+        ),
         ({"created_unix_s": "gone"}, "lacks 'created_unix_s'"),
         ({"manifest_xxh3_128": "gone"}, "lacks 'manifest_xxh3_128'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -33,6 +34,7 @@ from tests.unit.checkpoint.faults import (
     Countdown,
     DyingDirectory,
     DyingOs,
+    FailingReads,
     Killed,
     every_kill_point,
 )
@@ -135,10 +137,7 @@ def test_all_checkpoints_are_named_if_all_are_damaged(tmp_path: Path) -> None:
 def test_unreachable_storage_is_not_taken_for_damage(
     saved: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stale(path: Path) -> bytes:
-        raise OSError(116, "Stale file handle", str(path))
-
-    monkeypatch.setattr(Path, "read_bytes", stale)
+    monkeypatch.setattr(directory_module, "os", FailingReads(MANIFEST, errno.ESTALE))
     with pytest.raises(TransientError, match="Stale"):
         load_latest(open_directory(str(saved)), _unexpected)
 

@@ -60,6 +60,15 @@ _LOST_GRADIENTS = (
     "step's: call optimizer.zero_grad() above that loop, or below optimizer.step(), not inside of "
     "it"
 )
+_STEP_ABOVE_LOOP = (
+    "step() was called before the first loop over session.steps(): this worker would train alone, "
+    "as every other one does. elastic trains in `for step in session.steps(data, epochs=...):` "
+    "with `with step:` around each step. The trainer of a framework, as of Lightning or "
+    "transformers, has a loop of its own: write such a loop in its place, or leave out "
+    "elastic.init() and start the script with --launch torchrun, which restarts all workers when "
+    "one is lost. What each worker fits for itself, as a learning rate finder does, belongs above "
+    "elastic.init(), or into session.warm_up(function), which undoes changes to tracked objects"
+)
 _STEP_IN_LOOP = (
     "step() was called inside of `for ... in step.batches():`. In this or another group that loop "
     "has several turns, and only the last one averages the gradients of all: call it below that "
@@ -151,6 +160,7 @@ class Training:
         """The script is inside of `step.backward`."""
         self.in_batches = False
         """The script is inside of a loop over `step.batches` that can have several turns."""
+        self._warming_up = False
         self._handed_over: list[Passes] | None = None
         self._reductions = Reductions(self.models, self.part)
         self.loss_in_block: Exception | None = None
@@ -464,7 +474,11 @@ class Training:
         """Call `function` and undo what it changes. Its compilation counts as part of start-up."""
         COMPILATIONS.watch()
         self._undo.begin()
-        function()
+        self._warming_up = True
+        try:
+            function()
+        finally:
+            self._warming_up = False
         self._undo.put_back()
 
     # ---- the end
@@ -977,6 +991,8 @@ class Training:
                 "call it below step.backward()"
             )
         if not self.in_block:
+            if self.part.loop < 0 and not self._warming_up:
+                raise StepMisused(f"{type(optimizer).__name__}.{_STEP_ABOVE_LOOP}")
             self.optimizers.steps_below(optimizer)
         elif self.loss_in_block is not None:
             raise self.loss_in_block  # which the script has caught, as to skip a bad batch

@@ -1,10 +1,11 @@
-"""A fixture for tests that need DDP but no peers: a group of one in the test's own process."""
+"""Fixtures: a group of one in the test's own process, and an end of each session's hooks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 import pytest
+from torch.optim import optimizer
 
 from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.worker.group.process_group import Group, StoreHost
@@ -22,3 +23,12 @@ def alone() -> Iterator[Group]:
     group.build(host, 10.0)
     yield group
     group.close()
+
+
+@pytest.fixture(autouse=True)
+def no_hooks_of_earlier_sessions() -> Iterator[None]:
+    """A session's hooks on all optimizers last as long as its process, and would find that those
+    of later tests step before its first loop."""
+    yield
+    optimizer._global_optimizer_pre_hooks.clear()
+    optimizer._global_optimizer_post_hooks.clear()

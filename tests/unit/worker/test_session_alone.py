@@ -852,6 +852,41 @@ def test_an_error_in_warm_up_is_raised_to_the_script(session: Session) -> None:
         session.warm_up(lambda: 1 // 0)
 
 
+@pytest.mark.parametrize("distributes", [False, True])
+def test_an_optimizer_that_steps_above_the_first_loop_is_refused(
+    bare: Session, distributes: bool
+) -> None:
+    """As under the trainer of a framework, where each worker would train alone."""
+    net = Net()
+    model = bare.distribute(net) if distributes else net
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def fit() -> None:
+        model(torch.ones(2, 1)).mean().backward()
+        optimizer.step()
+
+    def fails() -> None:
+        fit()
+        raise ZeroDivisionError
+
+    before = net.weight.item()
+    for _ in range(2):
+        with pytest.raises(StepMisused, match=r"SGD\.step.*session\.steps.*session\.warm_up"):
+            fit()
+        assert net.weight.item() == before
+        bare.warm_up(fit)
+        with pytest.raises(ZeroDivisionError):
+            bare.warm_up(fails)
+        before = net.weight.item()  # warm_up puts back what is tracked, and nothing else
+    bare.track(model=bare.distribute(net), optimizer=optimizer)
+    for step in bare.steps(loader(), epochs=1):
+        with step:
+            backward(step)
+            optimizer.step()
+            optimizer.zero_grad()
+    fit()  # below the loop, with gradients of its own
+
+
 # ---- the public attributes
 
 

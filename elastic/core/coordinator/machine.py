@@ -358,7 +358,7 @@ class Coordinator:
                 now=now,
                 committed=self.committed,
                 running=frozenset(workers),
-                members=self._current.worker_ids if self._current is not None else frozenset(),
+                members=frozenset(m.worker for m in self._past.last_members()),
                 node=event.node,
                 generation=worker.status.generation if worker is not None else 0,
             )

@@ -234,6 +234,23 @@ def test_the_same_error_twice_ends_the_job_with_it() -> None:
     assert end.failure == failure
 
 
+def test_the_same_error_of_all_members_ends_a_job_that_saves_nothing() -> None:
+    """The second one comes after the group was dissolved: too few workers were left."""
+    machine = running(
+        replace(
+            SETTINGS,
+            formation=replace(SETTINGS.formation, min_workers=2),
+            saves=False,
+        )
+    )
+    machine.handle(ev.ProgressReported(generation=1, committed=2, step_s=0.1, in_step_s=0.0), 0.5)
+    for worker, expected in (("a0", []), ("a1", [1])):
+        failure = Failure(worker=worker, kind=FailureKind.EXIT_CODE, signature="exit code 0")
+        effects = machine.handle(ev.WorkerFailed(node="a", failure=failure), 1.0)
+        assert [e.exit_code for e in of(fx.EndJob, effects)] == expected
+        machine.handle(ev.GenerationPersisted(number=2), 1.1)
+
+
 def test_a_checkpoint_is_committed_with_its_last_part_or_abandoned_with_its_writer() -> None:
     def shard(index: int) -> ev.ShardReported:
         return ev.ShardReported(worker=f"a{index}", generation=1, step=5, index=index, count=2)

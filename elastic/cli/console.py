@@ -250,6 +250,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"every step copies {f['names']} ({int(f['bytes']) / 1e6:.1f} MB of tensors, "
         f"{f['copy_ms']} ms): {f['advice']}"
     ),
+    "untracked_state": lambda f: f"not tracked: {f['names']}; {f['advice']}",
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
     "failed_at_end": lambda f: (
         f"worker {f['worker']} failed as it ended: {f['message']}; what it saves at its end may be "

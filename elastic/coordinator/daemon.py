@@ -75,7 +75,7 @@ _LONGEST_WHY = 100  # characters of the reason why a worker was not reached
 _STORED_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 _NOTICES = {
-    *("state_differed", "step_copies_state", "checkpoint_damaged"),
+    *("state_differed", "step_copies_state", "untracked_state", "checkpoint_damaged"),
     *("report_failed", "output_lost", "failed_at_end"),
 }
 

@@ -70,6 +70,7 @@ _WARNINGS = frozenset(
         "straggler",
         "store_rolled_back",
         "stray_group_ended",
+        "untracked_state",
         "warning",
         "worker_not_started",
         "zygote_lost",

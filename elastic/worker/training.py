@@ -43,6 +43,7 @@ from elastic.worker.state.job_state import JobState, progress_of
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
 from elastic.worker.state.undo import Learnt, Undo
+from elastic.worker.state.untracked import Untracked
 from elastic.worker.steps_clock import StepsClock
 
 _ELSEWHERE_S = 0.5
@@ -141,6 +142,8 @@ class Training:
             on_costly=self._tell_cost,
             on_slow=self._tell_slow_copies,
         )
+        self._untracked: Untracked | None = Untracked(self.state, self._tell_untracked)
+        """None after its last look."""
         self._data: DataLoader | None = None
         self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
         self._loaders_seen = 0
@@ -214,6 +217,8 @@ class Training:
         if plan is None:
             return None
         if self.control.recovers:
+            if self._untracked is not None:
+                self._look_for_untracked(self._untracked)
             self._undo.begin()
         self.optimizers.block_begins()
         return planner, plan
@@ -1042,6 +1047,16 @@ class Training:
                 "what is tracked",
             },
         )
+
+    def _look_for_untracked(self, untracked: Untracked) -> None:
+        if untracked.step_begins() and self._joining().rank == 0:
+            with contextlib.suppress(Exception):  # odd objects must not end the training
+                untracked.look()
+        if untracked.is_over:
+            self._untracked = None
+
+    def _tell_untracked(self, names: str, advice: str) -> None:
+        self.control.reports.notice("untracked_state", {"names": names, "advice": advice})
 
     def _record(self, samples: SampleRange) -> LedgerRecord:
         group = self._joining()

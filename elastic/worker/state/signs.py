@@ -113,7 +113,7 @@ class Walk:
             return self._of_module(value, depth + 1)
         if isinstance(value, _CONSTANTS):
             return id(value)
-        inner = _referred_by(value)
+        inner = referred_by(value)
         if inner is None or depth > _DEEPEST:
             self.complete = False
             return None
@@ -168,7 +168,7 @@ class Walk:
         return [owner.values() for owner in compress(owners, own)]
 
 
-def _referred_by(value: Any) -> list[Any] | None:
+def referred_by(value: Any) -> list[Any] | None:
     """Return what the value refers to and may take its state from; None: that cannot be seen."""
     inner: list[Any] = []
     attributes = getattr(value, "__dict__", None)

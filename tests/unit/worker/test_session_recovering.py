@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import math
+import os
+import signal
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -145,6 +149,35 @@ def test_a_call_below_a_void_block_returns_its_last_result_without_running(peer:
     assert calls == [0, 1, 2, 3]
     assert found == [(True, 0), (True, 1), (False, 1), (True, 2), (True, 3)]
     peer.seat.exchange("done")
+
+
+@in_sessions(3)
+def test_the_best_models_file_is_written_though_rank_0_is_lost_as_it_writes(
+    peer: Peer, tmp_path: Path
+) -> None:
+    """As the guide's chapter on evaluation says."""
+    session, best = peer.session, tmp_path / "best"
+    losses = [3.0, 2.0, 1.0, 4.0, 4.0]
+
+    def save_best(index: int) -> None:
+        if peer.seat.rank == 0 and index == 2:
+            os.kill(os.getpid(), signal.SIGKILL)
+        if index == 2 and session.generation == 1:
+            threading.Timer(0.3, peer.announce, [2, 1, 2]).start()
+        if session.rank == 0:
+            best.with_suffix(".tmp").write_text(f"{index}")
+            best.with_suffix(".tmp").replace(best)
+        dist.barrier()
+
+    for step in session.steps(numbers(12, batch_size=1), epochs=1):
+        with step:
+            backward(peer, step)
+            peer.update()
+        if step.committed and losses[step.index] < session.state.get("best", math.inf):
+            session.run(save_best, step.index)
+            session.state["best"] = losses[step.index]
+    assert (session.generation, session.committed) == (2, 5)
+    assert (session.state["best"], best.read_text()) == (1.0, "2")
 
 
 # ---- errors that a script raises because of a lost connection

@@ -98,7 +98,7 @@ def test_a_killed_process_is_the_cause_even_if_its_peers_report_first(
     assert f"worker {worker})" in incident["summary"], job.story()
 
 
-def test_the_environment_is_that_of_torchrun(
+def test_the_environment_is_that_of_torchrun_and_ranks_draw_other_numbers(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("RES_OPTIONS")  # set for all tests
@@ -119,6 +119,8 @@ def test_the_environment_is_that_of_torchrun(
         assert {n: mine[n] for n in same} == {n: other[n] for n in same}
         assert mine["TORCHELASTIC_RUN_ID"] == "job"
         assert mine["MASTER_ADDR"] == "127.0.0.1"
+    for directory in (ours, theirs):
+        assert len({(directory / f"{rank}.seed").read_text() for rank in (0, 1)}) == 2
 
 
 @pytest.mark.parametrize("end", [pytest.param("raises", marks=pytest.mark.long), "raises_recorded"])

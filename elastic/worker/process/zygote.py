@@ -419,7 +419,7 @@ def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease) -
     mark_owner()
     os.environ.update(request.environment)
     set_worker_title(request.worker, request.argv[0])
-    _reseed()
+    _reseed(torchs=request.classic)
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     write_stacks_on_signal()
     lost: list[Callable[[str], None]] = []
@@ -449,9 +449,16 @@ def _redirect_output(path: str) -> None:
     sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]
 
 
-def _reseed() -> None:
-    """Seed random and numpy, as a fresh interpreter would: forks share the zygote's generators."""
+def _reseed(*, torchs: bool) -> None:
+    """Seed random and numpy, as a fresh interpreter would: forks share the zygote's generators.
+
+    torchs: seed torch's as well, so that ranks differ, and restarts, as under torchrun. Workers of
+    an elastic script need not: what they build without a seed, and do not track, is then the same
+    on a node, also in a worker that joins.
+    """
     random.seed()
+    if torchs:
+        torch.default_generator.seed()
     numpy: Any = sys.modules.get("numpy")
     if numpy is not None:
         numpy.random.seed()

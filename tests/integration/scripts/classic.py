@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import record
 
@@ -18,6 +19,7 @@ end, place = sys.argv[1], Path(sys.argv[2])
 
 def environment():
     (place / f"{rank}.json").write_text(json.dumps(dict(os.environ)))
+    (place / f"{rank}.seed").write_text(str(torch.initial_seed()))
 
 
 def nothing():

@@ -42,7 +42,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import torch._dynamo.utils
 import torch.distributed
 import torch.nn.parallel
-import torch.optim  # noqa: F401
+import torch.optim
 
 from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost, Stranded

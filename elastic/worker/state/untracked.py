@@ -133,7 +133,7 @@ def _own(item: Any) -> dict[str, Any]:
 
 def _parts(item: Any) -> Iterator[Any]:
     """Yield the modules, or schedulers, that this one directly consists of."""
-    yield from _own(item).get("_modules", {}).values()
+    yield from (part for part in _own(item).get("_modules", {}).values() if part is not None)
     yield from _own(item).get("_schedulers", ())
 
 
@@ -145,7 +145,7 @@ def _content(item: Any, held: set[int]) -> int:
     met = set[int]()
     while waiting:
         module = waiting.pop()
-        if module is None or id(module) in met:
+        if id(module) in met:
             continue
         met.add(id(module))
         waiting += _parts(module)

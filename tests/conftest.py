@@ -14,7 +14,7 @@ from hypothesis import settings
 # pytest-timeout ends what hangs. All else is as in Hypothesis' default profile: with CI=true it has
 # one that draws the same examples in every run.
 settings.register_profile("patient", settings.default, deadline=None)  # `make test-long`
-settings.register_profile("every-run", settings.default, deadline=None, max_examples=25)
+settings.register_profile("every-run", settings.default, deadline=None, max_examples=15)
 settings.load_profile("every-run")
 
 # `elastic status` finds all jobs of a user. A test must not see those of other tests or the user's.

@@ -63,6 +63,7 @@ def test_kills_change_neither_the_samples_nor_the_weights(
     check_accounts(job, nproc)
 
 
+@pytest.mark.long
 def test_uneven_shares_give_the_exact_gradient(tmp_path: Path) -> None:
     """Three workers divide a global batch of 8 as 3, 3, 2."""
     options = ["--epochs", "2", "--batch-size", "2", "--global-batch", "8"]

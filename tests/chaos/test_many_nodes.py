@@ -216,6 +216,7 @@ def test_training_goes_on_while_a_majority_of_the_store_is_frozen(cluster: Clust
     cluster.wait_trained(10, "a", "b")
 
 
+@pytest.mark.long
 def test_training_goes_on_while_a_majority_of_the_store_is_stopped(cluster: Cluster) -> None:
     stopped, generation = cluster.etcd.members[1:], cluster.generation()
     cluster.etcd.stop(*stopped)
@@ -281,6 +282,7 @@ def test_a_flapping_node_does_not_keep_the_others_from_training(cluster: Cluster
     assert not cluster.steps.repeated(noticed_at_s)
 
 
+@pytest.mark.long
 def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None:
     drained_at_s = time.monotonic()
     cluster.run_operator("drain", "c")
@@ -296,6 +298,7 @@ def test_a_drained_node_stays_away_until_it_is_cleared(cluster: Cluster) -> None
     cluster.wait_trained(10, *NODES)
 
 
+@pytest.mark.long
 def test_a_node_that_fails_repeatedly_is_quarantined_until_it_is_cleared(cluster: Cluster) -> None:
     cluster.run_operator("nodes", "--clear", "c")  # forget failures in other tests
     quarantined = len(cluster.events("node_quarantined"))
@@ -330,6 +333,7 @@ def test_a_stopped_job_is_saved_and_leaves_no_process(cluster: Cluster) -> None:
     check_saved_and_left(cluster, STOPPED)
 
 
+@pytest.mark.long
 def test_a_job_is_saved_when_all_its_agents_get_sigterm(ground: Ground) -> None:
     cluster = ground.next_job()
     for name in NODES:

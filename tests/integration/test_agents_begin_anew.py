@@ -59,6 +59,7 @@ def test_a_job_trains_on_while_an_agent_restarts_in_its_process(job: TrainingJob
     _begins_anew(job, job.agents["a"][-1], job.agents["a"][-1].process.pid, times=2)
 
 
+@pytest.mark.long
 def test_an_agent_that_restarts_keeps_its_workers_place_while_a_step_takes_long(
     job: TrainingJob,
 ) -> None:
@@ -136,6 +137,7 @@ def test_an_agent_runs_on_when_its_start_count_cannot_be_written(
     assert job.generation() == generation
 
 
+@pytest.mark.long
 def test_a_signal_while_an_agent_restarts_in_its_process_saves_and_leaves(
     place: Place, etcd: EtcdCluster
 ) -> None:

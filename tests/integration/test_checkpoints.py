@@ -92,11 +92,12 @@ def test_a_job_ends_if_all_checkpoints_are_damaged(place: Place, checkpoints: Pa
     assert len(list(checkpoints.glob("step-*"))) == 3, "they are evidence"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [
         (["--features", "5"], ["model.weight", "[1, 4]", "[1, 5]"]),
-        pytest.param(["--name", "network"], ["'model'", "'network'"], marks=pytest.mark.long),
+        (["--name", "network"], ["'model'", "'network'"]),
     ],
     ids=["other shapes", "other names"],
 )
@@ -195,6 +196,7 @@ def test_verify_of_one_step_names_its_damaged_file(place: Place, checkpoints: Pa
     assert all(word in missing.stderr for word in ("7", "18", "12", "6", str(checkpoints)))
 
 
+@pytest.mark.long
 def test_two_jobs_in_one_directory_do_not_take_each_others_checkpoints(
     place: Place, tmp_path: Path
 ) -> None:

@@ -76,6 +76,7 @@ def test_a_killed_process_costs_one_restart_of_all(
     assert len(job.named("recovered")) == 1
 
 
+@pytest.mark.long
 def test_a_killed_process_is_the_cause_even_if_its_peers_report_first(
     place: Place, tmp_path: Path
 ) -> None:
@@ -148,7 +149,7 @@ def test_an_exit_code_other_than_0_is_a_failure(place: Place, tmp_path: Path) ->
     [
         pytest.param("never_joins.py", "nothing", marks=pytest.mark.long),
         pytest.param("classic.py", "nothing", marks=pytest.mark.long),
-        ("classic.py", "closes_its_output"),
+        pytest.param("classic.py", "closes_its_output", marks=pytest.mark.long),
     ],
 )
 def test_a_script_that_ends_at_once_finishes_the_job(
@@ -182,6 +183,7 @@ def test_sigterm_reaches_the_script_before_its_loaders(place: Place, tmp_path: P
     assert "7" in failed["details"]["message"]
 
 
+@pytest.mark.long
 def test_a_script_that_ignores_sigterm_is_killed_after_the_grace(
     place: Place, tmp_path: Path
 ) -> None:
@@ -196,6 +198,7 @@ def ready(place: Place, end: str, tmp_path: Path, *options: str) -> JobProcess:
     return job
 
 
+@pytest.mark.long
 def test_elastic_init_is_refused_in_a_script_for_torchrun(place: Place, tmp_path: Path) -> None:
     job = place.start("classic.py", "hidden", tmp_path)
     assert job.wait() == CONFIGURATION, job.story()

@@ -140,6 +140,7 @@ def test_a_script_under_plain_python_trains_as_the_only_worker(place: Place) -> 
     assert job.output[-1] == f"[rank 0] {weights}"
 
 
+@pytest.mark.long
 def test_plain_python_waits_for_elastic_threads_before_it_ends(place: Place) -> None:
     """A daemon thread that frees a tensor during Python's shutdown aborts the process."""
     script = place.files / "alone.py"
@@ -176,6 +177,7 @@ def read_to_the_end(terminal: int) -> str:
     return shown.decode()
 
 
+@pytest.mark.long
 def test_script_arguments_of_the_environment_override_those_of_the_file(
     place: Place, tmp_path: Path
 ) -> None:
@@ -188,6 +190,7 @@ def test_script_arguments_of_the_environment_override_those_of_the_file(
     assert json.loads(finished)["committed"] == 2 * 12  # 48 samples on one worker, 4 a step
 
 
+@pytest.mark.long
 def test_modules_in_the_current_directory_are_not_imported(place: Place) -> None:
     """`python train.py` does not import them either."""
     for name in ("logging", "queue", "torch"):

@@ -12,7 +12,7 @@ from tests.job_process import JobProcess
     ("samples", "nproc"),
     [
         pytest.param(3, 2, id="less than a batch", marks=pytest.mark.long),
-        pytest.param(1, 3, id="one sample, three workers"),
+        pytest.param(1, 3, id="one sample, three workers", marks=pytest.mark.long),
     ],
 )
 def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, nproc: int) -> None:
@@ -24,7 +24,7 @@ def test_a_data_set_smaller_than_one_batch_trains(place: Place, samples: int, np
 @pytest.mark.parametrize(
     "samples",
     [
-        pytest.param(16, id="2, 1, 1"),
+        pytest.param(16, id="2, 1, 1", marks=pytest.mark.long),
         pytest.param(13, id="one is left", marks=pytest.mark.long),
         pytest.param(3, id="1, 1, 1", marks=pytest.mark.long),
     ],
@@ -60,6 +60,7 @@ def test_drop_last_with_fewer_samples_than_one_worker_takes_is_refused(place: Pl
     assert "drop_last" in job.named("job_ended")[0]["message"]
 
 
+@pytest.mark.long
 def test_an_empty_data_set_is_refused(place: Place) -> None:
     job = place.start("steady.py", "--samples", 0)
     assert job.wait() == CONFIGURATION, job.story()

@@ -122,6 +122,7 @@ def test_the_job_recovers_when_leader_and_worker_are_killed_together(job: Job, t
     print(f"median of {times}: {statistics.median(took_s):.2f} s")
 
 
+@pytest.mark.long
 def test_the_group_shrinks_when_a_new_leader_allows_fewer_workers(job: Job) -> None:
     """This happens when the setting is lowered and the coordinators are restarted."""
     leader, follower = job.coordinators

@@ -57,6 +57,7 @@ def test_a_run_resumed_from_a_checkpoint_has_all_its_steps_in_the_ledger(
     assert shown == [(line["step"], round(line["values"]["loss"], 5)) for line in curve]
 
 
+@pytest.mark.long
 def test_a_run_from_scratch_replaces_the_earlier_run_in_the_ledger(
     place: Place, tmp_path: Path
 ) -> None:
@@ -100,6 +101,7 @@ def test_a_full_disk_neither_stops_the_job_nor_loses_ledger_steps(
         assert result.steps == job.named("job_ended")[0]["committed"]
 
 
+@pytest.mark.long
 def test_a_job_whose_script_fails_records_all_its_steps(place: Place, tmp_path: Path) -> None:
     ledger, curve = tmp_path / "ledger.jsonl", tmp_path / "curve.jsonl"
     options = ["--ledger", ledger, "--curve", curve]

@@ -15,6 +15,7 @@ RUN = "r" * 253
 NODE = "pod." + "n" * 249
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_a_job_with_long_names_trains_to_its_end(place: Place, etcd: EtcdCluster) -> None:
     assert len(JOB) == 200

@@ -107,7 +107,7 @@ def test_no_process_is_left_behind_by_a_killed_worker_or_agent(place: Place) -> 
 @pytest.mark.parametrize(
     "killed",
     [
-        ("agent", "keeper"),
+        pytest.param(("agent", "keeper"), marks=pytest.mark.long),
         pytest.param(("agent", "zygote"), marks=pytest.mark.long),
         pytest.param(("keeper",), marks=pytest.mark.long),
         ("keeper", "zygote"),
@@ -162,6 +162,7 @@ def test_a_killed_zygote_costs_the_steps_since_the_last_checkpoint(
     assert place.elastic("checkpoint", "verify", checkpoints).returncode == 0
 
 
+@pytest.mark.long
 def test_a_job_killed_while_it_warms_up_leaves_nothing_behind(place: Place) -> None:
     job = place.start("steady.py", nproc=1)
     zygote = zygote_of(job)
@@ -203,7 +204,9 @@ def test_a_frozen_worker_is_replaced(place: Place) -> None:
 
 
 @pytest.mark.parametrize(
-    ("nproc", "number"), [(1, signal.SIGKILL), (2, signal.SIGSTOP)], ids=["killed", "stopped"]
+    ("nproc", "number"),
+    [(1, signal.SIGKILL), pytest.param(2, signal.SIGSTOP, marks=pytest.mark.long)],
+    ids=["killed", "stopped"],
 )
 def test_a_job_without_checkpoints_does_not_start_over_when_all_members_are_lost(
     place: Place, nproc: int, number: int
@@ -221,6 +224,7 @@ def test_a_job_without_checkpoints_does_not_start_over_when_all_members_are_lost
     assert [e["source"] for e in job.named("state_restored")] == ["initial"]
 
 
+@pytest.mark.long
 def test_a_job_whose_processes_are_all_paused_goes_on_with_the_same_workers(place: Place) -> None:
     """A paused container stops all processes, and so does Slurm when it suspends a job."""
     options = ("--silence-timeout-s", "2", "--hang-timeout-s", "2")

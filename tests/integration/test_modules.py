@@ -80,6 +80,7 @@ def test_an_elastic_module_trains_through_a_killed_worker(place: Place) -> None:
     assert all(one == pytest.approx(expected, abs=1e-5) for one in found), (found, expected)
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
 def test_a_module_for_torchrun_trains_through_a_killed_worker(place: Place) -> None:
     arguments = [place.files / "checkpoint", "--steps", 60, "--pace-s", 0.05]
@@ -95,6 +96,7 @@ def test_a_module_for_torchrun_trains_through_a_killed_worker(place: Place) -> N
     assert sum(line.endswith(("end 0/2", "end 1/2")) for line in job.output) == 2, job.story()
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
 def test_the_traceback_of_a_failing_module_names_its_file(place: Place) -> None:
     (place.files / "pkg/fails.py").write_text("import elastic\nfrom . import nothing\n")
@@ -104,6 +106,7 @@ def test_the_traceback_of_a_failing_module_names_its_file(place: Place) -> None:
     assert str(place.files / "pkg/fails.py") in job.named("worker_failed")[0]["traceback"]
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
 def test_an_agent_takes_the_module_from_the_environment(place: Place, etcd: EtcdCluster) -> None:
     """PYTHONPATH says where the package is, ELASTIC_MODULE that the name is that of a module."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.integration.running import CONFIGURATION, Place, steps_of, wait_for_step
 
 ATTEMPTS = 3
@@ -34,6 +36,7 @@ def test_newcomers_that_always_fail_are_refused_and_the_others_train_on(
     assert len(job.named("worker_failed")) == 1 + ATTEMPTS
 
 
+@pytest.mark.long
 def test_a_newcomer_that_lacks_an_untracked_scheduler_ends_the_job(place: Place) -> None:
     """The newcomer's scheduler makes its second step differ, and all soon compare their states."""
     job = place.start("tracks_no_scheduler.py", nproc=3)

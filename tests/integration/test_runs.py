@@ -152,9 +152,8 @@ def test_a_stopped_job_stays_stopped_until_its_end_is_forgotten(running: Runs) -
     running.ended([running.coordinators[-1], *job_agents(running)])
 
 
-@pytest.mark.parametrize(
-    "running", [["a"], pytest.param(NODES, marks=pytest.mark.long)], indirect=True
-)
+@pytest.mark.long
+@pytest.mark.parametrize("running", [["a"], NODES], indirect=True)
 def test_a_job_that_all_nodes_have_left_goes_on_when_they_are_back(running: Runs) -> None:
     for agent in job_agents(running):
         agent.process.send_signal(signal.SIGTERM)

@@ -21,7 +21,9 @@ from tests.integration.running import (
 @pytest.mark.parametrize(
     ("script", "arguments", "names"),
     [
-        ("raises_before_init.py", [], ["ValueError: no such corpus"]),
+        pytest.param(
+            "raises_before_init.py", [], ["ValueError: no such corpus"], marks=pytest.mark.long
+        ),
         pytest.param(
             "raises_after_init.py", [], ["ValueError: no such corpus"], marks=pytest.mark.long
         ),
@@ -73,7 +75,11 @@ def test_a_single_failure_of_one_rank_costs_one_restart(place: Place, tmp_path: 
             "forgets_backward.py", ["StepMisused", "step.backward"], marks=pytest.mark.long
         ),
         pytest.param("forgets_with.py", ["StepMisused", "with step"], marks=pytest.mark.long),
-        ("adds_a_layer.py", ["StepMisused", "Sequential", "new: 2.weight, 2.bias"]),
+        pytest.param(
+            "adds_a_layer.py",
+            ["StepMisused", "Sequential", "new: 2.weight, 2.bias"],
+            marks=pytest.mark.long,
+        ),
     ],
 )
 def test_an_error_that_no_restart_can_fix_ends_the_job_at_once(
@@ -88,6 +94,7 @@ def test_an_error_that_no_restart_can_fix_ends_the_job_at_once(
     assert len(failed) <= 2, "something was tried again"  # any two: the spare may come first
 
 
+@pytest.mark.long
 def test_a_script_that_hangs_before_its_first_step_is_ended_with_its_stacks(place: Place) -> None:
     options = ["--start-timeout-s", "1", "--spares", "0"]
     job = place.start("hangs_before_steps.py", options=options, nproc=1)
@@ -109,7 +116,9 @@ def test_leaving_the_loop_early_finishes_the_job_and_saves_it(place: Place, tmp_
     )
 
 
-@pytest.mark.parametrize("how", [[], ["raise"]], ids=["ends", "raises"])
+@pytest.mark.parametrize(
+    "how", [[], pytest.param(["raise"], marks=pytest.mark.long)], ids=["ends", "raises"]
+)
 def test_files_that_a_script_leaves_open_are_written_as_under_plain_python(
     place: Place, how: list[str]
 ) -> None:

@@ -89,6 +89,7 @@ def test_an_agent_tells_its_status_from_start_through_reloads_to_its_end(
     assert agent.wait() == ExitCode.TERMINATED
 
 
+@pytest.mark.long
 def test_a_coordinator_tells_its_status_as_leader_follower_and_after_the_end(
     job: TrainingJob, manager: FakeServiceManager, tmp_path: Path
 ) -> None:

@@ -7,6 +7,8 @@ import signal
 import time
 from pathlib import Path
 
+import pytest
+
 from elastic.runtime.leave_signals import ONE_SIGNAL_S
 from tests.chaos.problem import lineage
 from tests.integration.running import Place, steps_of, wait_for_step
@@ -50,6 +52,7 @@ def assert_every_sample_once(steps: list[dict[str, int]], epochs: int, samples: 
     assert all(found == list(range(samples)) for found in used.values()), used
 
 
+@pytest.mark.long
 def test_a_signal_to_every_process_of_the_job_saves_and_leaves(
     place: Place, tmp_path: Path
 ) -> None:
@@ -92,6 +95,7 @@ def blocked_job(place: Place, tmp_path: Path, *options: str) -> JobProcess:
     return job
 
 
+@pytest.mark.long
 def test_signals_that_the_parent_has_blocked_reach_the_job(place: Place) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, set(signal.Signals) - {signal.SIGKILL})
     try:
@@ -116,6 +120,7 @@ def test_a_signal_while_the_zygote_warms_up_ends_the_job(place: Place) -> None:
     assert not job.named("worker_started")
 
 
+@pytest.mark.long
 def test_a_signal_while_workers_gather_ends_the_job(place: Place) -> None:
     job = place.start("hangs_before_steps.py")
     job.wait_for(lambda: len(job.named("worker_started")) == 3, "two workers and a spare")

@@ -76,6 +76,7 @@ def test_a_name_in_etc_hosts_is_found_at_once(tmp_path: Path) -> None:
             asks.wait()
 
 
+@pytest.mark.long
 def test_a_script_under_plain_python_looks_up_no_peer_names(tmp_path: Path) -> None:
     with silent_name_server(tmp_path, "127.0.0.1 localhost\n") as (inside, name_server):
         script = [sys.executable, str(SCRIPTS / "steady.py"), "--epochs", "1"]

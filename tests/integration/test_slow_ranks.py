@@ -40,6 +40,7 @@ def test_a_slow_rank_is_named_within_30_steps(
     assert f"rank {rank} (node local) holds up every step by" in named["verdict"]
 
 
+@pytest.mark.long
 def test_a_slow_rank_is_named_where_a_step_has_two_backward_passes(place: Place) -> None:
     script = ("slow_rank.py", SINCE + 60, 0.06, "compute", 1, SINCE, "sleep", "two")
     job = place.start(*script, nproc=3)

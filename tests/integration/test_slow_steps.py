@@ -17,7 +17,7 @@ LONG_S = 6
     [
         pytest.param(0, "all", "compile", marks=pytest.mark.long),
         pytest.param(0, "one", "sleep", marks=pytest.mark.long),
-        (3, "one", "compile"),
+        pytest.param(3, "one", "compile", marks=pytest.mark.long),
     ],
 )
 def test_a_first_or_compiling_step_is_no_hang(

@@ -164,6 +164,7 @@ def test_agents_that_restart_together_with_the_coordinator_adopt_their_workers(j
     job.stop_all()
 
 
+@pytest.mark.long
 def test_a_coordinator_that_serves_after_the_end_keeps_agents_from_training(job: Job) -> None:
     """The run's end is known only as long as the coordinator's process lives."""
     job.start_agent("a")

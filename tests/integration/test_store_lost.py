@@ -179,6 +179,7 @@ def lose(job: Job, backed: Backed, how: str, leader: str) -> None:
     assert job.numbers()[-1] > generation
 
 
+@pytest.mark.long
 def test_the_job_goes_on_when_an_old_etcd_is_restored(job: Job, backed: Backed) -> None:
     backed.back_up()
     job.lose_worker("a")

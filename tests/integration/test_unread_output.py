@@ -137,6 +137,7 @@ def test_a_job_whose_output_nobody_reads_recovers_and_stops(
             job.process.wait()
 
 
+@pytest.mark.long
 def test_a_full_disk_under_the_events_file_loses_only_events(
     place: Place, etcd: EtcdCluster
 ) -> None:

@@ -21,7 +21,7 @@ from tests.sim.stress import KINDS
 from tests.sim.world import World
 
 HERE = Path(__file__).parent
-SEEDS = range(600)  # `make sim` has more
+SEEDS = range(400)  # `make sim` has more
 
 
 def test_every_history_keeps_the_promises() -> None:

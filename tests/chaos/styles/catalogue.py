@@ -78,7 +78,6 @@ _PARTICULAR = (
 IN_EVERY_RUN = frozenset(
     [
         "batch_norm",
-        "ema_of_distributed_model",
         "evaluation_each_epoch_by_variable",
         "gan_toggled",
         "loader_processes",
@@ -86,9 +85,7 @@ IN_EVERY_RUN = frozenset(
         "moco",
         "plain_sgd",
         "refused_bare_forward",
-        "scaled_rate",
         "schedulers_outside",
-        "session_state",
         "unfreezing",
     ]
 )

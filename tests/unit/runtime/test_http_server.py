@@ -233,6 +233,7 @@ def test_a_server_without_descriptors_accepts_again_when_it_has_some(
         site.close()
 
 
+@pytest.mark.long
 def test_a_server_that_closes_while_it_accepts_leaves_no_connection_open() -> None:
     """pytest makes an error of the ResourceWarning that tells of one."""
 

@@ -64,6 +64,7 @@ def test_watch_registers_again_after_a_reset_of_dynamo(compilations: Compilation
     assert compilations.count == 2
 
 
+@pytest.mark.long
 def test_watching_does_not_import_dynamo() -> None:
     script = (
         "import sys; from elastic.worker.compilation import COMPILATIONS; "

@@ -81,7 +81,7 @@ operations = st.lists(st.integers(0, 12), max_size=4)
 histories = st.lists(st.tuples(operations, operations, operations), max_size=8)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=settings.default.max_examples)
 @given(quiet=st.sampled_from([0, 4]), history=histories, last=operations, late=operations)
 def test_any_block_is_undone_exactly_or_reported_as_not_undone(
     quiet: int, history: list[tuple[list[int], ...]], last: list[int], late: list[int]
@@ -99,7 +99,7 @@ def test_any_block_is_undone_exactly_or_reported_as_not_undone(
         world.script.lost(world.act(last), world.act(late) if late else nothing)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=settings.default.max_examples)
 @given(habit=st.tuples(operations, operations))
 def test_any_repeated_changes_are_undone_in_every_block(habit: tuple[list[int], list[int]]) -> None:
     with LARGE_FROM_6000_BYTES:

@@ -142,15 +142,16 @@ class StoreHost:
     """The TCPStore that this worker hosts for every generation in which it has rank 0."""
 
     def __init__(self, host: str, ports: tuple[int, int] = (0, 0)) -> None:
-        """`ports`: the first and the last port at which it may listen; 0: any.
+        """It listens at `host` if that is an address of this machine, else at all of its addresses.
+
+        `ports`: the first and the last port at which it may listen; 0: any.
 
         Raises TransientError if none is free, or if the system refuses something else that is
         needed.
         """
-        listener = _listener(ports)
-        if listener is not None:
-            listener.setblocking(True)  # as torch needs it, whatever the script's default is
-        port = listener.getsockname()[1] if listener is not None else 0
+        listener = _listener(host, ports)
+        listener.setblocking(True)  # as torch needs it, whatever the script's default is
+        port = listener.getsockname()[1]
         try:
             self._store = TCPStore(
                 host,
@@ -158,9 +159,8 @@ class StoreHost:
                 is_master=True,
                 wait_for_workers=False,
                 multi_tenant=False,
-                # torch owns it from here on.
-                master_listen_fd=listener.detach() if listener is not None else None,
-                use_libuv=listener is None or _LIBUV_LISTENS,
+                master_listen_fd=listener.detach(),  # torch owns it from here on
+                use_libuv=_LIBUV_LISTENS,
             )
         except dist.DistError as error:  # torch does not say why the system refused it
             raise TransientError(
@@ -191,23 +191,33 @@ class StoreHost:
                     self._store.delete_key(key)
 
 
-def _listener(ports: tuple[int, int]) -> socket.socket | None:
-    """Listen at a free one of the ports (None: any). A node's workers start at different ports."""
+def _listener(host: str, ports: tuple[int, int]) -> socket.socket:
+    """Listen at a free one of the ports. A node's workers start at different ports."""
     first, last = ports
-    if first == 0:
-        return None
     count = last - first + 1
-    for port in (first + (os.getpid() + at) % count for at in range(count)):
-        with contextlib.suppress(OSError):
-            if socket.has_dualstack_ipv6():
-                return socket.create_server(
-                    ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-                )
-            return socket.create_server(("", port), backlog=_BACKLOG)
+    for port in (first and first + (os.getpid() + at) % count for at in range(count)):
+        for address in (host, ""):
+            with contextlib.suppress(OSError):
+                return _listen(address, port)
     raise TransientError(
         f"none of the ports {first}-{last} is free here for the group's store; widen "
         "--worker-port-range, or end what else uses them"
     )
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    """Listen at an address, or at all addresses of the machine for "". Raises OSError for a name,
+    which may stand for another address on other machines than here, and for an address that is
+    translated on its way."""
+    if host:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.inet_pton(family, host)
+        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 class Group:
@@ -375,9 +385,13 @@ class Group:
             lambda: TCPStore(host, int(port), is_master=False, timeout=timeout)
         )
         store = PrefixStore(self.generation.store_prefix, client)
-        if store.add("arrived", 1) == self.world_size:
-            store.set("all", "here")
-        store.wait(["all"], _MEETING_TIMEOUT)
+        # No counter: whoever can reach the port could add to it, and nobody would be complete.
+        if self.rank > 0:
+            store.set(f"here/{self.rank}", "")
+            store.wait(["all"], _MEETING_TIMEOUT)
+        else:
+            store.wait([f"here/{rank}" for rank in range(1, self.world_size)], _MEETING_TIMEOUT)
+            store.set("all", "")
         self.store = store
         return store
 

@@ -772,3 +772,52 @@ def test_only_one_excepthook_of_torch_is_installed_after_any_number_of_groups(se
     mine = sys.excepthook
     last.close()
     assert sys.excepthook is mine
+
+
+def _is_reachable(address: str, port: int) -> bool:
+    with socket.socket() as client:
+        client.settimeout(5.0)
+        return client.connect_ex((address, port)) == 0
+
+
+@pytest.mark.parametrize(
+    ("host", "elsewhere"),
+    [
+        ("127.0.0.1", False),
+        ("127.0.0.2", False),
+        ("192.0.2.1", True),  # of no machine: translated on its way
+        ("localhost", True),  # a name may stand for another address elsewhere
+    ],
+)
+def test_the_store_listens_only_at_the_address_of_its_node(
+    monkeypatch: pytest.MonkeyPatch, host: str, elsewhere: bool
+) -> None:
+    made: list[dict[str, Any]] = []
+
+    class Store:
+        def __init__(self, _: str, port: int, **options: Any) -> None:
+            self.port = port
+            made.append(options)
+
+    monkeypatch.setattr(process_group, "TCPStore", Store)
+    port = process_group.StoreHost(host).port
+    with socket.socket(fileno=made[0]["master_listen_fd"]):
+        assert _is_reachable("127.0.0.3", port) is elsewhere
+        assert elsewhere or _is_reachable(host, port)
+
+
+@in_processes(2)
+def test_values_of_a_stranger_do_not_keep_a_group_from_meeting(seat: Seat) -> None:
+    """A counter of arrivals that a stranger had increased would never be complete."""
+    if seat.rank == 0:
+        port = int(seat.generation().store_endpoint.rpartition(":")[2])
+        stranger = TCPStore("127.0.0.1", port, is_master=False)
+        for number in (1, 2):
+            for key in ("arrived", "here/0", "here/7"):
+                stranger.add(f"{seat.generation(number).store_prefix}/{key}", 5)
+    seat.exchange("disturbed")
+    for number in (1, 2):
+        group = seat.join(number)
+        dist.all_reduce(torch.ones(1))
+        seat.exchange("reduced")
+        group.close()

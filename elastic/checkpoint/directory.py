@@ -6,15 +6,17 @@ name an object store or any file system that fsspec knows.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import errno
 import os
 import shutil
 import stat
+import threading
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import fsspec
 
@@ -69,7 +71,7 @@ class CheckpointDirectory(Protocol):
 
         Raises FileNotFoundError if there is no such file, CheckpointDamaged if the file is longer
         than `most_bytes`, is a link or a special file, or if the medium cannot read it, and
-        TransientError if the storage cannot be reached.
+        TransientError if the storage cannot be reached, or stands still.
         """
         ...
 
@@ -102,6 +104,37 @@ class CheckpointDirectory(Protocol):
         of other programs stay. Raises CheckpointWriteError.
         """
         ...
+
+
+_PATIENCE_S, _SLOWEST_BYTES_PER_S = 120.0, 4 << 20
+_T = TypeVar("_T")
+
+
+def _in_time(what: str, operation: Callable[[], _T], most_bytes: int = 0) -> _T:
+    """Return what the operation returns, which may read so many bytes.
+
+    A network file system that stands still may never answer, and nothing can interrupt the call: it
+    runs on a thread of its own, which is left behind then. Raises TransientError.
+    """
+    limit_s = min(_PATIENCE_S + most_bytes / _SLOWEST_BYTES_PER_S, threading.TIMEOUT_MAX)
+    done, results, errors = threading.Event(), list[_T](), list[BaseException]()
+
+    def run() -> None:
+        try:
+            results.append(operation())
+        except BaseException as error:  # noqa: BLE001 - raised below
+            errors.append(error)
+        done.set()
+
+    threading.Thread(target=run, name="elastic-storage", daemon=True).start()
+    if not done.wait(limit_s):
+        raise TransientError(
+            f"{what} has not ended within {limit_s:.0f} s: the storage stands still, or is slower "
+            f"than {_SLOWEST_BYTES_PER_S >> 20} MiB/s"
+        )
+    if errors:
+        raise errors[0]
+    return results[0]
 
 
 def open_directory(url: str) -> CheckpointDirectory:
@@ -194,10 +227,15 @@ class LocalDirectory:
         return digester.result(name)
 
     def read(self, relative: str, most_bytes: int = MOST_BYTES_OF_DOCUMENT) -> bytes:
-        with self._reading(relative) as handle:
-            require_size(f"{self._root}/{relative}", os.fstat(handle).st_size, most_bytes)
-            with open(handle, "rb", buffering=0, closefd=False) as file:
-                return file.readall()
+        path = f"{self._root}/{relative}"
+
+        def content() -> bytes:
+            with self._reading(relative) as handle:
+                require_size(path, os.fstat(handle).st_size, most_bytes)
+                with open(handle, "rb", buffering=0, closefd=False) as file:
+                    return file.readall()
+
+        return _in_time(f"reading {path}", content, most_bytes)
 
     def chunks(self, relative: str) -> Iterator[bytes]:
         with self._reading(relative) as handle:
@@ -205,17 +243,24 @@ class LocalDirectory:
                 yield piece
 
     def size_bytes(self, relative: str) -> int | None:
-        try:
+        def size() -> int:
             with self._reading(relative) as handle:
                 return os.fstat(handle).st_size
+
+        try:
+            return _in_time(f"looking at {self._root}/{relative}", size)
         except FileNotFoundError:
             return None
 
     def list(self, relative: str = "") -> list[str]:
         path = self._root / relative
-        try:
+
+        def names() -> builtins.list[str]:
             with self._inside(f"{relative}/." if relative else ".") as (parent, _):
                 return sorted(os.listdir(parent))
+
+        try:
+            return _in_time(f"listing {path}", names)
         except FileNotFoundError:
             return []
         except OSError as error:
@@ -505,11 +550,14 @@ class RemoteDirectory:
                 file.write(piece)
 
     def read(self, relative: str, most_bytes: int = MOST_BYTES_OF_DOCUMENT) -> bytes:
-        with self._reading(relative) as path:
-            size_bytes = int(self._fs.info(path)["size"])
-        require_size(f"{self._url}/{relative}", size_bytes, most_bytes)
-        with self._reading(relative) as path:
-            return bytes(self._fs.cat_file(path))
+        def content() -> bytes:
+            with self._reading(relative) as path:
+                size_bytes = int(self._fs.info(path)["size"])
+            require_size(f"{self._url}/{relative}", size_bytes, most_bytes)
+            with self._reading(relative) as path:
+                return bytes(self._fs.cat_file(path))
+
+        return _in_time(f"reading {self._url}/{relative}", content, most_bytes)
 
     def chunks(self, relative: str) -> Iterator[bytes]:
         with self._reading(relative) as path, self._fs.open(path, "rb") as file:
@@ -517,16 +565,23 @@ class RemoteDirectory:
                 yield piece
 
     def size_bytes(self, relative: str) -> int | None:
-        try:
+        def size() -> int:
             with self._reading(relative) as path:
                 return int(self._fs.info(path)["size"])
+
+        try:
+            return _in_time(f"looking at {self._url}/{relative}", size)
         except FileNotFoundError:
             return None
 
     def list(self, relative: str = "") -> list[str]:
-        try:
+        def entries() -> builtins.list[Any]:
             with self._reading(relative) as path:
-                found = self._fs.ls(path, detail=False)
+                found: builtins.list[Any] = self._fs.ls(path, detail=False)
+                return found
+
+        try:
+            found = _in_time(f"listing {self._url}/{relative}", entries)
         except FileNotFoundError:
             return []
         return sorted(str(entry).rstrip("/").rpartition("/")[2] for entry in found)

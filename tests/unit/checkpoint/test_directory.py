@@ -156,6 +156,29 @@ class TestContract:
         file_system, root = fsspec.core.url_to_fs(url)
         assert [Path(name).name for name in file_system.ls(f"{root}/s", detail=False)] == ["a"]
 
+    @pytest.mark.parametrize("operation", ["read", "size_bytes", "list"])
+    def test_storage_that_stands_still_is_given_up(
+        self,
+        directory: CheckpointDirectory,
+        monkeypatch: pytest.MonkeyPatch,
+        operation: str,
+    ) -> None:
+        directory.write("s/a", b"x")
+        answers = threading.Event()
+
+        class Standing:
+            def __getattr__(self, _: str) -> Any:
+                answers.wait(60.0)
+                raise OSError(errno.EIO, "it stood still")
+
+        monkeypatch.setattr(directory_module, "_PATIENCE_S", 0.1)
+        monkeypatch.setattr(directory_module, "_SLOWEST_BYTES_PER_S", 1 << 40)
+        monkeypatch.setattr(directory_module, "os", Standing())
+        monkeypatch.setattr(directory, "_fs", Standing(), raising=False)
+        with pytest.raises(TransientError, match=r"has not ended within 0 s: .* stands still"):
+            getattr(directory, operation)("s/a" if operation != "list" else "s")
+        answers.set()
+
 
 class TestOpening:
     @pytest.mark.parametrize("url", ["", "nosuchscheme://bucket/x"])

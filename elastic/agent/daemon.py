@@ -18,7 +18,7 @@ from typing_extensions import assert_never
 
 from elastic.agent.coordinator_link import CoordinatorLink, LeaderSource
 from elastic.agent.isolation import Isolation
-from elastic.agent.logs import LogFollower, WorkerLogs, append_lines, last_lines
+from elastic.agent.logs import LogFollower, WorkerLogs
 from elastic.agent.metrics import AgentFigures
 from elastic.agent.peer_probes import open_probe_port, port_of, unreached
 from elastic.agent.worker_server import (
@@ -64,7 +64,6 @@ from elastic.v1 import local_pb2 as pb
 AGENT_SOCKET = "agent.sock"
 """The socket in the run's directory at which workers report."""
 _LIVENESS_INTERVAL_S = 0.5
-_WRITE_STACKS_S = 0.5  # for the disk, before a worker is killed
 _LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a running worker, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
@@ -160,7 +159,6 @@ class AgentDaemon:
         )
         self._suspected: set[str] = set()  # workers that will be ended because they hang
         self._hung: dict[str, stacks_pb2.WorkerStacks] = {}  # stacks of workers being ended
-        self._removes_logs = False
         self._failed_zygote_starts = 0  # in a row
         self._isolation = Isolation(
             timeout_s=options.hello.isolation_timeout_s,
@@ -338,11 +336,14 @@ class AgentDaemon:
         elif kind == "spawned":
             spawned = event.spawned
             self._pids[spawned.worker] = spawned.pid
+            self._logs.follow(spawned.worker, self._log_files.forked(spawned))
             self._watch(spawned.worker, spawned.pid)
             self._journal.record("worker_started", worker=spawned.worker, pid=spawned.pid)
             self._driver.post(ev.WorkerSpawned(worker=spawned.worker, pid=spawned.pid))
         elif kind == "not_spawned":
             self._not_spawned(event.not_spawned.worker, event.not_spawned.reason)
+        elif kind == "notice":
+            self._link.send(notice=event.notice)
         elif kind == "exited":
             self._exited(event.exited.worker, event.exited.exit_code, event.exited.signal)
 
@@ -353,10 +354,8 @@ class AgentDaemon:
         self._forget_log(worker)
 
     def _adopt(self, found: pb.Spawned) -> None:
-        log = Path(found.log_path)
-        self._log_files.adopt(found.worker, log)
         self._pids[found.worker] = found.pid
-        self._logs.follow(found.worker, log, from_end=True)
+        self._logs.follow(found.worker, self._log_files.forked(found), from_end=True)
         self._watch(found.worker, found.pid)
         self._journal.record("worker_adopted", worker=found.worker, pid=found.pid)
 
@@ -404,9 +403,6 @@ class AgentDaemon:
     def _forget_log(self, worker: str) -> None:
         self._logs.forget(worker)
         self._log_files.end(worker)
-        if not self._removes_logs:
-            self._removes_logs = True
-            self._tasks.start(self._remove_stale_logs(), "remove-logs")
 
     async def _remove_earlier_logs(self) -> None:
         own, settings = self._options.log_directory, self._options.settings
@@ -429,25 +425,15 @@ class AgentDaemon:
         for problem in removed.problems[:1]:
             self._journal.record("warning", source="logs", message=problem)
 
-    async def _remove_stale_logs(self) -> None:
-        try:
-            while (stale := self._log_files.next_stale()) is not None:
-                with contextlib.suppress(OSError, RuntimeError):  # no thread is left for it
-                    await off_loop(stale.unlink)
-        finally:
-            self._removes_logs = False
-
     async def _dump_and_kill(self, worker: str) -> None:
-        """Write the stacks of the worker to its log, and kill the worker."""
+        """Append the stacks of the worker to its output, and kill the worker."""
         try:
             (stacks,) = await self._stacks.collect([worker], dying=True)
-            path = self._log_files.path(worker)
-            if path is not None:
+            log = self._log_files.get(worker)
+            if log is not None:
                 self._hung[worker] = stacks
-                text = "".join(f"{line}\n" for line in stack_lines(stacks))
-                async with timeout(_WRITE_STACKS_S):
-                    await off_loop(lambda: append_lines(path, text))
-        except (OSError, RuntimeError, asyncio.TimeoutError) as error:
+                log.append("".join(f"{line}\n" for line in stack_lines(stacks)))
+        except (OSError, RuntimeError) as error:
             self._journal.record("warning", source="stacks", message=f"{worker}: {error!r}")
         finally:
             if worker in self._pids:
@@ -456,7 +442,7 @@ class AgentDaemon:
     def _tell_stacks(self, request: stacks_pb2.StacksRequest) -> None:
         """Send stacks (or time stretches, or the log) of the worker, or of all that have a slot."""
         if request.log:
-            self._tasks.start(self._tell_log(request), "tell-log")
+            self._tell_log(request)
             return
         there = [s.worker for s in self._view if s.slot is not None and self._pids.get(s.worker)]
         asked = [w for w in there if request.worker in ("", w)]
@@ -470,13 +456,12 @@ class AgentDaemon:
 
         self._tasks.start(tell(), "tell-stacks")
 
-    async def _tell_log(self, request: stacks_pb2.StacksRequest) -> None:
-        path, told = self._log_files.path(request.worker), stacks_pb2.NodeStacks()
+    def _tell_log(self, request: stacks_pb2.StacksRequest) -> None:
+        log, told = self._log_files.get(request.worker), stacks_pb2.NodeStacks()
         told.request = request.request
-        if path is not None:
-            with contextlib.suppress(RuntimeError):  # the system has no thread left
-                text = await off_loop(lambda: last_lines(path, _LOG_LINES))
-                told.workers.add(worker=request.worker, log=text[-_LOG_CHARACTERS:])
+        if log is not None:
+            text = log.last_lines(_LOG_LINES)
+            told.workers.add(worker=request.worker, log=text[-_LOG_CHARACTERS:])
         self._link.send(stacks=told)
 
     def _watch(self, worker: str, pid: int) -> None:
@@ -719,7 +704,6 @@ class AgentDaemon:
         options = self._options
         log = self._log_files.begin(effect.worker)
         self._pids[effect.worker] = 0
-        self._logs.follow(effect.worker, log)
         self._zygote.spawn(
             pb.SpawnRequest(
                 worker=effect.worker,
@@ -769,15 +753,15 @@ class AgentDaemon:
         if hung is not None and _hangs(failure, self._suspected):
             failure = with_place(failure, hung)
         self._failed[failure.kind.name.lower()] += 1
-        log = self._log_files.path(failure.worker)
+        log = self._log_files.get(failure.worker)
         message = failure_to_pb(failure)
-        message.log = str(log) if log is not None else ""
+        message.log = str(log.path) if log is not None else ""
         message.kernel = self._kernel_lines.get(failure.worker, "")
         message.committed_in, message.committed = self._isolation.lease.newest_commit
         if hung is not None and hung.processes:
             message.log_tail = main_stacks(hung)
         elif not message.traceback and log is not None:
-            message.log_tail = last_lines(log)
+            message.log_tail = log.last_lines()
         self._link.send(failure=message)
 
     def _tell_leave_timed_out(self, effect: fx.TellLeaveTimedOut) -> None:

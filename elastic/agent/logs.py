@@ -1,22 +1,27 @@
-"""Keeps the workers' log files: follows them for the console, and picks those to remove."""
+"""Reads what workers print: follows it for the console, and finds the last lines.
+
+It reads the outputs in memory and not the logs (runtime/log_writer.py), so it waits for no disk.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
 import time
-from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from elastic.runtime.file_names import MAX_LENGTH, shortened_name
+from elastic.runtime.log_writer import KEPT_BYTES, open_output
+from elastic.v1 import local_pb2 as pb
 
 _INTERVAL_S = 0.1
 _QUIET_INTERVAL_S = 0.5  # after a while without lines: each read takes time from the workers
 _MOST_BYTES = 1 << 18  # at one read
 _MOST_AT_ONCE = 2000  # lines of one read: more would hold up the agent's event loop
-_MOST_BEHIND = 4 << 20
+_MOST_BEHIND = KEPT_BYTES
 _MOST_LEFT = 1 << 20  # bytes that are shown of a worker that has ended
 _MOST_LEFT_LINES = 10_000  # of these bytes: a million empty lines would take a second
 _LONGEST_LINE = 1 << 14  # bytes; a longer line is handed out in pieces
@@ -25,8 +30,24 @@ _LAST_LINES, _LAST_BYTES, _LONGEST_LAST = 20, 1 << 16, 2000
 
 
 @dataclass(slots=True)
-class _Followed:
+class WorkerLog:
+    """A worker's log, and the descriptor of its output; -1 as long as there is none."""
+
     path: Path
+    output: int = -1
+
+    def last_lines(self, most: int = _LAST_LINES) -> str:
+        """The last lines of the output; empty if there is none."""
+        return last_lines(self.output, most) if self.output >= 0 else ""
+
+    def append(self, text: str) -> None:
+        """Append to the output; raises OSError."""
+        os.write(self.output, text.encode(errors="replace"))
+
+
+@dataclass(slots=True)
+class _Followed:
+    log: WorkerLog
     offset: int = 0
     rest: bytes = b""
     progress_at: float = 0.0
@@ -34,17 +55,14 @@ class _Followed:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """The result of reading a log from `offset` on."""
-
-    offset: int
     skipped: int
-    """Skipped bytes; negative if the file was truncated and is read from its start again."""
+    """Bytes before it that are not shown; negative if the file was truncated and is read from its
+    start again."""
     data: bytes
 
 
 class LogFollower:
-    """Reads the lines that workers write. Workers write to files themselves, so that their output
-    survives their agent.
+    """Hands out the lines that workers write.
 
     Output that comes faster than it can be shown stays in the file only, and a line says so. A
     carriage return starts the line again, as on a terminal: a progress bar is shown in its newest
@@ -57,12 +75,12 @@ class LogFollower:
         self._on_line = on_line
         self._followed: dict[str, _Followed] = {}
 
-    def follow(self, worker: str, path: Path, *, from_end: bool = False) -> None:
-        """Begin at the start of the file, or at its end."""
+    def follow(self, worker: str, log: WorkerLog, *, from_end: bool = False) -> None:
+        """Begin at the start of the output, or at its end."""
         offset = 0
         with contextlib.suppress(OSError):
-            offset = path.stat().st_size if from_end else 0
-        self._followed[worker] = _Followed(path, offset)
+            offset = os.fstat(log.output).st_size if from_end else 0
+        self._followed[worker] = _Followed(log, offset)
 
     def forget(self, worker: str) -> None:
         followed = self._followed.pop(worker, None)
@@ -93,27 +111,17 @@ class LogFollower:
         pause_s = _INTERVAL_S
         while True:
             await asyncio.sleep(pause_s)
-            all_followed = list(self._followed.items())
-            # One call for all files: each call wakes two threads, which takes time from workers.
-            try:
-                chunks = await asyncio.to_thread(_read_all, [f for _, f in all_followed])
-            except RuntimeError:  # the system has no thread left; display can wait
-                continue
-            pause_s = min(2 * pause_s, _QUIET_INTERVAL_S)
-            for (worker, followed), chunk in zip(all_followed, chunks, strict=True):
-                if self._followed.get(worker) is followed and self._emit_lines(
-                    worker, followed, chunk
-                ):
-                    pause_s = _INTERVAL_S
+            pause_s = _INTERVAL_S if self.poll() else min(2 * pause_s, _QUIET_INTERVAL_S)
 
-    def poll(self) -> None:
+    def poll(self) -> bool:
+        """Return False if there was nothing new."""
+        news = False
         for worker, followed in list(self._followed.items()):
-            self._emit_lines(worker, followed, _read_new(followed))
+            news = self._emit_lines(worker, followed, _read_new(followed)) or news
+        return news
 
     def _emit_lines(self, worker: str, followed: _Followed, chunk: _Chunk) -> bool:
         """Return False if there was nothing new."""
-        if chunk.offset != followed.offset:
-            return True  # another read was faster
         if chunk.skipped:
             followed.rest = b""
         if chunk.skipped > 0:
@@ -135,7 +143,9 @@ class LogFollower:
         return True
 
     def _tell_skipped(self, worker: str, followed: _Followed, count: int) -> None:
-        self._on_line(worker, f"[{count / 1e6:.1f} MB of output not shown; see {followed.path}]")
+        self._on_line(
+            worker, f"[{count / 1e6:.1f} MB of output not shown; see {followed.log.path}]"
+        )
 
     def _overwritten(self, worker: str, followed: _Followed, rest: bytes) -> bytes:
         """Return the newest state of an unfinished line; show earlier states now and then."""
@@ -155,42 +165,31 @@ class LogFollower:
         return line
 
 
-def _read_all(followed: list[_Followed]) -> list[_Chunk]:
-    return [_read_new(each) for each in followed]
-
-
 def _read_new(
     followed: _Followed, most_behind: int = _MOST_BEHIND, most_bytes: int = _MOST_BYTES
 ) -> _Chunk:
     """Read on. If more than `most_behind` bytes wait, skip all but the last `_MOST_BYTES`."""
-    offset = followed.offset
+    output, offset = followed.log.output, followed.offset
     try:
-        with followed.path.open("rb") as file:
-            behind = file.seek(0, 2) - offset
-            if behind < 0:  # logrotate's copytruncate
-                file.seek(0)
-                return _Chunk(offset, -offset, file.read(most_bytes))
-            skipped = max(0, behind - _MOST_BYTES) if behind > most_behind else 0
-            file.seek(offset + skipped)
-            data = file.read(most_bytes) if behind > 0 else b""
+        behind = os.fstat(output).st_size - offset
+        if behind < 0:  # the script has opened /dev/stdout anew
+            return _Chunk(-offset, os.pread(output, most_bytes, 0))
+        skipped = max(0, behind - _MOST_BYTES) if behind > most_behind else 0
+        data = os.pread(output, most_bytes, offset + skipped) if behind > 0 else b""
+        if os.fstat(output).st_size - offset - skipped > KEPT_BYTES:
+            data = b""  # some of it may have been freed while it was read
     except OSError:
-        return _Chunk(offset, 0, b"")
+        return _Chunk(0, b"")
     if skipped:
         begun = data.find(b"\n") + 1  # a cut line is of no use
-        return _Chunk(offset, skipped + begun, data[begun:])
-    return _Chunk(offset, 0, data)
+        return _Chunk(skipped + begun, data[begun:])
+    return _Chunk(0, data)
 
 
-def append_lines(log: Path, text: str) -> None:
-    """Append to a log that its worker writes to as well; raises OSError."""
-    with log.open("a", errors="replace") as file:
-        file.write(text)
-
-
-def last_lines(log: Path, most: int = _LAST_LINES) -> str:
-    """The last lines of a log; empty if it cannot be read."""
+def last_lines(source: Path | int, most: int = _LAST_LINES) -> str:
+    """The last lines of a log or of an open output; empty if it cannot be read."""
     try:
-        with log.open("rb") as file:
+        with open(source, "rb", closefd=isinstance(source, Path)) as file:
             file.seek(max(0, file.seek(0, 2) - _LAST_BYTES))
             data = file.read(_LAST_BYTES)
     except OSError:
@@ -210,45 +209,40 @@ def _shown(line: bytes) -> str:
     return _newest(line).rstrip(b"\r").decode(errors="replace")
 
 
-KEPT = 100
-_LONGEST_SUFFIX = ".error.json"  # of the files beside a log
+_LONGEST_SUFFIX = ".error.json"  # of the files that are named like a log
 
 
 class WorkerLogs:
-    """The log paths of this node's workers, and which logs to remove.
+    """The logs of this node's living workers, each with its output once the worker is forked."""
 
-    A job that replaces its workers again and again would fill the disk with logs: of workers that
-    have ended, only the newest `kept` logs stay. If removal does not keep up, as on a file system
-    that hangs, the oldest logs are forgotten and stay.
-    """
-
-    def __init__(self, directory: Path, kept: int = KEPT) -> None:
+    def __init__(self, directory: Path) -> None:
         self._directory = directory
-        self._kept = kept
-        self._living: dict[str, Path] = {}
-        self._ended: deque[Path] = deque(maxlen=10 * kept)
+        self._living: dict[str, WorkerLog] = {}
 
     def __contains__(self, worker: str) -> bool:
         return worker in self._living
 
-    def path(self, worker: str) -> Path | None:
+    def get(self, worker: str) -> WorkerLog | None:
         """The log of a worker; None for one that has ended."""
         return self._living.get(worker)
 
     def begin(self, worker: str) -> Path:
         """Return the log path of a worker that is about to be started."""
         name = shortened_name(worker, MAX_LENGTH - len(_LONGEST_SUFFIX))
-        self._living[worker] = self._directory / f"{name}.log"
-        return self._living[worker]
+        self._living[worker] = WorkerLog(self._directory / f"{name}.log")
+        return self._living[worker].path
 
-    def adopt(self, worker: str, path: Path) -> None:
-        self._living[worker] = path
+    def forked(self, spawned: pb.Spawned) -> WorkerLog:
+        """Open the output of a worker. Nothing can be read of it if it cannot be opened."""
+        log = self._living[spawned.worker] = WorkerLog(Path(spawned.log_path))
+        with contextlib.suppress(OSError):
+            if spawned.output:
+                log.output = open_output(spawned.worker, spawned.output)
+            else:  # of an earlier version, whose workers write to their logs themselves
+                log.output = os.open(log.path, os.O_RDWR | os.O_APPEND | os.O_CLOEXEC)
+        return log
 
     def end(self, worker: str) -> None:
-        path = self._living.pop(worker, None)
-        if path is not None:
-            self._ended.append(path)
-
-    def next_stale(self) -> Path | None:
-        """Return the next log to remove, each once; None when there is none."""
-        return self._ended.popleft() if len(self._ended) > self._kept else None
+        log = self._living.pop(worker, None)
+        if log is not None and log.output >= 0:
+            os.close(log.output)

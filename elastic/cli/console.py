@@ -257,7 +257,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         "missing"
     ),
     "output_lost": lambda f: (
-        f"the log of worker {f['worker']} cannot be written: {f['reason']}; its output is lost"
+        f"the log of worker {f['worker']} cannot be written: {f['reason']}; its newest output "
+        "waits in memory"
     ),
     "notice": lambda f: (
         f"a worker of node {f['node']} reports {f['name']}, which this version does not know"

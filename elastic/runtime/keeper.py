@@ -27,6 +27,7 @@ from elastic.runtime.orphans import (
     adopt_orphans,
     children,
     end_children,
+    is_cleaner,
     kill_descendants,
     set_parent_death_signal,
 )
@@ -51,7 +52,7 @@ def main(argv: list[str]) -> NoReturn:
         os.execv(command[0], command)
     for number in STRAY_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    _close_inherited(lease.descriptor)
+    close_inherited(lease.descriptor)
     set_title("keeper")
     status = _await(child, lease)
     end_children()
@@ -61,8 +62,8 @@ def main(argv: list[str]) -> NoReturn:
     sys.exit(os.WEXITSTATUS(status))
 
 
-def _close_inherited(kept: int) -> None:
-    """Close other inherited descriptors, so that the command's sockets close when it ends."""
+def close_inherited(kept: int) -> None:
+    """Close other inherited descriptors, so that they close when their own process ends."""
     for descriptor in map(int, os.listdir("/proc/self/fd")):
         if descriptor > 2 and descriptor != kept:
             with contextlib.suppress(OSError):  # the listing's own descriptor
@@ -89,7 +90,7 @@ def _end_workers(parent: int, lease: TrainingLease) -> None:
     if not lease.is_over(time.clock_gettime(time.CLOCK_BOOTTIME)):
         return
     with contextlib.suppress(OSError):  # the parent is gone, and so are its workers
-        workers = list(children(parent))
+        workers = [child for child in children(parent) if not is_cleaner(child)]
         if lease.epoch == epoch:  # else some may have been forked under the next lease
             for worker in workers:
                 with contextlib.suppress(ProcessLookupError):

@@ -15,6 +15,8 @@ _PR_SET_CHILD_SUBREAPER = 36
 _END_S = 5.0
 CLEANER_S = 3.0
 """How long a cleaner gets. torch_shm_manager waits 2 s after the end of its last client."""
+LOG_WRITER = "log-writer"
+"""The title of the process that writes the workers' logs."""
 OWNER = "_ELASTIC_WORKER"
 """In the environment of what a worker starts: the worker's pid. 0: the zygote's own."""
 NO_OWNER = f"{0:010d}"
@@ -81,14 +83,15 @@ def owner_of(pid: int) -> int:
 
 
 def is_cleaner(pid: int) -> bool:
-    """Whether it is a helper that removes shared memory once the processes that use it are gone:
-    torch_shm_manager, or the resource tracker of multiprocessing or loky."""
+    """Whether it is a helper that finishes its work once the processes that use it are gone: the
+    writer of their logs, or what removes shared memory: torch_shm_manager, or the resource tracker
+    of multiprocessing or loky."""
     try:
         words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
     except OSError:
         return False
-    manages = os.path.basename(words[0]) == b"torch_shm_manager"
-    return manages or any(b"resource_tracker import main" in word for word in words[1:])
+    named = os.path.basename(words[0]) in (b"torch_shm_manager", b"elastic " + LOG_WRITER.encode())
+    return named or any(b"resource_tracker import main" in word for word in words[1:])
 
 
 def kill_descendants(pid: int) -> None:
@@ -113,18 +116,24 @@ def signal_group(pid: int, number: int) -> None:
 def end_marked(variable: str, value: str, *, session: int | None = None) -> list[int]:
     """Kill this user's processes that were started with this variable, or are in `session`.
 
-    This finds processes that have no living ancestor. Return those that have not ended after
-    `_END_S` seconds, because the kernel does not let them.
+    This finds processes that have no living ancestor. Cleaners get `CLEANER_S` seconds to end by
+    themselves. Return those that have not ended after `_END_S` seconds, because the kernel does
+    not let them.
     """
-    gives_up_at = time.monotonic() + _END_S
+    began = time.monotonic()
     killed: set[int] = set()
     while found := [
         pid
         for pid in (int(p.name) for p in _processes())
-        if _kill_if_ours(pid, f"{variable}={value}".encode(), session)
+        if _kill_if_ours(
+            pid,
+            f"{variable}={value}".encode(),
+            session,
+            spares=time.monotonic() < began + CLEANER_S,
+        )
     ]:
         killed.update(found)
-        if time.monotonic() >= gives_up_at:
+        if time.monotonic() >= began + _END_S:
             break
         time.sleep(0.01)
     for pid in killed:  # those that this process has adopted
@@ -175,14 +184,16 @@ def _processes() -> Iterator[Path]:
     return (path for path in Path("/proc").iterdir() if path.name.isdigit())
 
 
-def _kill_if_ours(pid: int, mark: bytes, session: int | None) -> bool:
-    """Kill the process, and return True, if it is ours. The pidfd guards against a reused pid."""
+def _kill_if_ours(pid: int, mark: bytes, session: int | None, *, spares: bool) -> bool:
+    """Kill the process, and return True, if it is ours. The pidfd guards against a reused pid.
+    spares: let cleaners live."""
     with contextlib.suppress(OSError):  # the process is gone, or another user's
         descriptor = os.pidfd_open(pid)
         try:
             if pid == os.getpid() or not _is_ours(pid, mark, session):
                 return False
-            signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+            if not (spares and is_cleaner(pid)):
+                signal.pidfd_send_signal(descriptor, signal.SIGKILL)
             return True
         finally:
             os.close(descriptor)

@@ -237,14 +237,16 @@ class ZygoteRequest(_message.Message):
     def __init__(self, spawn: _Optional[_Union[SpawnRequest, _Mapping]] = ..., kill: _Optional[_Union[KillRequest, _Mapping]] = ..., end: _Optional[_Union[EndRequest, _Mapping]] = ..., attach: _Optional[_Union[AttachRequest, _Mapping]] = ...) -> None: ...
 
 class Spawned(_message.Message):
-    __slots__ = ("worker", "pid", "log_path")
+    __slots__ = ("worker", "pid", "log_path", "output")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PID_FIELD_NUMBER: _ClassVar[int]
     LOG_PATH_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_FIELD_NUMBER: _ClassVar[int]
     worker: str
     pid: int
     log_path: str
-    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ..., log_path: _Optional[str] = ...) -> None: ...
+    output: str
+    def __init__(self, worker: _Optional[str] = ..., pid: _Optional[int] = ..., log_path: _Optional[str] = ..., output: _Optional[str] = ...) -> None: ...
 
 class NotSpawned(_message.Message):
     __slots__ = ("worker", "reason")
@@ -275,13 +277,15 @@ class ZygoteReady(_message.Message):
     def __init__(self, workers: _Optional[_Iterable[_Union[Spawned, _Mapping]]] = ..., keeper: _Optional[int] = ...) -> None: ...
 
 class ZygoteEvent(_message.Message):
-    __slots__ = ("ready", "spawned", "exited", "not_spawned")
+    __slots__ = ("ready", "spawned", "exited", "not_spawned", "notice")
     READY_FIELD_NUMBER: _ClassVar[int]
     SPAWNED_FIELD_NUMBER: _ClassVar[int]
     EXITED_FIELD_NUMBER: _ClassVar[int]
     NOT_SPAWNED_FIELD_NUMBER: _ClassVar[int]
+    NOTICE_FIELD_NUMBER: _ClassVar[int]
     ready: ZygoteReady
     spawned: Spawned
     exited: Exited
     not_spawned: NotSpawned
-    def __init__(self, ready: _Optional[_Union[ZygoteReady, _Mapping]] = ..., spawned: _Optional[_Union[Spawned, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., not_spawned: _Optional[_Union[NotSpawned, _Mapping]] = ...) -> None: ...
+    notice: Notice
+    def __init__(self, ready: _Optional[_Union[ZygoteReady, _Mapping]] = ..., spawned: _Optional[_Union[Spawned, _Mapping]] = ..., exited: _Optional[_Union[Exited, _Mapping]] = ..., not_spawned: _Optional[_Union[NotSpawned, _Mapping]] = ..., notice: _Optional[_Union[Notice, _Mapping]] = ...) -> None: ...

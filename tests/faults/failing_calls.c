@@ -32,9 +32,9 @@
 /* In the order of points.py. */
 enum { FORK, THREAD, OPEN, READ, WRITE, FSYNC, RENAME, MKDIR, SOCKET, CONNECT, ACCEPT, SEND, RECV,
        PIPE, EPOLL, MMAP, FUNCTIONS };
-enum { NOBODY, RUN, COORDINATOR, AGENT, KEEPER, ZYGOTE, WORKER };
+enum { NOBODY, RUN, COORDINATOR, AGENT, KEEPER, ZYGOTE, WORKER, WRITER };
 static const char *const roles[] = {"", "run", "coordinator", "agent", "keeper", "zygote",
-                                    "worker"};
+                                    "worker", "writer"};
 
 /* Laid out as in armed.py, which writes `role` last. */
 struct point {
@@ -46,7 +46,7 @@ struct point {
 };
 static struct point nothing, *point = &nothing;
 
-static int role, begun, of_pid, first_pid;
+static int role, begun, of_pid, first_pid, forks;
 static __thread int refused_with; /* the error of this thread's call that failed */
 static char folder[512], under[512];
 static uint32_t none[FUNCTIONS], *counters = none;
@@ -121,7 +121,8 @@ static int fails(int function, const char *about, int starts) {
     int pid = syscall(SYS_getpid);
     if (pid != of_pid) { /* forked */
         if (role != ZYGOTE || of_pid != first_pid) { role = NOBODY; return 0; }
-        role = WORKER, of_pid = pid, begun = 0, starts = 1, counters = none;
+        role = forks == 1 ? WRITER : WORKER; /* the zygote's first child writes the logs */
+        of_pid = pid, begun = 0, starts = 1, counters = none;
     }
     int saved = errno;
     if (!begun) {
@@ -174,7 +175,9 @@ static __thread int vfork_failed;
 pid_t fork(void) {
     REAL(fork);
     if (vfork_failed) { vfork_failed = 0, errno = refused_with; return -1; }
-    return fails(FORK, "", role == KEEPER) ? -1 : real();
+    if (fails(FORK, "", role == KEEPER)) return -1;
+    forks++;
+    return real();
 }
 /* A real vfork does not work in a wrapper: its child's return would destroy the caller's frame.
  * Like vfork, this clone calls none of the handlers that libraries have for fork. */

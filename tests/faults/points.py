@@ -12,9 +12,9 @@ FUNCTIONS = (
     *("socket", "connect", "accept", "send", "recv", "pipe", "epoll", "mmap"),
 )
 """In the order of their counters in failing_calls.c."""
-COUNTED_ROLES = ("run", "coordinator", "agent", "keeper", "zygote", "worker")
+COUNTED_ROLES = ("run", "coordinator", "agent", "keeper", "zygote", "worker", "writer")
 """The roles that failing_calls.c knows, in its order."""
-ROLES = ("run", "keeper", "zygote", "worker")
+ROLES = ("run", "keeper", "zygote", "worker", "writer")
 """The roles in a job of `elastic run`."""
 ERRORS = {
     "fork": (errno.EAGAIN, errno.ENOMEM),

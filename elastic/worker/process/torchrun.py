@@ -50,7 +50,8 @@ def run_classic(request: pb.SpawnRequest) -> int:
     script = ClassicScript(child, write)
     for number in STRAY_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
-    error_file = Path(request.log_path).with_suffix(".error.json")
+    name = Path(request.log_path).with_suffix(".error.json").name
+    error_file = Path(request.socket_path).parent / name  # the disk of the logs may hang
     link = Link(request.worker, request.socket_path)
     return _ScriptSupervisor(link, script, request.argv[0], error_file).run()
 

@@ -6,8 +6,8 @@ the worker has ended. If the keeper is gone, or the agent for longer than the gr
 every worker and itself. If the zygote is killed, the kernel ends the workers, and the keeper what
 they leave.
 
-A forked worker runs the user's script and reports how it ended. Output that its log cannot take is
-lost, and the script goes on.
+A forked worker runs the user's script and reports how it ended. What it prints goes to a file in
+memory, from which another child of the zygote writes its log.
 """
 
 from __future__ import annotations
@@ -20,9 +20,7 @@ if __name__ == "__main__":
 import argparse
 import atexit
 import contextlib
-import errno
 import faulthandler
-import io
 import os
 import random
 import select
@@ -36,7 +34,7 @@ import time
 import traceback
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 # A first DDP step imports these, which takes seconds. Forked workers need not do it again.
 import torch._dynamo.utils
@@ -49,6 +47,7 @@ from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost
 from elastic.rpc.codec import failure_to_pb
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode
 from elastic.runtime.leave_signals import STRAY_SIGNALS
+from elastic.runtime.log_writer import LogWriter
 from elastic.runtime.orphans import (
     CLEANER_S,
     KEEPER_GONE,
@@ -82,9 +81,6 @@ from elastic.worker.process.as_python import (
 from elastic.worker.process.children import die_with_parent
 from elastic.worker.process.torchrun import run_classic
 from elastic.worker.unfit import reason_behind
-
-if TYPE_CHECKING:
-    from _typeshed import ReadableBuffer
 
 _HANDLED_SIGNALS = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
@@ -138,6 +134,7 @@ class _Zygote:
         self._alone_until: float = time.monotonic() + max(grace_s, _FIRST_AGENT_S)
         self._undelivered: list[pb.ZygoteEvent] = []  # events from when there was no agent
         self._keeper = os.getppid()
+        self._log_writer = LogWriter()
         self._workers: dict[int, pb.Spawned] = {}
         self._ended: set[int] = set()  # workers, by pid
         self._orphans_until: dict[int, float] = {}
@@ -155,6 +152,7 @@ class _Zygote:
         with selectors.DefaultSelector() as selector:
             selector.register(self._listener, selectors.EVENT_READ)
             selector.register(wake_read, selectors.EVENT_READ)
+            selector.register(self._log_writer.control, selectors.EVENT_READ)
             idle = False
             while not self._is_to_end(idle=idle):
                 ready = {key.fileobj for key, _ in selector.select(self._timeout_s())}
@@ -168,6 +166,7 @@ class _Zygote:
                     os.close(wake_write)
                     os.close(wake_read)
                     return task
+        self._log_writer.close()
         end_children()  # nobody can use them, and nobody else would end them
         return None
 
@@ -188,6 +187,9 @@ class _Zygote:
     def _serve_ready(
         self, ready: set[Any], selector: selectors.BaseSelector
     ) -> Callable[[], int] | None:
+        if self._log_writer.control in ready and (told := self._log_writer.heard()) is not None:
+            fields = {"worker": told[0], "reason": told[1]}
+            self._send(pb.ZygoteEvent(notice=pb.Notice(name="output_lost", fields=fields)))
         callers = [caller for caller in self._callers if caller in ready]
         task = self._serve_agent(selector) if self._agent in ready else None
         for caller in callers if task is None else ():
@@ -303,9 +305,13 @@ class _Zygote:
 
     def _fork(self, request: pb.SpawnRequest) -> Callable[[], int] | None:
         parent = os.getpid()
+        outputs: tuple[int, ...] = ()
         try:
+            output, appended = outputs = self._log_writer.new_output(request.worker)
             pid = os.fork()
         except OSError as error:  # pids.max, memory: the other workers must live on
+            for descriptor in outputs:
+                os.close(descriptor)
             failed = pb.NotSpawned(worker=request.worker, reason=error.strerror or str(error))
             self._send(pb.ZygoteEvent(not_spawned=failed))
             return None
@@ -315,13 +321,22 @@ class _Zygote:
                 signal.signal(number, signal.SIG_DFL)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             self._listener.close()
+            self._log_writer.close()
             if self._agent_process is not None:
                 os.close(self._agent_process)
             for connection in (self._agent, *self._callers):
                 if connection is not None:
                     connection.close()
-            return lambda: become_worker(request, parent, self._lease)
-        spawned = pb.Spawned(worker=request.worker, pid=pid, log_path=request.log_path)
+            os.close(output)
+            return lambda: become_worker(request, parent, self._lease, appended)
+        os.close(appended)
+        self._log_writer.write(request.worker, pid, request.log_path, output)
+        spawned = pb.Spawned(
+            worker=request.worker,
+            pid=pid,
+            log_path=request.log_path,
+            output=f"/proc/{parent}/fd/{output}",
+        )
         self._workers[pid] = spawned
         self._ended.discard(pid)
         self._send(pb.ZygoteEvent(spawned=spawned))
@@ -348,9 +363,11 @@ class _Zygote:
                 self._ended.add(pid)
                 self._end_rest_of(pid, kindly=not signalled and status.si_status == 0)
             os.waitpid(pid, 0)
+            self._log_writer.child_ended(pid)
             if self._orphans_until.pop(pid, None) is not None:
                 self._find_orphans(grace_s=0.0)
             if spawned is not None:
+                self._log_writer.worker_ended(spawned.worker)
                 code = 0 if signalled else status.si_status
                 number = status.si_status if signalled else 0
                 exited = pb.Exited(worker=spawned.worker, pid=pid, exit_code=code, signal=number)
@@ -407,10 +424,11 @@ def _next_dead() -> Any:
 # ---- in a forked worker
 
 
-def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease) -> int:
-    """Cut the ties to the zygote, then run the script; return the exit code."""
+def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease, output: int) -> int:
+    """Cut the ties to the zygote, then run the script; return the exit code. output: a descriptor
+    at which it appends what it prints."""
     own_lease = lease.share()  # first: it is that of the epoch in which the process started
-    _redirect_output(request.log_path)  # first: errors belong in the log
+    _redirect_output(output)  # first: errors belong in the log
     # Each worker has its own process group, but the zygote's session. If the kernel schedules by
     # session (sched_autogroup_enabled), members with a session each, as under torchrun, wake each
     # other more slowly: steps take 5% longer with 2 or 3 workers on 2 cores.
@@ -422,27 +440,18 @@ def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease) -
     _reseed(torchs=request.classic)
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     write_stacks_on_signal()
-    lost: list[Callable[[str], None]] = []
-    outlive_full_disk(lambda reason: lost.pop()(reason) if lost else None)
     if request.classic:
         return run_classic(request)
     link = Link(request.worker, request.socket_path)
-    lost.append(lambda reason: link.notice("output_lost", {"reason": reason}))
     session.use_link(link, own_lease)
     return run_script(link, list(request.argv), module=request.module)
 
 
-def _redirect_output(path: str) -> None:
-    """Write to the log, or to the zygote's if it cannot be opened: the worker trains anyway."""
-    try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)  # somebody may have removed it
-        log = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    except OSError as error:
-        print(f"the log {path} cannot be opened: {error.strerror}", file=sys.stderr, flush=True)
-    else:
-        os.dup2(log, 1)
-        os.dup2(log, 2)
-        os.close(log)
+def _redirect_output(output: int) -> None:
+    """Append what is printed, line by line, as to a terminal, so that the log is up to date."""
+    os.dup2(output, 1)
+    os.dup2(output, 2)
+    os.close(output)
     null = os.open(os.devnull, os.O_RDONLY)
     os.dup2(null, 0)
     os.close(null)
@@ -595,54 +604,6 @@ def _place(error: BaseException) -> str:
     package = str(Path(__file__).parents[1])
     own = [f for f in frames if not f.filename.startswith((package, "<frozen"))]
     return f"{own[-1].filename}:{own[-1].lineno}" if own else "?"
-
-
-_REFUSED = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ESTALE, errno.EROFS}
-
-
-class LogStream(io.FileIO):
-    """Writes to a descriptor. On a full disk output is lost and the script that prints gets no
-    error. As soon as there is space again, a line says how much is lost."""
-
-    def __init__(self, fd: int, on_lost: Callable[[str], None]) -> None:
-        """on_lost: called with the reason when output is lost for the first time."""
-        super().__init__(fd, "w", closefd=False)
-        self._on_lost: Callable[[str], None] | None = on_lost
-        self._lost_bytes = 0
-
-    def write(self, data: ReadableBuffer, /) -> int:
-        """Write, and return how many bytes the file took. Lost bytes count as taken."""
-        try:
-            if self._lost_bytes:
-                note = f"\n[elastic: {self._lost_bytes} bytes of output are lost here]\n"
-                super().write(note.encode())
-                self._lost_bytes = 0
-            return super().write(data)
-        except OSError as error:
-            if error.errno not in _REFUSED:
-                raise
-            size = memoryview(data).nbytes
-            self._lost_bytes += size
-            tell, self._on_lost = self._on_lost, None
-            if tell is not None:
-                tell(os.strerror(error.errno))
-            return size
-
-
-def outlive_full_disk(on_lost: Callable[[str], None]) -> None:
-    """Replace `sys.stdout` and `sys.stderr` by streams that raise no error on a full disk.
-    `on_lost` is called with the reason, at most once for each."""
-    sys.stdout = _text(LogStream(1, on_lost), sys.stdout)
-    sys.stderr = _text(LogStream(2, on_lost), sys.stderr)
-
-
-def _text(log: LogStream, before: object) -> io.TextIOWrapper:
-    """Return a stream that writes line by line, as to a terminal, so that the log is up to date."""
-    encoding = getattr(before, "encoding", None) or "utf-8"
-    errors = getattr(before, "errors", None) or "backslashreplace"
-    return io.TextIOWrapper(
-        io.BufferedWriter(log), encoding=encoding, errors=errors, line_buffering=True
-    )
 
 
 def _end_process(code: int) -> NoReturn:

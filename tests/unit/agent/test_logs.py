@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from elastic.agent import logs
-from elastic.agent.logs import LogFollower
+from elastic.agent.logs import LogFollower, WorkerLog
 
 Lines = list[tuple[str, str]]
 
@@ -30,17 +30,22 @@ def follower(lines: Lines) -> LogFollower:
     return LogFollower(lambda worker, line: lines.append((worker, line)))
 
 
+def log_at(path: Path) -> WorkerLog:
+    path.touch()
+    return WorkerLog(path, os.open(path, os.O_RDWR | os.O_APPEND))
+
+
 @pytest.fixture
 def path(tmp_path: Path, follower: LogFollower) -> Path:
-    """The log of worker "a", which is followed."""
-    follower.follow("a", tmp_path / "a.log")
+    """The output of worker "a", which is followed."""
+    follower.follow("a", log_at(tmp_path / "a.log"))
     return tmp_path / "a.log"
 
 
 def test_lines_are_handed_out_when_they_are_whole(
     path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    follower.poll()  # not there yet
+    follower.poll()
     append(path, b"one\ntw")
     follower.poll()
     assert lines == [("a", "one")]
@@ -53,7 +58,7 @@ def test_lines_are_handed_out_when_they_are_whole(
 def test_a_truncated_log_is_followed_from_its_begin(
     path: Path, follower: LogFollower, lines: Lines
 ) -> None:
-    """logrotate's copytruncate does this under a process that writes on."""
+    """A script that opens /dev/stdout does this."""
     append(path, b"one\nnot whole")
     follower.poll()
     path.write_bytes(b"")
@@ -168,14 +173,15 @@ def test_forget_hands_out_the_rest(
 
 
 def test_a_worker_that_never_wrote_can_be_forgotten(tmp_path: Path, follower: LogFollower) -> None:
-    follower.follow("a", tmp_path / "a.log")
+    follower.follow("a", WorkerLog(tmp_path / "a.log"))
+    follower.poll()
     follower.forget("a")
     follower.forget("unknown")
 
 
 def test_lines_of_workers_do_not_mix(tmp_path: Path, follower: LogFollower, lines: Lines) -> None:
     for name in ("a", "b"):
-        follower.follow(name, tmp_path / name)
+        follower.follow(name, log_at(tmp_path / name))
         append(tmp_path / name, f"from {name}".encode())
     follower.poll()
     for name in ("b", "a"):
@@ -184,25 +190,33 @@ def test_lines_of_workers_do_not_mix(tmp_path: Path, follower: LogFollower, line
     assert lines == [("a", "from a!"), ("b", "from b!")]
 
 
-async def test_run_looks_again_and_again_even_if_no_thread_can_be_started(
-    tmp_path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
+async def test_run_looks_again_and_again(
+    path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logs, "_INTERVAL_S", 0.001)
-    to_thread, refused = asyncio.to_thread, [True, False, True]
-
-    async def refuse(*work: Any) -> Any:
-        if refused and refused.pop():
-            raise RuntimeError("can't start new thread")
-        return await to_thread(*work)
-
-    monkeypatch.setattr(asyncio, "to_thread", refuse)
-    follower.follow("a", tmp_path / "a.log")
     running = asyncio.ensure_future(follower.run())
     for number in range(3):
-        append(tmp_path / "a.log", b"%d\n" % number)
+        append(path, b"%d\n" % number)
         while len(lines) <= number:
             await asyncio.sleep(0.001)
     running.cancel()
+
+
+def test_output_that_is_freed_while_it_is_read_is_not_handed_out(
+    path: Path, follower: LogFollower, lines: Lines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "KEPT_BYTES", 100)
+    pread = os.pread
+
+    def pread_slowly(descriptor: int, count: int, offset: int) -> bytes:
+        monkeypatch.setattr(os, "pread", pread)
+        append(path, b"more\n" * 30)
+        return b"\0" * len(pread(descriptor, count, offset))
+
+    append(path, b"one\n")
+    monkeypatch.setattr(os, "pread", pread_slowly)
+    follower.poll()
+    assert lines == []
 
 
 def test_last_lines_reads_only_the_end_of_a_log(tmp_path: Path) -> None:

@@ -1,46 +1,50 @@
-"""The log of each living worker is known, and the newest logs of ended workers are kept."""
+"""The log of each living worker is known, and its output can be read as long as it lives."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from elastic.agent.logs import WorkerLogs
+from elastic.runtime.log_writer import output_name
+from elastic.v1 import local_pb2 as pb
 
 
 def test_the_log_of_a_worker_is_known_while_the_worker_lives() -> None:
     logs = WorkerLogs(Path("/logs"))
     assert logs.begin("a") == Path("/logs/a.log")
-    logs.adopt("b", Path("/earlier/b.log"))
-    assert [logs.path(w) for w in "abc"] == [Path("/logs/a.log"), Path("/earlier/b.log"), None]
+    logs.forked(pb.Spawned(worker="b", log_path="/earlier/b.log", output="/proc/1/fd/9999"))
+    found = [logs.get(worker) for worker in "abc"]
+    paths = [log and log.path for log in found]
+    assert paths == [Path("/logs/a.log"), Path("/earlier/b.log"), None]
+    assert found[1] is not None
+    assert found[1].last_lines() == ""
+    for worker in "abc":
+        logs.end(worker)
+    assert not any(worker in logs for worker in "abc")
+
+
+def test_the_last_words_are_read_from_memory_and_stacks_are_added_there(tmp_path: Path) -> None:
+    output = os.memfd_create(output_name("a"))
+    os.write(output, b"last words\n")
+    logs = WorkerLogs(tmp_path)
+    path = str(logs.begin("a"))
+    held = f"/proc/{os.getpid()}/fd/{output}"
+    log = logs.forked(pb.Spawned(worker="a", log_path=path, output=held))
+    log.append("stacks\n")
+    assert log.last_lines() == "last words\nstacks"
+    os.close(output)
+    assert log.last_lines(1) == "stacks"
     logs.end("a")
-    assert logs.next_stale() is None
-    assert ["a" in logs, "b" in logs] == [False, True]
 
 
-def test_the_newest_logs_are_kept_after_any_number_of_workers(tmp_path: Path) -> None:
-    logs = WorkerLogs(tmp_path, kept=10)
-    for number in range(1000):
-        logs.begin(f"w{number}").touch()
-        logs.end(f"w{number}")
-        while (stale := logs.next_stale()) is not None:
-            stale.unlink()
-    assert {log.stem for log in tmp_path.iterdir()} == {f"w{n}" for n in range(990, 1000)}
-    assert len(logs._ended) == 10
-    assert not logs._living
-
-
-def test_the_end_of_an_unknown_worker_is_ignored() -> None:
-    logs = WorkerLogs(Path("/logs"), kept=1)
+def test_a_worker_of_an_earlier_version_is_read_from_its_log(tmp_path: Path) -> None:
+    (tmp_path / "a.log").write_text("last words\n")
+    logs = WorkerLogs(tmp_path)
+    log = logs.forked(pb.Spawned(worker="a", log_path=str(tmp_path / "a.log")))
+    log.append("stacks\n")
+    assert log.last_lines() == "last words\nstacks"
     logs.end("a")
-    assert not logs._ended
-
-
-def test_the_number_of_remembered_logs_is_bounded_if_none_can_be_removed() -> None:
-    logs = WorkerLogs(Path("/logs"), kept=10)
-    for number in range(1000):
-        logs.begin(f"w{number}")
-        logs.end(f"w{number}")
-    assert len(logs._ended) == 100
 
 
 def test_a_worker_of_a_node_with_a_long_name_has_a_log(tmp_path: Path) -> None:

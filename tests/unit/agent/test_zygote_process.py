@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 
 from elastic.rpc.framing import encode
-from elastic.runtime.orphans import prctl
+from elastic.runtime.orphans import is_cleaner, prctl
 from elastic.v1 import local_pb2 as pb
 from tests.job_process import descendants
 from tests.waiting import eventually
@@ -332,6 +332,47 @@ def test_named_memory_of_ended_workers_is_removed(start: Start) -> None:
         for worker in workers:
             for file in worker.files:
                 file.unlink(missing_ok=True)
+
+
+FLOODS = """
+import os
+os.write(1, b"x" * 20_000_000)
+print("last words")
+raise SystemExit(3)
+"""
+
+
+def test_a_log_whose_disk_hangs_holds_up_no_worker_and_no_end(start: Start) -> None:
+    owner = start(60.0)
+    log = owner.directory / "w1.log"
+    os.mkfifo(log)  # to open it waits for a reader
+    (owner.directory / "w1.py").write_text(FLOODS)
+    owner.tell("run", "w1", owner.directory / "w1.py")
+    output = owner.hear_of("spawned")["output"]
+    assert owner.hear_of("exited")["code"] == 3
+    newest = Path(f"/proc/{owner.process.pid}/fd/{output}").read_bytes()[-13:]
+    assert newest == b"xxlast words\n"
+    assert owner.hear_of("output_lost")["worker"] == "w1"
+    log.unlink()
+    owner.tell("close")
+    owner.hear_of("closed")
+
+
+def test_a_log_is_written_on_after_its_writer_was_killed_and_to_the_end(start: Start) -> None:
+    owner = start(60.0)
+    worker = owner.run("w1", "import time\nprint('first', flush=True)\ntime.sleep(600)\n")
+    until(lambda: owner.told("w1") == "first\n")
+    (writer,) = filter(is_cleaner, descendants(owner.ready["keeper"]))
+    os.kill(writer, signal.SIGKILL)
+    with open(f"/proc/{worker}/fd/1", "a") as output:
+        output.write("then\n")
+    until(lambda: owner.told("w1") == "first\nthen\n")
+    with open(f"/proc/{worker}/fd/1", "a") as output:
+        output.write("last words\n")
+    with (owner.directory / "w1.log").open() as log:  # the directory is removed
+        owner.tell("close")
+        owner.hear_of("closed")
+        assert log.read() == "first\nthen\nlast words\n"
 
 
 LEAVES_ORPHANS = """

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from elastic.agent.zygote_process import ZygoteProcess
+from elastic.runtime.log_writer import open_output
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
@@ -115,7 +116,11 @@ def _heard(event: pb.ZygoteEvent) -> None:
         found = {w.worker: [w.pid, w.log_path] for w in event.ready.workers}
         _say(event="ready", workers=found, keeper=event.ready.keeper)
     elif kind == "spawned":
-        _say(event="spawned", worker=event.spawned.worker, pid=event.spawned.pid)
+        spawned = event.spawned
+        output = open_output(spawned.worker, spawned.output)
+        _say(event="spawned", worker=spawned.worker, pid=spawned.pid, output=output)
+    elif kind == "notice":
+        _say(event=event.notice.name, **event.notice.fields)
     elif kind == "not_spawned":
         _say(event=kind, worker=event.not_spawned.worker, reason=event.not_spawned.reason)
     else:

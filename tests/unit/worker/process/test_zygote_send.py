@@ -38,3 +38,4 @@ def test_a_failed_send_hangs_up_on_the_agent_and_keeps_the_exit_for_the_next_one
         exited = pb.ZygoteEvent(exited=pb.Exited(worker="w", pid=1))
         zygote._send(exited)
         assert zygote._undelivered == [exited]
+        zygote._log_writer.close()

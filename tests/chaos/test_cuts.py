@@ -201,3 +201,21 @@ def test_a_firewall_by_port_leaves_out_the_node_behind_it(tmp_path: Path) -> Non
         cluster.wait_trained(20, "a", "b", "c")
         no_step_is_lost(cluster)
         assert not cluster.events("job_ended")
+
+
+@pytest.mark.long
+def test_a_job_of_one_node_trains_on_when_a_firewall_by_port_parts_it_from_another(
+    tmp_path: Path,
+) -> None:
+    """No port that the kernel chooses answers anywhere."""
+    options = ("--worker-port-range", "29000-29099")
+    with cut_cluster(tmp_path, "a", options=options) as cluster:
+        a, b = cluster.net.host("a"), cluster.net.host("b")
+        cluster.net.close_ports([(a, b), (b, a)])
+        cluster.start_agent("b")
+        cluster.wait(
+            lambda: cluster.events("peers_unreachable", left_out=["b"]), "refusal of b", 180.0
+        )
+        cluster.wait_trained(20, "a")
+        no_step_is_lost(cluster)
+        assert not cluster.events("job_ended")

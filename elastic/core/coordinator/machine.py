@@ -508,7 +508,8 @@ class Coordinator:
             and w.status.phase in (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
         ]
         ranks = [m.worker for m in self._past.last_members()]
-        peers = self._probing.begin(there, ranks, now)
+        ports_count = self._progress.fruitless_breaks > 0 or bool(self._cut_off.by_port)
+        peers = self._probing.begin(there, ranks, now, ports_count=ports_count)
         if not peers:
             return refused
         probe = fx.ProbePeers(

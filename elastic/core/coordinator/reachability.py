@@ -4,8 +4,9 @@ A node probes the ports at which other workers meet their group. A node that doe
 is no evidence: its contact with the coordinator is judged elsewhere.
 
 gloo and NCCL connect at further ports, which the kernel chooses and a firewall may close. While a
-group does not assemble, nodes try such a port of each other, too. It is no evidence if none of them
-answers anywhere: the collectives may use another interface.
+group does not assemble, nodes try such a port of each other, too. If none of them answers anywhere,
+that is evidence only when the group breaks again without a step: the collectives may use another
+interface.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Probing:
         self._silent: set[NodeId] = set()
         self._peers: dict[WorkerId, Peer] = {}
         self._unreached: list[Unreached] = []
+        self._ports_count = False
         self.findings = NOTHING_FOUND
         self.next_at = math.inf
         """When to look again, if nothing happens before."""
@@ -84,12 +86,19 @@ class Probing:
         return self._asked_at + self._probe_s + _SLACK_S
 
     def begin(
-        self, workers: Iterable[ObservedWorker], ranks: Sequence[WorkerId], now: float
+        self,
+        workers: Iterable[ObservedWorker],
+        ranks: Sequence[WorkerId],
+        now: float,
+        *,
+        ports_count: bool = False,
     ) -> Mapping[NodeId, tuple[Peer, ...]]:
         """Begin a round among these workers; return whom each node should probe.
 
         ranks: the members of the group in their order, which are neighbours in collectives.
+        ports_count: ports that the kernel chose are evidence even if they answer nowhere.
         """
+        self._ports_count = ports_count
         order = {worker: rank for rank, worker in enumerate(ranks)}
         known = sorted(
             (w for w in workers if w.status.endpoint),
@@ -148,7 +157,7 @@ class Probing:
         return any((n, peer.worker) not in failed for n in heard for peer in self._asked[n])
 
     def _complete(self) -> None:
-        if not self._reached_any():
+        if not self._ports_count and not self._reached_any():
             self._unreached = [found for found in self._unreached if not found.by_port]
         on_node: defaultdict[NodeId, list[WorkerId]] = defaultdict(list)
         for peer in self._peers.values():

@@ -333,6 +333,50 @@ def test_ports_that_answer_nowhere_are_no_evidence() -> None:
     assert not behind_a_firewall(Probing(0.5), a="bc", b="ac", c="ab").missing
 
 
+def test_a_job_of_one_node_goes_on_when_a_firewall_by_port_parts_it_from_a_newcomer() -> None:
+    """No port answers anywhere. That counts when the group breaks a second time."""
+    machine, now = Coordinator(SETTINGS), 1.0
+    machine.handle(report("a", status("a0", READY), slots=1), 0.0)
+    machine.handle(ev.GenerationPersisted(number=1), 0.1)
+    machine.handle(report("a", status("a0", TRAINING, 1), slots=1), 0.2)
+    machine.handle(ev.GroupBegan(generation=1, step=0), 0.5)
+    effects = machine.handle(report("b", status("b0", READY), slots=1), now)
+    probed(machine, effects, now + 0.1)
+    machine.handle(ev.TimerFired(), now + 0.2)
+    for number in (2, 3):
+        assert machine.handle(ev.GenerationPersisted(number=number), now + 0.3)
+        assert machine.current is not None
+        assert machine.current.world_size == 2
+        now += 5.0
+        effects = []
+        for phase, is_broken in ((JOINING, False), (READY, True)):
+            for name in ("a0", "b0"):
+                told = status(name, phase, number, broken=is_broken, detail="did not assemble")
+                effects += machine.handle(report(name[0], told, slots=1), now)
+        for later_s in (0.2, 0.4, 0.6, 0.8, 1.0):
+            effects += _answer_in_vain(machine, effects, now + later_s)
+            if of(fx.PersistGeneration, effects):
+                break
+            effects = machine.handle(ev.TimerFired(), now + later_s + 0.1)
+        world = persisted(effects).generation.world_size
+        assert world == (2 if number == 2 else 0), "its members are freed, to go on by themselves"
+
+
+def _answer_in_vain(machine: Coordinator, effects: list[fx.Effect], now: float) -> list[fx.Effect]:
+    """Both nodes reach each other's stores, and no port that the kernel chose."""
+    answered: list[fx.Effect] = []
+    for asked in of(fx.ProbePeers, effects):
+        for node, peer in (("a", "b0"), ("b", "a0")):
+            told = ev.PeersProbed(
+                node=node,
+                number=asked.number,  # type: ignore[attr-defined]
+                unreached={peer: "no answer"},
+                by_port=frozenset({peer}),
+            )
+            answered += machine.handle(told, now)
+    return answered
+
+
 def test_a_node_that_does_not_answer_does_not_count_as_reached() -> None:
     probing = Probing(0.5)
     probing.begin(workers("a0", "b0"), [], 1.0)

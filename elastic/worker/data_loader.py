@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
-from itertools import groupby, tee
+from itertools import chain, groupby, tee
 from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
@@ -186,7 +186,7 @@ class DataLoader:
         self, sections: Iterator[_Section], *, position: DataPosition, rank: int
     ) -> Iterator[Any]:
         """The collated micro-batch of each span of positions in `sections`. `position` and `rank`
-        seed what torch's loader draws."""
+        seed what torch's loader draws. The loader's processes start here."""
         if self._is_in_memory():
             return _rows(self.dataset, sections)
         loader = self._torch_loader(_indices(sections), position=position, rank=rank)
@@ -194,6 +194,12 @@ class DataLoader:
             return iter(loader)
         with torch.device("cpu"):  # on the script's default device it would refuse our generator
             return iter(loader)
+
+    @property
+    def loads_by_epoch(self) -> bool:
+        """Whether each epoch has another loader of torch's, as in a loop over torch's DataLoader:
+        its processes know what the script has changed in the dataset before."""
+        return not (self._is_in_memory() or self._options.get("persistent_workers"))
 
     @property
     def has_processes(self) -> bool:
@@ -275,7 +281,7 @@ class BatchPlanner:
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
         self._plans, ahead = tee(self._plans_from(position))
-        self._batches = loader.batches(self._sections(ahead), position=position, rank=rank)
+        self._batches: Iterator[Any] = chain.from_iterable(self._loads(ahead, position))
 
     def next_plan(self) -> BatchPlan | None:
         """The plan of the next step. None after the last epoch's end."""
@@ -330,6 +336,19 @@ class BatchPlanner:
                 quiet=most > 1 and not equal,
             )
             samples, equal = following, self._equal
+
+    def _loads(self, plans: Iterator[BatchPlan], position: DataPosition) -> Iterator[Iterator[Any]]:
+        """The micro-batches of each epoch, or of all. The processes of torch's loader start only
+        when the first of them is taken: a planner may be made while the loss of a group is handled,
+        and each error in a process that starts there would also show that loss."""
+        loader, rank = self._loader, self._rank
+        if not loader.loads_by_epoch:
+            yield loader.batches(self._sections(plans), position=position, rank=rank)
+            return
+        for epoch, in_epoch in groupby(plans, key=lambda plan: plan.samples.epoch):
+            if epoch != position.epoch:
+                position = DataPosition(epoch=epoch)
+            yield loader.batches(self._sections(in_epoch), position=position, rank=rank)
 
     def _sections(self, plans: Iterator[BatchPlan]) -> Iterator[_Section]:
         for epoch, in_epoch in groupby(plans, key=lambda plan: plan.samples.epoch):

@@ -13,6 +13,7 @@ import gc
 import inspect
 import os
 import re
+import select
 import socket
 import stat
 import sys
@@ -38,13 +39,8 @@ _LOOK_S = 0.01
 _ONLY_OURS = 2  # references: the list's, and getrefcount's argument
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator gives up long before
 
-# Texts of torch's errors when a peer or a connection is gone; with gloo a plain RuntimeError.
-# "ProcessGroupGloo::allgather: invalid ..." is not one: torch refuses a script's arguments.
-_LOST = re.compile(
-    r"(?<!ProcessGroup)(gloo|NCCL)|ncclComm|Connection (closed|reset|refused)|Broken pipe"
-    r"|socket time(d )?out|recvValue failed|failed to recv|sendBytes|DistNetworkError",
-    re.IGNORECASE,
-)
+_RAISED_IN_GLOO = re.compile(r"\[[^]]*\bgloo/[^]]*:\d+\] ")
+"""How the text of each of gloo's errors begins: with the place in gloo's source that raised it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -350,6 +346,19 @@ class Group:
             self._closed = True
             self._discard()
 
+    def is_cut(self) -> bool:
+        """Whether a connection of the group is down: this process or the other end has closed it.
+
+        gloo closes its connections when one of them fails and when a collective times out. Of a
+        group that torch can abort (NCCL) only those with the store count, because the others may
+        end with what they were opened for.
+        """
+        built: Iterable[Connection] = self._built or ()
+        if self.backend.aborts:
+            store = int(self.generation.store_endpoint.rpartition(":")[2])
+            built = [c for c in built if c.peer_port == store]
+        return any(map(is_down, built))
+
     def descriptors(self) -> list[int]:
         """Return the group's sockets, for forked children to close."""
         return [c.descriptor for c in self._built or ()]
@@ -546,10 +555,11 @@ def _gloo_made_by(made_by: Callable[[Callable[[], Any]], Any]) -> Iterator[None]
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:
-    """Return whether this exception says that the group is lost, and nothing else.
+    """Return whether the group is lost and this exception may follow from that.
 
     Any exception does once the group was aborted: torch then knows no group, or what was received
-    is garbage. If the script itself is at fault, it raises again in the next group.
+    is garbage. Else the group's connections decide, not the error's text: a script has connections
+    of its own that may break. If the script itself is at fault, it raises again in the next group.
     """
     if isinstance(error, GroupLost):
         return True
@@ -557,9 +567,12 @@ def is_group_loss(error: BaseException, group: Group | None) -> bool:
         return False
     if group.aborted:
         return True
-    named = (dist.DistBackendError, dist.DistNetworkError, dist.DistStoreError)
-    said = isinstance(error, RuntimeError) and _LOST.search(str(error)) is not None
-    return said or isinstance(error, named)
+    if not isinstance(error, RuntimeError):  # torch's errors all are
+        return False
+    if isinstance(error, dist.DistBackendError) or group.is_cut():
+        return True
+    # The connections of groups that the script has made below this one are not known.
+    return len(GROUPS) > 1 and _RAISED_IN_GLOO.match(str(error)) is not None
 
 
 def first_line(error: BaseException) -> str:
@@ -696,6 +709,17 @@ def _borrowed(descriptor: int) -> Iterator[socket.socket]:
         yield sock
     finally:
         sock.detach()
+
+
+def is_down(connection: Connection) -> bool:
+    """Whether it was closed here, or by the other end."""
+    look = select.poll()
+    look.register(connection.descriptor, select.POLLRDHUP)
+    try:
+        # In this order: the descriptor may be closed meanwhile, and be another file's.
+        return bool(look.poll(0)) or os.fstat(connection.descriptor).st_ino != connection.inode
+    except OSError:
+        return True
 
 
 def shut_down(doomed: Iterable[Connection], how: int = socket.SHUT_RDWR) -> None:

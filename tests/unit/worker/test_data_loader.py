@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import OrderedDict, UserDict, defaultdict, namedtuple
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -124,15 +125,43 @@ def test_loader_processes_fetch_the_same_samples() -> None:
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_the_scripts_default_device_does_not_change_the_samples(workers: int) -> None:
-    loader = DataLoader(Squares(), batch_size=3, num_workers=workers)
-    expected = fetched(loader, rank=1, world_size=2, epochs=1)
+    loader = DataLoader(Squares(), batch_size=3, num_workers=workers, collate_fn=list)
+    expected = fetched(DataLoader(Squares(), batch_size=3), rank=1, world_size=2, epochs=1)
+    planner = BatchPlanner(loader, BEGIN, rank=1, world_size=2, epochs=1)
     with torch.device("meta"):
-        planner = BatchPlanner(loader, BEGIN, rank=1, world_size=2, epochs=1)
-    found = [planner.fetch() for batch in expected for _ in batch[1]]
-    assert [[round(i**0.5) for i in b.tolist()] for b in found] == [
-        b for _, s in expected for b in s
-    ]
+        found = [planner.fetch() for batch in expected for _ in batch[1]]
+    assert [[round(i**0.5) for i in b] for b in found] == [b for _, s in expected for b in s]
     planner.close()
+
+
+class Noted(torch_data.Dataset[tuple[int, int]]):
+    """Its samples tell a note of the script's, and the process that has loaded them."""
+
+    note = 0
+
+    def __len__(self) -> int:
+        return 4
+
+    def __getitem__(self, index: int) -> tuple[int, int]:
+        return self.note, os.getpid()
+
+
+@pytest.mark.parametrize("stay", [False, True])
+def test_loader_processes_live_for_an_epoch_and_know_what_was_changed_before_it(stay: bool) -> None:
+    """As with torch's DataLoader."""
+    dataset = Noted()
+    loader = DataLoader(dataset, batch_size=2, num_workers=1, persistent_workers=stay)
+    planner = BatchPlanner(loader, BEGIN, rank=0, world_size=1, epochs=3)
+    notes, processes = [], set()
+    for epoch in range(3):
+        dataset.note = epoch
+        for _ in range(2):
+            note, process = planner.fetch()
+            notes += note.tolist()
+            processes |= set(process.tolist())
+    planner.close()
+    assert notes == ([0] * 12 if stay else [0] * 4 + [1] * 4 + [2] * 4)
+    assert len(processes) == (1 if stay else 3)
 
 
 def rows_of(loader: DataLoader) -> list[Any]:

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -16,13 +17,16 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import Dataset
 
 from elastic.errors import StepMisused
 from elastic.worker import control
+from elastic.worker.data_loader import DataLoader
+from elastic.worker.group.process_group import shut_down
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.undo import Undo
 from elastic.worker.step import Step
-from tests.unit.worker.together import Seat, in_processes, run_together
+from tests.unit.worker.together import Seat, die, in_processes, run_together
 from tests.unit.worker.training_together import Peer, in_sessions, numbers, train_together
 
 
@@ -180,6 +184,129 @@ def test_the_best_models_file_is_written_though_rank_0_is_lost_as_it_writes(
     assert (session.state["best"], best.read_text()) == (1.0, "2")
 
 
+# ---- groups that are lost without an announcement
+
+
+def follow(peer: Peer, number: int, *ranks: int) -> None:
+    """Announce the next group only when this member has found by itself that its group is lost."""
+    report_loss: Callable[..., None] = peer.control.membership.report_loss
+
+    def report(error: BaseException, *, held: bool = False) -> None:
+        report_loss(error, held=held)
+        peer.announce(number, *ranks)
+
+    peer.control.membership.report_loss = report  # type: ignore[method-assign]
+
+
+def cut(peer: Peer) -> None:
+    """Break the connections of the group."""
+    group = peer.control.membership.group
+    assert group is not None
+    shut_down(group._connections())
+
+
+def nothing() -> None:
+    """The loss shows in the backward pass."""
+
+
+def gather() -> None:
+    dist.all_gather([torch.zeros(1) for _ in range(3)], torch.zeros(1))
+
+
+def wait_for_work() -> None:
+    work = dist.all_reduce(torch.zeros(1), async_op=True)
+    assert work is not None
+    work.wait()
+
+
+@pytest.mark.parametrize(
+    ("call", "compiled"),
+    [
+        (nothing, False),
+        (gather, False),
+        pytest.param(nothing, True, marks=pytest.mark.long),
+        pytest.param(wait_for_work, False, marks=pytest.mark.long),
+        pytest.param(dist.barrier, False, marks=pytest.mark.long),
+    ],
+)
+def test_members_find_the_loss_of_a_killed_one_by_themselves(
+    call: Callable[[], Any], compiled: bool
+) -> None:
+    def train(peer: Peer) -> None:
+        follow(peer, 2, 0, 1)
+        if compiled:
+            peer.model.compile(backend="aot_eager")
+        for step in peer.session.steps(numbers(7, batch_size=1), epochs=1):
+            with step:
+                if step.index == 1 and peer.session.generation == 1:
+                    if peer.seat.rank == 2:
+                        die()
+                    call()
+                backward(peer, step)
+                peer.update()
+        assert (peer.session.generation, peer.session.committed) == (2, 3)
+        peer.seat.exchange("done")
+
+    train_together(train, train, train)
+
+
+@pytest.mark.parametrize("place", ["block", "call"])
+@pytest.mark.parametrize("ranks", [(0,), (0, 1)])
+@in_sessions(2)
+def test_a_scripts_own_broken_connection_is_not_the_loss_of_the_group(
+    peer: Peer, place: str, ranks: tuple[int, ...]
+) -> None:
+    def read() -> None:
+        if peer.seat.rank in ranks:
+            try:
+                raise ConnectionResetError("Connection reset by peer")
+            except ConnectionResetError as error:
+                raise RuntimeError("read of shard 3: Connection reset by peer") from error
+        peer.seat.exchange("raised")
+        raise RuntimeError("read of shard 3: end of the test")
+
+    def train() -> None:
+        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+            with step:
+                if place == "block":
+                    read()
+                backward(peer, step)
+            peer.session.run(read)
+
+    with pytest.raises(RuntimeError, match="read of shard 3"):
+        train()
+    assert peer.session.generation == 1
+    peer.seat.exchange("raised")
+
+
+class Handled(Dataset[torch.Tensor]):
+    """Each sample tells whether the process that loads it was started while an exception was being
+    handled, which would be shown with each error of that process."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.tensor([float(sys.exc_info()[0] is not None)], dtype=torch.float64)
+
+
+@in_sessions(2)
+def test_loader_processes_do_not_start_while_the_loss_of_a_group_is_handled(peer: Peer) -> None:
+    follow(peer, 2)
+    found = []
+    data = DataLoader(Handled(), batch_size=1, num_workers=1)
+    for step in peer.session.steps(data, epochs=1):
+        with step:
+            for inputs in step.batches():
+                found.append(inputs.item())
+                if peer.session.generation == 1 and step.index == 1:
+                    cut(peer)
+                step.backward(peer.model(inputs).mean())
+    assert peer.session.generation == 2
+    assert found == [0.0] * 5
+    peer.seat.exchange("done")
+
+
 # ---- errors that a script raises because of a lost connection
 
 
@@ -206,15 +333,16 @@ def test_an_error_raised_because_of_a_lost_connection_counts_as_a_loss(
     peer: Peer, place: str, tell: Callable[[Exception], None]
 ) -> None:
     lost = False
+    follow(peer, 2)
 
     def lose() -> None:
         nonlocal lost
         if lost:
             return
         lost = True
-        threading.Timer(0.3, peer.announce, [2]).start()
+        cut(peer)
         try:
-            raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
+            dist.all_reduce(torch.ones(1))
         except RuntimeError as error:
             tell(error)
 
@@ -234,9 +362,10 @@ def test_an_error_raised_because_of_a_lost_connection_counts_as_a_loss(
 def test_an_error_after_an_earlier_lost_connection_is_raised_to_the_script(
     peer: Peer, place: str
 ) -> None:
-    """The connection was lost before the script began, so its error is no sign of a loss."""
+    """That error was raised before the script began, so it is no cause of the script's."""
 
     def fail() -> None:
+        cut(peer)
         raise MetricError
 
     def train() -> None:

@@ -6,11 +6,13 @@ import contextlib
 import datetime
 import math
 import os
+import signal
 import socket
 import sys
 import threading
 import time
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -37,39 +39,38 @@ from tests.unit.worker.together import (
 from tests.waiting import eventually
 
 ALONE = Generation(number=1, incarnation="i", members=(), reason=ChangeReason.STARTED)
-GROUP = Group(ALONE, 0, GLOO)
 
 PAIR = "[/pytorch/third_party/gloo/gloo/transport/tcp/pair.cc:547] "
 BUFFER = "[../third_party/gloo/gloo/transport/tcp/unbound_buffer.cc:81] "
-# What torch has raised when a peer or its connection was gone.
-LOST = [
+# What torch has raised when a peer or its connection was gone. A script may raise the like.
+OF_TRANSPORT = [
     RuntimeError(PAIR + "Connection closed by peer [127.0.0.1]:43210"),
     RuntimeError(PAIR + "Read error [127.0.0.1]:1234: Connection reset by peer"),
     RuntimeError(BUFFER + "Timed out waiting 1800000ms for recv operation to complete"),
     RuntimeError("Application timeout caused pair closure (gloo)"),
     RuntimeError("Broken pipe"),
-    RuntimeError("Connection reset by peer"),
+    RuntimeError("read of shard 3: Connection reset by peer"),
     RuntimeError("Rank 1 failed to recv, got 0 bytes. Connection was likely closed: recvValue"),
-    dist.DistBackendError("NCCL communicator was aborted on rank 0"),
+    RuntimeError("NCCL Error 6: remote process exited or there was a network error"),
+    RuntimeError(f"Caught ValueError in DataLoader worker process 0.\n{PAIR} Connection closed"),
     dist.DistNetworkError("The client socket has failed to connect to any network address"),
     dist.DistStoreError("wait timeout after 10000ms, keys: /i/1//0/1"),
-    RuntimeError("NCCL Error 6: remote process exited or there was a network error"),
-    GroupLost("generation 3 was superseded"),
 ]
 # Errors of the script itself, alone or in a collective.
-NOT_LOST = [
+OF_TORCH = [
     RuntimeError("mat1 and mat2 shapes cannot be multiplied (4x8 and 9x2)"),
     RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"),
     RuntimeError("Expected to have finished reduction in the prior iteration"),
-    RuntimeError("Trying to backward through the graph a second time"),
     RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed"),
-    RuntimeError("Tensors must be contiguous"),
     RuntimeError("ProcessGroupGloo::allgather: invalid output tensor list at index 0"),
+]
+OF_PYTHON = [
     ConnectionResetError("Connection reset by peer"),
     TimeoutError("socket timed out"),
     ValueError("gloo is a word"),
     ConfigurationError("choose another"),
 ]
+OF_SCRIPTS = [*OF_TRANSPORT, *OF_TORCH, *OF_PYTHON]
 
 
 def test_an_error_of_hosting_the_store_says_what_the_store_needs(
@@ -103,17 +104,100 @@ def test_a_port_range_without_a_free_port_is_refused() -> None:
             process_group.StoreHost("127.0.0.1", (port, port))
 
 
-@pytest.mark.parametrize("error", LOST, ids=lambda e: str(e)[-30:])
-def test_errors_of_a_lost_group_are_recognized(error: Exception) -> None:
-    assert is_group_loss(error, GROUP)
+def test_only_the_connections_of_the_group_decide_whether_an_error_shows_its_loss() -> None:
+    """A script's storage may have lost a connection, and a traceback have gloo in a path."""
+
+    def survive(seat: Seat) -> None:
+        group = seat.join()
+        meet()
+        assert [e for e in OF_SCRIPTS if is_group_loss(e, group)] == []
+        seat.exchange("looked")
+        eventually(group.is_cut)
+        assert [e for e in OF_SCRIPTS if not is_group_loss(e, group)] == OF_PYTHON
+
+    def be_killed(seat: Seat) -> None:
+        seat.join()
+        meet()
+        seat.exchange("looked")
+        die()
+
+    run_together(survive, be_killed)
 
 
-@pytest.mark.parametrize("error", NOT_LOST, ids=lambda e: str(e)[-30:])
-def test_errors_of_the_script_are_not_taken_for_a_lost_group(error: Exception) -> None:
-    assert not is_group_loss(error, GROUP)
+def test_a_stopped_peer_is_a_loss_when_the_collective_times_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its kernel keeps the connections open."""
+    monkeypatch.setattr(process_group, "COLLECTIVE_TIMEOUT", datetime.timedelta(seconds=1))
+
+    def wait(seat: Seat) -> None:
+        group = seat.join()
+        meet()
+        _, stopped = seat.exchange(os.getpid())
+        expect_loss(group)
+        os.kill(stopped, signal.SIGKILL)
+
+    def be_stopped(seat: Seat) -> None:
+        seat.join()
+        meet()
+        seat.exchange(os.getpid())
+        os.kill(os.getpid(), signal.SIGSTOP)
+
+    run_together(wait, be_stopped)
 
 
-@pytest.mark.parametrize("error", NOT_LOST, ids=lambda e: str(e)[-30:])
+@pytest.mark.parametrize("how", ["killed", "late"])
+def test_the_loss_of_a_group_of_the_scripts_counts(how: str) -> None:
+    def wait(seat: Seat) -> None:
+        group = seat.join()
+        below = dist.new_group([0, 1], timeout=datetime.timedelta(seconds=1))
+        dist.all_reduce(torch.zeros(1), group=below)
+        assert not is_group_loss(RuntimeError("Connection reset by peer"), group)
+        seat.exchange("joined")
+        with pytest.raises(RuntimeError) as caught:
+            dist.all_reduce(torch.zeros(1), group=below)
+        assert group.is_cut() == (how == "killed")
+        assert is_group_loss(caught.value, group)
+        seat.exchange("lost")
+
+    def stay_away(seat: Seat) -> None:
+        seat.join()
+        below = dist.new_group([0, 1])
+        dist.all_reduce(torch.zeros(1), group=below)
+        seat.exchange("joined")
+        if how == "killed":
+            die()
+        seat.exchange("lost")
+
+    run_together(wait, stay_away)
+
+
+def test_a_later_file_with_a_descriptor_of_the_group_does_not_pass_for_its_connection() -> None:
+    """gloo has closed the connection, and the script has opened a file since."""
+
+    def reuse(seat: Seat) -> None:
+        group = seat.join()
+        meet()
+        descriptor = min(group.descriptors())
+        one, other = socket.socketpair()
+        os.dup2(one.fileno(), descriptor)
+        assert group.is_cut()
+        seat.exchange("looked")
+        del other
+
+    run_together(reuse, stay_until("looked"))
+
+
+def stay_until(said: str) -> Callable[[Seat], None]:
+    def stay(seat: Seat) -> None:
+        seat.join()
+        meet()
+        seat.exchange(said)
+
+    return stay
+
+
+@pytest.mark.parametrize("error", OF_SCRIPTS, ids=lambda e: str(e)[-30:])
 def test_any_error_is_a_loss_once_the_group_was_aborted(error: Exception) -> None:
     group = Group(ALONE, 0, GLOO)
     group.abort()
@@ -128,7 +212,7 @@ def test_interrupt_and_exit_are_no_loss_of_an_aborted_group(ending: BaseExceptio
 
 
 def test_no_error_is_a_loss_without_a_group() -> None:
-    assert not is_group_loss(LOST[0], None)
+    assert not is_group_loss(dist.DistBackendError("NCCL communicator was aborted"), None)
 
 
 def test_first_line_returns_an_errors_short_first_line_or_its_class_name() -> None:
@@ -395,6 +479,34 @@ def test_data_sent_before_a_member_leaves_still_arrives() -> None:
         assert torch.equal(received, sent)
 
     run_together(leave, read)
+
+
+@in_processes(1)
+def test_errors_of_nccl_are_a_loss_and_those_of_other_connections_are_not(
+    seat: Seat, manners: Backend
+) -> None:
+    group = seat.join(backend=manners)
+    meet()
+    assert is_group_loss(dist.DistBackendError("NCCL error in: NCCLUtils.cpp:93"), group)
+    assert [e for e in OF_SCRIPTS if is_group_loss(e, group)] == []
+
+
+def test_with_nccl_the_end_of_the_stores_host_is_a_loss(manners: Backend) -> None:
+    def be_killed(seat: Seat) -> None:
+        seat.join(backend=manners)
+        seat.exchange("joined")
+        die()
+
+    def ask(seat: Seat) -> None:
+        group = seat.join(backend=manners)
+        seat.exchange("joined")
+        eventually(group.is_cut)
+        assert group.store is not None
+        with pytest.raises(dist.DistNetworkError) as caught:
+            group.store.get("key")
+        assert is_group_loss(caught.value, group)
+
+    run_together(be_killed, ask)
 
 
 @in_processes(1)

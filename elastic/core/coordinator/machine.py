@@ -337,8 +337,8 @@ class Coordinator:
 
     def _worker_failed(self, event: ev.WorkerFailed, now: float) -> list[fx.Effect]:
         self._begun = self._begun or event.committed > 0
-        if self._current is not None and event.committed_in == self._current.number:
-            self._progress.advance(event.committed, now)
+        if max(1, self._trained_in) <= event.committed_in <= self._number:
+            self._progress.advance(event.committed, now)  # no later group has gone on from fewer
         workers, refused = self._nodes.workers(), list[fx.Effect]()
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
         if worker is not None and _is_killed_spare(worker, event.failure):

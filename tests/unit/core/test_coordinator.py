@@ -208,6 +208,24 @@ def test_a_failure_tells_steps_that_nobody_has_reported(committed_in: int, known
     assert machine.committed == known
 
 
+def test_steps_of_a_group_that_was_given_up_count_until_another_one_trains() -> None:
+    """Nodes whose agents were stopped report late how far their workers came."""
+    machine = running()
+    machine.handle(ev.NodeGone(node="a"), 1.0)
+    machine.handle(ev.TimerFired(), 30.0)
+    machine.handle(ev.GenerationPersisted(number=2), 30.1)
+    assert machine.phase is JobPhase.WAITING
+    machine.handle(report("a", status("a2", READY)), 30.2)
+    machine.handle(replace(killed("a1"), committed=93, committed_in=1), 30.3)
+    assert machine.committed == 93
+    machine.handle(ev.TimerFired(), 60.0)
+    machine.handle(ev.GenerationPersisted(number=3), 60.1)
+    machine.handle(report("a", status("a2", TRAINING, 3, committed=20)), 60.2)
+    assert machine.committed == 20
+    machine.handle(replace(killed("a0"), committed=94, committed_in=1), 60.3)
+    assert machine.committed == 20
+
+
 def test_a_newcomer_that_joins_tells_nothing_of_the_jobs_steps() -> None:
     machine = running()
     reported = ev.ProgressReported(generation=1, committed=40, step_s=0.1, in_step_s=0.0)

@@ -463,9 +463,9 @@ class Recoveries:
     These phases add up to the recovery's total, except abort, which overlaps the others:
     - detect: from the first sign to the decision. In a hang, it starts with the step in which the
       group stood still; for a node that did not leave in time, with the last commit.
-    - persist: until the generation is written.
+    - persist: until a generation is written, perhaps one without members.
     - join, sync, first step: as measured by the member that was first to commit.
-    - notify: the rest, messages and waiting for the last member.
+    - notify: the rest, messages and waiting for the last member, or for enough workers.
     - abort: members free themselves from the lost group.
     """
 
@@ -543,8 +543,9 @@ class Recoveries:
     def announced(self, generation: Generation, now: float) -> None:
         self._signs.clear()
         if self._under_way is not None and generation.leave_after is None:
+            if self._under_way.generation is None:  # else workers were missing since
+                self._under_way.persisted_at = now
             self._under_way.generation = generation.number
-            self._under_way.persisted_at = now
 
     def reformed(self, report: pb.Reformed, now: float) -> dict[str, Any] | None:
         """A member has committed its first step; return the finished record if it was first."""

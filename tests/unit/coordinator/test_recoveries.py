@@ -88,6 +88,15 @@ def test_phases_add_up_to_the_total() -> None:
     assert list(recoveries.finished) == [record]
 
 
+def test_waiting_for_workers_is_not_taken_for_a_slow_store() -> None:
+    recoveries = Recoveries()
+    answered(recoveries, lost_at=5.0, at=5.5)  # too few are left: the group is dissolved
+    recoveries.announced(generation(3), 15.0)
+    record = finished(recoveries, reformed(3), 17.0)
+    assert (record["persist_s"], record["notify_s"]) == (0.5, 9.75)
+    assert sum_of_phases(record) == pytest.approx(record["total_s"])
+
+
 def test_a_recovery_without_an_earlier_sign_begins_with_the_decision() -> None:
     recoveries = Recoveries()
     answered(recoveries, lost_at=5.0, at=5.0)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from pathlib import Path
 
-from elastic.runtime.orphans import OrphanReaper, children, is_zombie
+from elastic.runtime.orphans import OrphanReaper, children, end_marked, is_zombie
 from tests.waiting import eventually
 
 _DEADLINE_S = 10.0
@@ -57,3 +58,29 @@ def test_living_children_are_left_alone() -> None:
 
 def test_reaping_without_children_does_nothing() -> None:
     OrphanReaper().reap()
+
+
+_CLEANS = """
+def main(file):
+    input_ended = sys.stdin.read()
+    time.sleep(0.2)
+    open(file, "w").close()
+
+import sys, time  # as multiprocessing starts its own: resource_tracker import main;
+main(sys.argv[1])
+"""
+
+
+def test_a_helper_that_removes_shared_memory_may_end_its_work(tmp_path: Path) -> None:
+    """It begins when the other processes, which hold its pipe, are gone."""
+    cleaned, mark = tmp_path / "cleaned", str(tmp_path)
+    environment = {**os.environ, "MARK": mark}
+    cleans = [sys.executable, "-c", _CLEANS, str(cleaned)]
+    cleaner = subprocess.Popen(cleans, stdin=subprocess.PIPE, env=environment)
+    assert cleaner.stdin is not None
+    user = subprocess.Popen(["sleep", "1000"], stdout=cleaner.stdin, env=environment)
+    cleaner.stdin.close()
+    assert end_marked("MARK", mark) == []
+    assert cleaned.exists()
+    user.wait()
+    cleaner.wait()

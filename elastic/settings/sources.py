@@ -33,6 +33,7 @@ from elastic.settings.commands import (
     owners,
 )
 from elastic.settings.fields import ENVIRONMENT_PREFIX, Option, build, defaults_of, relations_of
+from elastic.settings.masking import masked_url
 from elastic.settings.node import NodeSettings
 from elastic.settings.run import RunSettings
 
@@ -237,8 +238,10 @@ _MOST_SHOWN = 300  # characters of a value
 def shown(value: object) -> str:
     if isinstance(value, enum.Enum):
         return repr(value.value)
+    if isinstance(value, list):
+        return f"[{', '.join(map(shown, value[:_MOST_SHOWN]))}]"
     try:
-        text = repr(str(value)) if isinstance(value, Path) else repr(value)
+        text = repr(masked_url(str(value)) if isinstance(value, (str, Path)) else value)
         return text if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]}... (cut)"
     except ValueError:  # an integer with more digits than Python converts
         return f"a {type(value).__name__} that is too long to be shown"

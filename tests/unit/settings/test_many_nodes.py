@@ -13,7 +13,7 @@ from elastic.settings.operator import OperatorSettings
 from elastic.settings.run import RunSettings
 from elastic.settings.security import SecuritySettings
 from elastic.settings.shared import Console, Launch
-from elastic.settings.sources import is_given, load_settings
+from elastic.settings.sources import is_given, load_settings, shown
 from elastic.settings.store import CoordinatorStoreSettings, StoreKind, StoreSettings
 from tests.unit.settings.loading import ETCD, load, problem, problems
 
@@ -183,7 +183,7 @@ def test_settings_of_every_type_are_read_from_text() -> None:
 def test_a_bad_value_is_refused_with_its_flag(settings: type, name: str, value: str) -> None:
     flag = "--" + name.replace("_", "-")
     line = problem(settings, {**ETCD, name: value})
-    assert line.startswith(f"{flag} (command line): {value!r} is not allowed; expected ")
+    assert line.startswith(f"{flag} (command line): {shown(value)} is not allowed; expected ")
 
 
 # Relations

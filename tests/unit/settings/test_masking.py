@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from elastic.errors import ConfigurationError
 from elastic.settings.masking import masked_arguments, masked_url
+from elastic.settings.node import NodeSettings
+from elastic.settings.sources import DeviceCounts, load_settings, shown
 
 
 @pytest.mark.parametrize(
@@ -46,6 +49,16 @@ def test_what_identifies_a_url_is_shown(url: str, shown: str) -> None:
 )
 def test_no_secret_of_a_url_is_shown(url: str) -> None:
     assert "hunter2" not in masked_url(url)
+    assert "hunter2" not in shown(url)
+    assert "hunter2" not in shown([1, url])
+
+
+def test_a_refused_value_does_not_show_the_password_in_it() -> None:
+    """etcd's user and password have settings of their own, and many write them into the URL."""
+    given = {"ELASTIC_ETCD": "http://root:hunter2@etcd-1:2379"}
+    with pytest.raises(ConfigurationError, match=r"http://\*\*\*@etcd-1:2379") as raised:
+        load_settings(NodeSettings, {}, given, None, lambda: DeviceCounts(1, 1))
+    assert "hunter2" not in str(raised.value)
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from elastic.core.data_order import (
     numbers_of_passes,
     steps_in_epoch,
 )
-from elastic.errors import ConfigurationError
+from elastic.errors import ConfigurationError, StepMisused
 
 _OURS = ("batch_sampler", "sampler")
 _OPTIONS = (
@@ -281,6 +281,7 @@ class BatchPlanner:
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
         self._plans, ahead = tee(self._plans_from(position))
+        self._has_failed = False
         self._batches: Iterator[Any] = chain.from_iterable(self._loads(ahead, position))
 
     def next_plan(self) -> BatchPlan | None:
@@ -288,8 +289,20 @@ class BatchPlanner:
         return next(self._plans, None)
 
     def fetch(self) -> Any:
-        """The collated samples of the next micro-batch, in the order of the plans."""
-        return next(self._batches)
+        """The collated samples of the next micro-batch, in the order of the plans. Raises
+        StepMisused if one could not be loaded before: torch's loader goes on with the one after it.
+        """
+        if self._has_failed:
+            raise StepMisused(
+                "a batch was taken from step.batches() after one could not be loaded, so it would "
+                "have the samples of another step; let that error end the script, or handle it "
+                "where samples are loaded (`__getitem__` of the dataset, collate_fn)"
+            )
+        try:
+            return next(self._batches)
+        except Exception:
+            self._has_failed = True
+            raise
 
     def indices(self, epoch: int, positions: range) -> list[int]:
         """The dataset's indices of these positions in the epoch's order."""

@@ -378,6 +378,38 @@ def test_going_on_after_a_step_left_by_an_exception_is_refused(session: Session)
         next(steps)
 
 
+class Unreadable(torch_data.Dataset[tuple[torch.Tensor]]):
+    """A dataset whose third sample cannot be loaded."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor]:
+        if index == 2:
+            raise ValueError("bad sample")
+        return (torch.tensor([float(index)]),)
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_taking_a_batch_again_that_could_not_be_loaded_is_refused(
+    session: Session, workers: int
+) -> None:
+    """torch's loader would go on with the next one, whose samples are of another step."""
+    data = DataLoader(Unreadable(), batch_size=2, shuffle=False, num_workers=workers)
+    steps = session.steps(data, epochs=1)
+    assert train(next(steps)) == [0.0, 1.0]
+    step = next(steps)
+
+    def skip_bad_samples() -> None:
+        with step:
+            with pytest.raises(ValueError, match="bad sample"):
+                backward(step)
+            backward(step)
+
+    with pytest.raises(StepMisused, match="samples of another step"):
+        skip_bad_samples()
+
+
 def test_a_script_error_that_reads_like_a_lost_group_is_raised(session: Session) -> None:
     """Without an agent no group could follow a lost one."""
     with pytest.raises(RuntimeError, match="gloo"), first_step(session):

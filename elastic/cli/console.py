@@ -252,6 +252,15 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     ),
     "untracked_state": lambda f: f"not tracked: {f['names']}; {f['advice']}",
     "report_failed": lambda f: f"a report of worker {f['worker']} failed: {f['message']}",
+    "left_early": lambda f: (
+        f"the job stops, and worker {f['worker']} was given up after {f['lasts_s']} s in "
+        f"{f['within']} step {f['step']}, at {f['place']}: "
+        + (
+            "what it had changed there is undone, and does not count"
+            if f["undone"] == "true"
+            else "that cannot be undone, so others have to save"
+        )
+    ),
     "failed_at_end": lambda f: (
         f"worker {f['worker']} failed as it ended: {f['message']}; what it saves at its end may be "
         "missing"

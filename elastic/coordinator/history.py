@@ -35,7 +35,7 @@ _SHOWN = frozenset(
             "step_was_slow",
         ),
         *("node_connected", "node_lost", "node_refused", "node_leaving", "node_drained"),
-        *("node_quarantined", "node_cleared", "leave_timed_out"),
+        *("node_quarantined", "node_cleared", "leave_timed_out", "left_early"),
         *("checkpoint_committed", "checkpoint_abandoned", "checkpoint_damaged"),
         "checkpoints_set_aside",
         *("ledger_failed", "ledger_continued", "curve_failed", "curve_continued"),

@@ -43,6 +43,7 @@ _WARNINGS = frozenset(
         "incident",
         "leadership_in_doubt",
         "leave_timed_out",
+        "left_early",
         "loop_paused",
         "loss_not_finite",
         "message_dropped",

@@ -21,6 +21,7 @@ from elastic.core.membership import (
     WorkerStatus,
 )
 from elastic.core.worker.machine import Worker
+from elastic.errors import ExitCode, Stranded
 from elastic.rpc.codec import (
     failure_to_pb,
     generation_from_pb,
@@ -35,9 +36,10 @@ from elastic.worker.group.membership import Membership
 from elastic.worker.group.peer_names import never_look_up_peers
 from elastic.worker.group.process_group import Backend, Group, StoreHost
 from elastic.worker.link import Link
-from elastic.worker.process.as_python import name_of_program
+from elastic.worker.process.as_python import flush_output, name_of_program
 from elastic.worker.process.children import keep_from_children
 from elastic.worker.reporter import Reporter, Reports
+from elastic.worker.script_thread import ScriptThread
 from elastic.worker.state.checkpointing import Checkpointing
 
 _LOOPBACK = "127.0.0.1"
@@ -59,6 +61,12 @@ class Control(Protocol):
     """Until when this worker may begin and commit steps."""
     hand_over_state: Callable[[], None]
     """Called when the script hangs in a lost group, before the process ends."""
+    may_stop_script: Callable[[], bool]
+    """Asked while the job stops and is out of time: whether the script's thread may be stopped for
+    good where it is."""
+    leave_early: Callable[[], bool]
+    """Called once that thread has stopped, to save and leave in its place; returns whether it
+    has."""
 
     @property
     def reports(self) -> Reports: ...
@@ -73,6 +81,9 @@ class Control(Protocol):
 
 
 _LAST_S = 1.0
+_STOPS_WITHIN_S = 0.2
+"""The seconds that a thread which runs or waits in Python code needs at most to notice a signal.
+Longer on a busy machine, but it is asked again."""
 
 
 def _await_own_threads() -> None:
@@ -99,6 +110,8 @@ class LocalControl:
         self.reports = Reports()
         self.lease = TrainingLease.unlimited().share()
         self.hand_over_state: Callable[[], None] = _nothing
+        self.may_stop_script: Callable[[], bool] = _never
+        self.leave_early: Callable[[], bool] = _never
         self.checkpoints = Checkpointing()
         self.membership = Membership(
             Worker("local", pid=os.getpid()),
@@ -137,17 +150,24 @@ class AgentControl:
         self._host: StoreHost | None = None
         self._titled: int | None = None  # the rank in the process title
         self.hand_over_state: Callable[[], None] = _nothing
+        self.may_stop_script: Callable[[], bool] = _never
+        self.leave_early: Callable[[], bool] = _never
         self.checkpoints = Checkpointing()
         self.membership = Membership(
             Worker(link.worker, pid=os.getpid()),
             report=self._report_status,
             committed=lambda: self.reports.state.committed,
             give_up=self._give_up,
+            leave_block=self._leave_block,
         )
         self.reports = Reporter(link, self.membership)
         keep_from_children(self._descriptors)
         self._stray_signals = StraySignals()
         self._stray_signals.take_over()
+        self._script_thread = ScriptThread(lambda: self.may_stop_script())
+        self._script_thread.take_over()
+        self._leaving = threading.Lock()
+        self._leaver: threading.Thread | None = None
         link.start(self._command, self._report_again, self._link_failed)
         self.membership.attach()
         self.reports.start()
@@ -264,6 +284,33 @@ class AgentControl:
         message = f"hung for {stood_s:.1f} s in a lost group"
         self._end_with(FailureKind.LEFT_OUT, message)
 
+    def _leave_block(self) -> bool:
+        """Stop the script's thread in its block, which takes too long for the job's end, and have
+        another thread save and leave. Returns False if that thread must not be stopped now."""
+        with self._leaving:
+            if self._leaver is None and self._script_thread.stop(_STOPS_WITHIN_S):
+                self._leaver = threading.Thread(
+                    target=self._save_and_end, name="elastic-leave", daemon=True
+                )
+                self._leaver.start()
+            return self._leaver is not None
+
+    def _save_and_end(self) -> NoReturn:
+        message, trace, failure = "", "", FailureKind.LEFT_OUT
+        try:
+            if self.leave_early():
+                flushes = threading.Thread(target=flush_output, daemon=True)
+                flushes.start()  # the script's thread may have stopped while it was printing
+                flushes.join(_LAST_S)
+                os._exit(ExitCode.OK)
+            message = "given up for the job's end, with no state that the others need to save"
+        except BaseException as error:  # noqa: BLE001 - the process ends, since its script stands
+            if not isinstance(error, Stranded):
+                failure = FailureKind.EXCEPTION
+            message = f"{type(error).__name__}: {error} (while it saved for the job's end)"
+            trace = "".join(traceback.format_exception(error))
+        self._end_with(failure, message, trace)
+
     def _end_with(self, kind: FailureKind, message: str, trace: str = "") -> NoReturn:
         """Report the failure and end the process, whatever its script is doing."""
         failure = Failure(
@@ -279,6 +326,11 @@ class AgentControl:
     def _descriptors(self) -> list[int]:
         group = self.membership.group
         return [self._link.fileno(), *(group.descriptors() if group is not None else [])]
+
+
+def _never() -> bool:
+    """The answers of a worker that does not train yet."""
+    return False
 
 
 def _nothing() -> None:

@@ -34,6 +34,11 @@ class Optimizers:
         self._of_block: list[torch.Tensor] = []
         self._blocks = 0
 
+    @property
+    def have_stepped(self) -> bool:
+        """Whether an optimizer has stepped inside of a block."""
+        return len(self._known) > 0
+
     def block_ended(self) -> None:
         """The script has left a step's block: remember gradients that are left, to detect their use
         outside of it."""

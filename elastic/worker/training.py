@@ -50,6 +50,7 @@ _ELSEWHERE_S = 0.5
 """After so many seconds in a block, a member tells those that wait for it where it is."""
 
 _LEASE_LOOK_S = 0.01
+_ENDS_BY_ITSELF_S = 3.0
 _WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/")
 _DEEPEST_CAUSE = 20  # the most errors in a chain of causes that are looked at
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
@@ -164,6 +165,12 @@ class Training:
         self.in_batches = False
         """The script is inside of a loop over `step.batches` that can have several turns."""
         self._warming_up = False
+        self._undoable = False
+        """The script is in a block, which certainly has not begun to update the model."""
+        self._called: ScriptCall | None = None
+        """The call of `session.run` that the script is inside of, if its changes can be undone."""
+        self._hurried_at: float | None = None
+        """When the script was first found to be too late for the job's end."""
         self._handed_over: list[Passes] | None = None
         self._reductions = Reductions(self.models, self.part)
         self.loss_in_block: Exception | None = None
@@ -176,6 +183,8 @@ class Training:
         self._performed: ScriptCall | None = None  # since the last commit
         self._carry_out = self._carriers()
         control.hand_over_state = self._hand_over_state
+        control.may_stop_script = self._may_stop_script
+        control.leave_early = self._leave_early
         control.reports.publish(self.state, self.clock, self._answer_calls)
         register_optimizer_step_pre_hook(self._optimizer_steps)
         register_optimizer_step_post_hook(self._optimizer_stepped)
@@ -258,6 +267,7 @@ class Training:
         self._call_together(True)
         self.place.now = Place.FORWARD, time.monotonic()
         self.clock.begin()
+        self._undoable = True
 
     def _await_lease(self) -> None:
         """Wait while the node's lease to train is not valid: the others may form a group without
@@ -273,7 +283,7 @@ class Training:
             time.sleep(_LEASE_LOOK_S)
 
     def leave_block(self) -> None:
-        self.in_block = self.in_batches = False
+        self.in_block = self.in_batches = self._undoable = False
         for model in self.models:
             model.passes.accumulated.clear()
         self.place.now = Place.BETWEEN, time.monotonic()
@@ -290,6 +300,7 @@ class Training:
         the count of reductions, for the end of such a pass."""
         self.in_backward = True
         if averages:
+            self._undoable = self.optimizers.have_stepped  # else the script may update by itself
             for model in self.models:
                 model.passes.begun = False  # the script may freeze or thaw parameters below it
             self._reductions.begin_pass()
@@ -507,10 +518,13 @@ class Training:
                 f"session.steps(), but the script has only {self.part.loop + 1}; use the script "
                 "that saved the checkpoint, or another checkpoint directory"
             )
-        self.call(ScriptCall(what="ends the script", where=where, function=self._save_and_wait))
+        self.call(self._end_of_script(where))
         self.clock.spent.settle(time.monotonic())
         self._close_planner()
         self.control.finish()
+
+    def _end_of_script(self, where: str = "") -> ScriptCall:
+        return ScriptCall(what="ends the script", where=where, function=self._save_and_wait)
 
     # ---- driving the protocol
 
@@ -580,6 +594,58 @@ class Training:
         if self.in_block and not self._driving and self._handed_over is None:
             self._handed_over = [model.leave_behind() for model in self.models]
             self._drive(self.part.hand_over_state())
+
+    def _may_stop_script(self) -> bool:
+        """Whether the script's thread may be stopped for good where it is, because the job stops
+        and has no time left for it. That thread asks, or another one that looks at it.
+
+        At once in a block that can be undone, since its group is gone. Past that the coordinator
+        decides how long the others wait for it. Elsewhere the script gets `_ENDS_BY_ITSELF_S` to
+        come to the boundary by itself.
+        """
+        if not self._membership.machine.is_out_of_time or self._handed_over is not None:
+            return False
+        now = time.monotonic()
+        if self._hurried_at is None:
+            self._hurried_at = now
+        if (self.in_block and not self._undoable) or (self._driving and self._called is None):
+            return False
+        return self.in_block or now - self._hurried_at >= _ENDS_BY_ITSELF_S
+
+    def _leave_early(self) -> bool:
+        """Save the state from before what the script's thread does, which has stopped for good, and
+        leave the job. Runs on a thread of its own. Returns False if that state cannot be saved."""
+        self._handed_over = [model.leave_behind() for model in self.models]
+        self.control.backend.wait_for_device()
+        before: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        if self._driving:
+            whole = self._undo.put_back_call()
+        elif self.part.at_begin:  # `leave_early` puts back
+            whole = not self.part.last_block_discarded
+        elif whole := not self.part.holds_back and self._undo.holds_commit:
+            before = self._undo.as_of_commit()
+        self._tell_left_early(whole)
+        with before:
+            if not self._drive(self.part.leave_early(self._end_of_script(), whole=whole)):
+                return False
+            self.clock.spent.settle(time.monotonic())
+            self.control.finish()
+            return True
+
+    def _tell_left_early(self, whole: bool) -> None:
+        within = "the block of" if self.in_block else "the code before"
+        if self._driving:
+            within = "session.run before"
+        self.control.reports.notice(
+            "left_early",
+            {
+                "step": str(self.part.progress.committed),
+                "within": within,
+                "place": _place_of_main_thread()[0],
+                "lasts_s": f"{self.clock.in_step_s() or time.monotonic() - self.place.now[1]:.1f}",
+                "undone": str(whole).lower(),
+            },
+        )
 
     def _block_if_handed_over(self) -> None:
         """Block the script's thread for ever if it returns after `_hand_over_state` has begun: the
@@ -898,6 +964,7 @@ class Training:
             with self._undo.as_of_call():
                 return self._call_function(call)
         self._undo.begin_call(call.where)
+        self._called = call
         try:
             result = self._call_function(call)
         except Exception as error:
@@ -907,6 +974,8 @@ class Training:
                     "state in a way that cannot be undone"
                 ) from error
             raise
+        finally:
+            self._called = None
         self._undo.end_call(call.where)
         self._performed = call
         return result
@@ -995,6 +1064,7 @@ class Training:
                 "as by register_post_accumulate_grad_hook(): its gradients are not averaged yet; "
                 "call it below step.backward()"
             )
+        self._undoable = False
         if not self.in_block:
             if self.part.loop < 0 and not self._warming_up:
                 raise StepMisused(f"{type(optimizer).__name__}.{_STEP_ABOVE_LOOP}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from dataclasses import replace
 
 from elastic.core.agent.machine import AgentSettings
 from elastic.core.coordinator.machine import CoordinatorSettings
@@ -26,6 +27,7 @@ from tests.sim.plan import (
     RAISE,
     RESTART_AGENT,
     STOP,
+    STOP_IN_STEP,
     Fault,
     Pace,
     Plan,
@@ -65,10 +67,15 @@ def plan(seed: int, stress: str = "") -> Plan:
     elif hard.random() < 0.4:
         faults += stress_faults(hard, hard.choice(STRESS))
     faults += _cuts(random.Random(f"cuts {seed}"), [node.node for node in nodes])
+    slow = random.Random(f"slow {seed}")
+    settings = _coordinator(rng, minimum, maximum, agent_grace_s=control.choice((0.0, 3.0)))
+    if not stress and slow.random() < 0.1:
+        faults += (_stop_in_step(slow),)
+        settings = replace(settings, stall=replace(settings.stall, floor_s=100.0))
     whole = Plan(
         seed=seed,
         nodes=nodes,
-        coordinator=_coordinator(rng, minimum, maximum, agent_grace_s=control.choice((0.0, 3.0))),
+        coordinator=settings,
         job=job,
         pace=Pace(
             evaluation_s=rng.choice((0.5, 1.0, 5.0)), reported_step_s=news.choice((0.06, 0.3))
@@ -133,6 +140,17 @@ def _cuts(rng: random.Random, nodes: list[str]) -> tuple[Fault, ...]:
     lasts_s = rng.choice((rng.uniform(0.1, 1.0), rng.uniform(1.0, 8.0)))
     return (
         Fault(CUT_PEERS, at_s=rng.uniform(0.3, 6.0), pairs=tuple(pairs), returns_after_s=lasts_s),
+    )
+
+
+def _stop_in_step(rng: random.Random) -> Fault:
+    """A step of one member, or of each from then on, outlasts the grace of a stop."""
+    return Fault(
+        STOP_IN_STEP,
+        point="top",
+        nth=rng.choice((1, 3, 8, 20, 60)),
+        lasting=rng.random() < 0.4,
+        returns_after_s=rng.uniform(0.0, 0.5),
     )
 
 

@@ -184,6 +184,9 @@ class Faults:
                 self._return_later(fault, process.node)
             case Action.STOP:
                 self._stop()
+            case Action.STOP_IN_STEP:
+                process.slow_s = 10 * self._world.journal.stop_grace_s
+                self._world.clock.after(fault.returns_after_s or 0.0, self._stop)
             case Action.CUT_PEERS:
                 self._world.cut_peers(fault.pairs)
                 self._world.clock.after(fault.returns_after_s or 0.0, self._world.heal_peers)

@@ -29,6 +29,7 @@ class Action(enum.Enum):
     DRAIN_NODE = 13  # an operator drains it; another machine may take its place
     STOP_AGENT = 14  # the agent is stopped for a while, and the keeper may be; workers train on
     CUT_PEERS = 15  # nodes that reach the leader lose packets to each other for a while
+    STOP_IN_STEP = 16  # the script is in a step that outlasts the grace of a stop that comes then
 
 
 (
@@ -47,6 +48,7 @@ class Action(enum.Enum):
     DRAIN_NODE,
     STOP_AGENT,
     CUT_PEERS,
+    STOP_IN_STEP,
 ) = Action
 
 # Points that only some scripts reach.

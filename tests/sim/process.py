@@ -63,6 +63,8 @@ class Process:
         self.replica: Replica | None = None
         self.begun = 0
         self.in_step_since: float | None = None
+        self.slow_s = 0.0
+        """How long the step that the script is about to compute takes in addition."""
         self.set_up_since: float | None = None
         self.compares_since: float | None = None
         self._first_step = True
@@ -235,6 +237,18 @@ class Process:
             return
         self.tell(self.worker.generation_announced(generation))
         self.thread.nudge()
+        if self.worker.is_out_of_time:
+            self.clock.after(self.clock.between(0.5, 0.8), self._leave_block)
+
+    def _leave_block(self) -> None:
+        """Stop the script's thread in its block, and have another one save and leave, like
+        AgentControl and worker/script_thread.py."""
+        if self.alive and not self.frozen and self.script.can_be_given_up:
+            self.script.can_be_given_up = False
+            self.thread.stop()
+            self.note("leaves its block", self.committed)
+            self.thread = Thread(self.clock, self.script.leave_early(), self._raised)
+            self.thread.start()
 
     def checkpoint_settled(self, step: int, abandoned: bool, generation: int) -> None:
         """`generation`: that of the group whose save is committed or given up."""

@@ -81,6 +81,8 @@ class Script:
         self.postponed: Replica | None = None
         """A state that waits until the script reaches the loop of that state."""
         self.left_call_at = -math.inf
+        self.can_be_given_up = False
+        """It is in a block that has not come to its reduction."""
         self._prepared = False
         self._digests: tuple[int, int] | None = None
         self._at_once: dict[type, Callable[[Any], Any]] = {
@@ -130,6 +132,16 @@ class Script:
                 yield from self._finish()
             except JobStopping:
                 raise ScriptError("the job was left a second time") from None
+        yield from self._end()
+
+    def leave_early(self) -> Body:
+        """What another thread does while the script's has stopped for good in its block."""
+        if not (yield from self._drive(self.part.leave_early(END_OF_SCRIPT, whole=True))):
+            raise Stranded("the block that was given up cannot be undone")
+        yield from self._end()
+
+    def _end(self) -> Body:
+        process, worker = self.process, self.process.worker
         process.done = True
         process.reach("done")
         process.leave_group()
@@ -194,8 +206,13 @@ class Script:
         try:
             self.content = at_top(style, self.content)
             process.reach("top")
+            self.can_be_given_up = True
             yield self._takes(process.world.pace.step_s)
+            slow_s, process.slow_s = process.slow_s, 0.0
+            if slow_s:
+                yield slow_s
             yield from self._compile()
+            self.can_be_given_up = False
             yield from self._reduce(part.progress.committed)
             process.reach("reduced")
             if samples.range.stop == self.job.loaders()[samples.loader].length:

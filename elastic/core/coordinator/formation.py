@@ -563,11 +563,12 @@ class _Formed:
         coming = [w for w in self._active if not self._has_arrived(w)]
         since = max([since, *(w.in_contact_since for w in coming)])
         hurried_until = since + self._policy.join_timeout_s
-        if self._current.reason is ChangeReason.STALLED:
-            return hurried_until
+        stalled = self._current.reason is ChangeReason.STALLED
         if self._current.purpose is not Purpose.SAVE_AND_LEAVE:
-            return _busy_until(self._view, self._policy, since)
+            return hurried_until if stalled else _busy_until(self._view, self._policy, since)
         here = [w for w in self._active if self._has_started_to_join(w)]
+        if not any(w.status.has_state for w in here):
+            return max(hurried_until, self._view.save_by)
         if most_steps(self._active) <= most_steps(here):
             return hurried_until
         return max(hurried_until, self._view.save_by - self._policy.join_timeout_s)

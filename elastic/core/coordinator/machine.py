@@ -38,7 +38,7 @@ from elastic.core.coordinator.nodes import (
 from elastic.core.coordinator.phases import TERMINAL, TRANSITIONS, JobPhase
 from elastic.core.coordinator.progress import Hang, ProgressWatch, StallPolicy
 from elastic.core.coordinator.reachability import LeftOut, Probing
-from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited
+from elastic.core.coordinator.stopping import EXIT_LEFT, Stop, decide_stop, inherited, within_grace
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -165,7 +165,8 @@ class Coordinator:
             self._nodes.presumed_left_behind(generation, now)
         self.phase = JobPhase.RUNNING if last.members else JobPhase.WAITING
         if last.purpose is Purpose.SAVE_AND_LEAVE:
-            self._begin_stop(inherited(now + self._settings.stop_grace_s))
+            grace_s, save_s = self._settings.stop_grace_s, self._save_s()
+            self._begin_stop(inherited(now=now, grace_s=grace_s, save_s=save_s))
 
     # ---- for the daemon to read
 
@@ -687,8 +688,13 @@ class Coordinator:
         return [fx.ProbeGroup()]
 
     def _asked_to_stop(self, exit_code: int, reason: str, now: float) -> Stop:
-        deadline = now + self._settings.stop_grace_s
-        return Stop(exit_code=exit_code, reason=reason, deadline=deadline)
+        grace_s, save_s = self._settings.stop_grace_s, self._save_s()
+        return within_grace(exit_code, reason, now=now, grace_s=grace_s, save_s=save_s)
+
+    def _save_s(self) -> float:
+        """The part of a stop's grace that is kept for members to come to the last save, and for the
+        save itself."""
+        return 2 * self._policy.join_timeout_s if self._settings.saves else 0.0
 
     def _begin_stop(self, stop: Stop) -> None:
         self._stop, self._checkpoints.gives_up_on_loss = stop, False
@@ -907,8 +913,10 @@ class Coordinator:
             self._enter(JobPhase.RUNNING)
 
     def _next_look(self, until: float | None, now: float) -> float | None:
-        deadline = self._stop.deadline if self._stop else None
-        instants = (until, deadline, self._replacements.next_at, self._probing.next_at)
+        instants = [until, self._replacements.next_at, self._probing.next_at]
+        if self._stop is not None:
+            give_up_at = self._stop.give_up_at
+            instants += [give_up_at if now < give_up_at else None, self._stop.deadline]
         bounded = [at for at in instants if at is not None and at < math.inf]
         return max(min(bounded), now) if bounded else None
 

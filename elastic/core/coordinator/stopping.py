@@ -18,7 +18,14 @@ from elastic.core.coordinator.view import (
     worth_waiting_for,
 )
 from elastic.core.coordinator.whole_restart import stop_whole
-from elastic.core.membership import ChangeReason, Failure, Generation, Purpose, WorkerPhase
+from elastic.core.membership import (
+    ChangeReason,
+    Failure,
+    Generation,
+    Member,
+    Purpose,
+    WorkerPhase,
+)
 from elastic.core.restarts import Verdict
 from elastic.errors import ExitCode
 
@@ -33,14 +40,25 @@ class Stop:
     reason: str
     deadline: float
     """Nobody waits for workers that have not saved by then."""
+    give_up_at: float = math.inf
+    """From then on no member may go on with its step: what it began from is saved."""
     inherited: bool = False
     """An earlier coordinator began it. Another request for a stop replaces it."""
 
 
-def inherited(deadline: float) -> Stop:
+def within_grace(exit_code: int, reason: str, *, now: float, grace_s: float, save_s: float) -> Stop:
+    """A stop that is asked for now. save_s: the end of the grace that is kept for members to come
+    to the save, and for the save itself, which is at most half of it; 0: nothing is saved."""
+    deadline = now + grace_s
+    give_up_at = deadline - min(save_s, grace_s / 2)
+    return Stop(exit_code=exit_code, reason=reason, deadline=deadline, give_up_at=give_up_at)
+
+
+def inherited(*, now: float, grace_s: float, save_s: float) -> Stop:
     """The stop that an earlier coordinator began with its last generation: it cannot be undone."""
     reason = "an earlier coordinator was asked to stop the job"
-    return Stop(exit_code=EXIT_LEFT, reason=reason, deadline=deadline, inherited=True)
+    stop = within_grace(EXIT_LEFT, reason, now=now, grace_s=grace_s, save_s=save_s)
+    return replace(stop, inherited=True)
 
 
 def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float) -> Decision | End:
@@ -69,7 +87,13 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     outside = [w for name, w in view.workers.items() if name not in members]
     others = [w for w in outside if _is_holder(w)]
     busy = [w for w in outside if _is_busy(w)]
-    if active and in_contact and _is_to_be_left(current, view) and not _is_away(active, view):
+    can_leave = active and in_contact and not _is_away(active, view)
+    if can_leave and view.formed_at < stop.give_up_at <= now and _are_in_step(current, active):
+        # Members that do not come to the boundary may only be slow: they are told to come at once.
+        late = Form(members=_told(active), reason=ChangeReason.STALLED)
+        ahead = furthest_ahead(others + busy, active, view)
+        return late if ahead is None else _with(late, ahead)
+    if can_leave and _is_to_be_left(current, view):
         is_whole = current.worker_ids.issubset(members) and len(active) == len(members)
         left = _leave(current, active, is_whole=is_whole)
         ahead = None if left.planned else furthest_ahead(others + busy, active, view)
@@ -83,10 +107,12 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     # can save. A worker left behind and out of contact may hold the state when no member does.
     left_behind = {name: w for name, w in view.workers.items() if w.left_behind}
     alike = {name: replace(w, on_leaving_node=False) for name, w in (left_behind | members).items()}
+    save_s = stop.deadline - stop.give_up_at
+    join_s = min(policy.join_timeout_s, save_s / 2) if save_s > 0.0 else policy.join_timeout_s
     only_members = most_steps(members.values()) > most_steps(w for w in others if _is_holder(w))
     save_by = stop.deadline if only_members else -math.inf
     known = replace(view, workers=alike, save_by=save_by)
-    decision = decide(known, replace(policy, min_workers=1), now)
+    decision = decide(known, replace(policy, min_workers=1, join_timeout_s=join_s), now)
     if not isinstance(decision, Form):
         return decision
     chosen = [view.workers[m.worker] for m in decision.members]
@@ -155,8 +181,20 @@ def _leave(current: Generation, active: list[ObservedWorker], *, is_whole: bool)
             for w in active
         )
     )
-    members = tuple(w.as_member() for w in active if agent_has_heard_from(w))
-    return Form(members=members, reason=ChangeReason.STOPPING, planned=trains)
+    return Form(members=_told(active), reason=ChangeReason.STOPPING, planned=trains)
+
+
+def _are_in_step(current: Generation, active: list[ObservedWorker]) -> bool:
+    """True if a member has not left the group that trained."""
+    return any(
+        w.status.phase is WorkerPhase.TRAINING
+        and (w.status.generation < current.number or current.purpose is Purpose.TRAIN)
+        for w in active
+    )
+
+
+def _told(active: list[ObservedWorker]) -> tuple[Member, ...]:
+    return tuple(w.as_member() for w in active if agent_has_heard_from(w))
 
 
 def _with(decision: Form, ahead: ObservedWorker) -> Form:

@@ -14,7 +14,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from elastic.core.invariants import require
-from elastic.core.membership import Generation, Purpose, WorkerId, WorkerPhase, WorkerStatus
+from elastic.core.membership import (
+    ChangeReason,
+    Generation,
+    Purpose,
+    WorkerId,
+    WorkerPhase,
+    WorkerStatus,
+)
 
 HOLD_S = 0.5
 """The seconds that a member waits at the boundary of a planned change that is not settled. Then it
@@ -59,6 +66,7 @@ class Worker:
         self._in_run = False
         self._announced: Generation | None = None
         self._following: Generation | None = None
+        self._is_out_of_time = False
 
     # ---- what the script's thread asks
 
@@ -79,6 +87,12 @@ class Worker:
     def following(self) -> Generation | None:
         """The newest announced generation, if it follows the one that is joined or being joined."""
         return self._following
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """The job stops, and members that go on with their steps keep the others from the save: a
+        block in progress is given up."""
+        return self._is_out_of_time
 
     def joinable(self) -> Generation | None:
         """The generation to join now. None: wait."""
@@ -134,6 +148,8 @@ class Worker:
         self._announced = generation
         if generation.number > self._status.generation:
             self._following = generation
+        if generation.purpose is Purpose.SAVE_AND_LEAVE:
+            self._is_out_of_time |= generation.reason is ChangeReason.STALLED
         effects: list[Effect] = []
         if generation.number > self._status.acknowledged:
             effects += self._acknowledge(generation)

@@ -370,6 +370,8 @@ class Participation:
         self._repeat_from = 0
         self._calls_of_others = 0
         """The most calls since the last commit that any member has completed."""
+        self._all_between = False
+        """All members of the group have come to it from the code below the last committed block."""
         self._left = False
         self._counts_in = 0
         """The generation in which the next three count. 0: not known."""
@@ -394,6 +396,11 @@ class Participation:
         """The block that the script left last does not count: what the script does until the same
         step is handed out again is undone."""
         return self._last_block_discarded
+
+    @property
+    def at_begin(self) -> bool:
+        """The state, less what the block has changed, is the one with which that block begins."""
+        return self._at_begin
 
     @property
     def owes_step(self) -> bool:
@@ -529,6 +536,36 @@ class Participation:
             if self.seat is not None and self.seat.generation.world_size > 1:
                 return
             yield AwaitSuccessor()
+
+    def leave_early(self, ends: Call, *, whole: bool) -> Steps:
+        """The job stops, and has no time for what the script's thread does, which was stopped for
+        good: save the state that this began from, and leave the job. Another thread drives this.
+        Returns False if other members have to save what they hold, or none is whole.
+
+        ends: the call that every script makes at its end. whole: outside of the block and what
+        stands above it, the driver has put back the state; in there, it can.
+        """
+        begins, in_call = self._in_block or self._at_begin, self._in_run
+        if begins and whole:
+            yield from self._put_back()
+        elif self.intact and not whole:
+            yield DropState()
+            self.intact = False
+        yield from self.lose(GroupLost("the job stops, and has no time left for the script"))
+        if not self.intact:
+            return False
+        yield from self._enter()
+        self._in_block = False
+        seat = self.seat
+        saves = seat is not None and seat.generation.purpose is Purpose.SAVE_AND_LEAVE
+        # All must save the state of one place. A member that is past it has a later step, or the
+        # changes of the code between two blocks.
+        at_one_place = in_call or self._at_begin or (not begins and self._all_between)
+        if not saves or not at_one_place or self._is_behind:
+            return False
+        self._left = True  # no exception has to unwind the script
+        yield from self._run(ends)
+        return True
 
     def run(self, call: Call) -> Steps:
         """Make a call together with the other members, in the next group if this one is lost.
@@ -697,6 +734,7 @@ class Participation:
             self.runs_done, self._last_call = repeat_from, None
         self._repeat_from = repeat_from
         self._calls_of_others = calls_done(declarations)
+        self._all_between = not any(d.in_block or d.in_run or d.begin_digest for d in declarations)
         self.intact = True
         self.took_part = True
         self._begun = plan.committed is not None

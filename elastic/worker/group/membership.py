@@ -51,6 +51,8 @@ class Membership:
     committed: returns the count of committed steps, for reports.
     give_up: called if the script's thread does not come out of an aborted group, with the seconds
         for which it has stood still; does not return.
+    leave_block: called now and then while the job stops and is out of time, and the script's thread
+        is still in an aborted group; returns whether another thread leaves the job in its place.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Membership:
         committed: Callable[[], int],
         join_timeout_s: float = 10.0,
         give_up: Callable[[float], None] = lambda _: None,
+        leave_block: Callable[[], bool] = lambda: False,
     ) -> None:
         self.machine = machine
         """The script's protocol asks it questions; this class gives it its events."""
@@ -68,6 +71,7 @@ class Membership:
         self._committed = committed
         self.join_timeout_s = join_timeout_s
         self._give_up = give_up
+        self._leave_block = leave_block
         self._changed = threading.Condition()
         self._group: Group | None = None
         self.durations = Durations()
@@ -210,11 +214,14 @@ class Membership:
             else:
                 self._report(effect.status)
 
+    def _leaves_block(self) -> bool:
+        return self.machine.is_out_of_time and self._leave_block()
+
     def _watch(self, group: Group) -> None:
         """Give the process up if the script's thread does not leave the aborted group."""
         threading.Thread(
             target=watch_script,
-            args=(lambda: self._group is not group, self._give_up, STUCK_S),
+            args=(lambda: self._group is not group, self._give_up, STUCK_S, self._leaves_block),
             name="elastic-stuck",
             daemon=True,
         ).start()

@@ -33,7 +33,10 @@ _WAITERS = (f"{_CALLERS[0]}/autograd/", f"{_CALLERS[0]}/distributed/", *_CALLERS
 
 
 def watch_script(
-    left: Callable[[], bool], give_up: Callable[[float], None], stuck_s: float
+    left: Callable[[], bool],
+    give_up: Callable[[float], None],
+    stuck_s: float,
+    leaves_block: Callable[[], bool] = lambda: False,
 ) -> None:
     """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` seconds
     in a call of torch, asleep. Return when `left` says that it has left the group.
@@ -45,11 +48,17 @@ def watch_script(
 
     A script may take any time for other things, such as an evaluation, or torch.compile, which
     waits inside of torch for compilers and for the locks of its caches.
+
+    leaves_block: asked after `_SURE_S` and again, wherever the thread is. True: another thread
+    leaves the job in its place, so there is nothing left to watch.
     """
-    stood_since, before = time.monotonic(), _where()
+    began = time.monotonic()
+    stood_since, before = began, _where()
     sure_since, looped, asleep = stood_since, *_gloo()
     while not left():
         time.sleep(min(_LOOK_S, stuck_s / 4))
+        if time.monotonic() - began >= _SURE_S and leaves_block():
+            return
         now, where = time.monotonic(), _where()
         loops, sleepers = _gloo()
         if where is None or where != before:
@@ -68,22 +77,22 @@ def _where() -> tuple[int, int, int] | None:
     compiles, while it has a processor, or waits for one on a busy machine."""
     if COMPILATIONS.under_way:
         return None
-    frame, (state, ticks) = _main_frame(), _main_thread()
+    frame, (state, ticks) = main_frame(), main_thread_times()
     if frame is None or not frame.f_code.co_filename.startswith(_CALLERS) or state == "R":
         return None
     return id(frame), frame.f_lasti, ticks
 
 
 def _waits_for_collective() -> bool:
-    frame = _main_frame()
+    frame = main_frame()
     return frame is not None and frame.f_code.co_filename.startswith(_WAITERS)
 
 
-def _main_frame() -> FrameType | None:
+def main_frame() -> FrameType | None:
     return sys._current_frames().get(threading.main_thread().ident or 0)
 
 
-def _main_thread() -> tuple[str, int]:
+def main_thread_times() -> tuple[str, int]:
     """Return the main thread's state, R if it could run, and processor time in ticks of 10 ms."""
     thread = os.getpid()  # Thread.native_id is that of the parent after a fork
     stat = Path(f"/proc/self/task/{thread}/stat").read_text().rpartition(")")[2].split()

@@ -1,9 +1,13 @@
-"""Spends SECONDS in step INDEX, on all ranks or on rank 1 alone: compiles, sleeps, or loads data
-in another process.
+"""Spends SECONDS in or below step INDEX, on all ranks or on rank 1 alone.
 
-Usage: takes_long.py INDEX all|one SECONDS compile|sleep|load EPOCHS
+Usage: takes_long.py INDEX all|one SECONDS WHAT EPOCHS
+
+WHAT: in the block it compiles, sleeps, loads data in another process, waits inside of C code
+(`stuck`), or sleeps past the optimizer (`updated`); `below` it sleeps, or in a `call` of
+session.run.
 """
 
+import ctypes
 import sys
 import time
 
@@ -23,12 +27,32 @@ def slow_backend(graph, _inputs):
     return graph.forward
 
 
+def is_slow(committed):
+    return committed == index and (ranks == "all" or toy.session.rank == 1)
+
+
 def take_long(step):
-    if what == "load" or step.index != index or (ranks == "one" and toy.session.rank != 1):
+    if what not in ("compile", "sleep", "stuck") or not is_slow(step.index):
         return
     if what == "compile":
         torch.compile(lambda x: x + 1, backend=slow_backend)(torch.zeros(2))
-    else:
+    elif what == "sleep":
+        time.sleep(seconds)
+    elif seconds > 0:  # a lock that its owner takes again: no signal interrupts that
+        libc, mutex = ctypes.CDLL(None), ctypes.create_string_buffer(64)
+        libc.pthread_mutex_lock(mutex)
+        libc.pthread_mutex_lock(mutex)
+
+
+def below(committed):
+    if what == "below" and is_slow(committed):
+        time.sleep(seconds)
+    elif what == "call" and committed == index:
+        toy.session.run(lambda: is_slow(committed) and time.sleep(seconds))
+
+
+def updated(step):
+    if what == "updated" and is_slow(step.index):
         time.sleep(seconds)
 
 
@@ -51,4 +75,4 @@ if what == "load":
     numbers = toy.data.dataset
     toy.data = elastic.DataLoader(Samples(), batch_size=4, num_workers=1)
 
-toy.train(epochs=epochs, pace_s=0.02, in_step=take_long)
+toy.train(epochs=epochs, pace_s=0.02, in_step=take_long, updated=updated, below=below)

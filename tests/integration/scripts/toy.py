@@ -20,7 +20,15 @@ class Toy:
         options = {"batch_size": 4, "seed": 0, **options}
         self.data = elastic.DataLoader(TensorDataset(numbers), **options)
 
-    def train(self, *, epochs=1, pace_s=0.0, in_step=lambda _step: None):
+    def train(
+        self,
+        *,
+        epochs=1,
+        pace_s=0.0,
+        in_step=lambda _step: None,
+        updated=lambda _step: None,
+        below=lambda _committed: None,
+    ):
         for step in self.session.steps(self.data, epochs=epochs):
             with step:
                 time.sleep(pace_s)
@@ -31,5 +39,8 @@ class Toy:
                     step.report(loss=loss)
                 self.optimizer.step()
                 self.optimizer.zero_grad()
+                updated(step)
             if step.committed and self.session.rank == 0:
                 print(f"step {self.session.committed}")
+            if step.committed:
+                below(self.session.committed)

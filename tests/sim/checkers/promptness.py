@@ -114,6 +114,8 @@ def _stop(journal: Journal) -> Iterator[str]:
     if not asked or journal.evaluates or journal.compiles or _waits_for_frozen_holder(journal):
         return
     over = [at + (0.0 if what in _OVER_AT_ONCE else lasts) for at, what, lasts in journal.struck]
+    # A step that outlasts the grace is given up only when the rest of it is needed for the save.
+    over += [at + journal.stop_grace_s for at, what, _ in journal.struck if what == "STOP_IN_STEP"]
     certain = [at for at in journal.certain_at if at < journal.ended_at]
     last = max([*asked, *journal.elected_at, *over, *certain])
     patience_s = _STOP_S + (journal.first_step_s if _hangs_in_first_step(journal) else 0.0)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import pytest
 
 from elastic.core.membership import Purpose
+from elastic.core.recovery import Declaration
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Progress
-from tests.unit.core.participating import ME, NEWCOMER, Driver, begun, trained, veteran
+from tests.unit.core.participating import ME, NEWCOMER, Driver, begun, struck, trained, veteran
 
 
 class JobEnds(Exception):
@@ -186,3 +190,89 @@ def test_a_loss_at_a_boundary_is_followed_by_the_next_group() -> None:
     driver.lose_at(act.CompareReplicas, 2, "a")
     driver.boundary()
     assert driver.taken()[:4] == ["CompareReplicas", "TearDown", "Break held", "Join held at_begin"]
+
+
+# ---- a job that stops without time for the script
+
+
+def left_early(driver: Driver, *, whole: bool = True) -> bool:
+    return bool(driver.drive(driver.part.leave_early("ends", whole=whole)))
+
+
+def test_a_block_without_time_is_put_back_and_what_it_began_from_is_saved() -> None:
+    driver = trained(3)
+    driver.enter_block()
+    driver.announce(2, "a", "b", **SAVE_AND_LEAVE)
+    driver.peers(ME, veteran(3))
+    assert left_early(driver)
+    log = driver.taken()
+    assert log[:3] == ["PutBack", "TearDown", "Break held"]
+    assert log[-3:] == [
+        "SaveAndWait step=3",
+        "MeetForCall committed=3 number=0 call=ends",
+        "Perform call=ends",
+    ]
+
+
+def saves_nothing(driver: Driver, *, whole: bool = True) -> bool:
+    return not left_early(driver, whole=whole) and not any("Save" in a for a in driver.taken())
+
+
+def test_a_block_that_others_have_committed_or_that_cannot_be_put_back_is_not_saved() -> None:
+    for others, is_back in ((4, True), (3, False)):
+        driver = trained(3)
+        driver.enter_block()
+        driver.announce(2, "a", "b", **SAVE_AND_LEAVE)
+        driver.answer(act.Receive, Progress(committed=4, committed_in=1))
+        driver.answer(act.PutBack, is_back)
+        driver.peers(ME, veteran(others))
+        assert saves_nothing(driver)
+
+
+def test_a_block_is_not_saved_in_a_group_that_trains() -> None:
+    driver = struck(3, "a")
+    assert saves_nothing(driver)
+
+
+def below_a_block(**declared: Any) -> Driver:
+    """A member that has stopped below a block, with another one that declares this."""
+    driver = trained(3)
+    driver.announce(2, "a", "b", **SAVE_AND_LEAVE)
+    driver.answer(act.Declare, lambda mine: (at_commit(mine), veteran(3, **declared)))
+    return driver
+
+
+def at_commit(mine: Declaration) -> Declaration:
+    return replace(mine, begin_digest=0)
+
+
+def test_the_state_of_a_commit_is_saved_if_all_members_have_it() -> None:
+    driver = below_a_block(begin_digest=0)
+    assert left_early(driver)
+    assert "PutBack" not in driver.log
+    assert "SaveAndWait step=3" in driver.taken()
+    assert saves_nothing(below_a_block(begin_digest=0), whole=False)
+
+
+def test_the_state_of_a_commit_is_not_saved_with_that_of_members_past_it() -> None:
+    """They have changed their state below the block, or in a call there."""
+    assert saves_nothing(below_a_block(in_block=True))
+    assert saves_nothing(below_a_block())
+    assert saves_nothing(below_a_block(begin_digest=0, in_run=True))
+
+
+def test_a_call_without_time_is_left_with_those_that_wait_for_it() -> None:
+    driver = trained(3)
+
+    def leaves(_: object) -> None:
+        driver.announce(2, "a", "b", **SAVE_AND_LEAVE)
+        driver.answer(
+            act.Declare, lambda mine: (at_commit(mine), veteran(3, in_run=True, begin_digest=0))
+        )
+        assert left_early(driver)
+        raise JobEnds
+
+    driver.answer(act.Perform, leaves)
+    with pytest.raises(JobEnds):
+        driver.call("evaluate")
+    assert "SaveAndWait step=3" in driver.taken()

@@ -8,7 +8,7 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.membership import Purpose
+from elastic.core.membership import ChangeReason, Purpose
 from tests.unit.core.cluster_views import FINISHED, JOINING, READY, TRAINING, generation, status
 from tests.unit.core.test_coordinator_of_many_nodes import (
     POLICY,
@@ -358,3 +358,70 @@ def test_a_stop_waits_for_a_member_that_may_have_committed_the_first_step() -> N
     assert ended(job) == []  # a0 has not heard that its group is dissolved
     job.report(status("a0", READY, 1, acknowledged=2, committed=1))
     assert job.formed[-1].purpose is Purpose.SAVE_AND_LEAVE
+
+
+# ---- a step that outlasts the grace
+
+
+def stopping_in_step(*workers: str, saves: bool = True) -> Job:
+    """The job stops with a grace of 30 s, and members are in a step that does not end."""
+    job = Job(Coordinator(replace(settings(), saves=saves, stop_grace_s=30.0)))
+    first = [replace(reported(status(w, READY)), slots=0) for w in workers]
+    first[0] = replace(first[0], slots=len(workers))  # so that the machine waits for the others
+    assert job.tell(*first) == list(workers)
+    job.tell(*(reported(trains(w, 1, committed=6)) for w in workers))
+    job.tell(STOP, after_s=0.0)
+    assert job.formed[-1].leave_after is not None
+    heard = {"committed": 6, "acknowledged": 2}
+    job.tell(*(reported(trains(w, 1, **heard)) for w in workers), after_s=0.0)
+    return job
+
+
+def test_members_in_a_step_that_outlasts_the_grace_are_told_to_give_it_up_in_time_to_save() -> None:
+    job = stopping_in_step("a0", "b0")
+    give_up_at = job.now + 15.0  # at most half of the grace is kept for the save
+    assert job.wakes_at() == give_up_at
+    job.now = give_up_at
+    assert job.tell(ev.TimerFired(), after_s=0.0) == ["a0", "b0"]
+    told = job.formed[-1]
+    assert (told.leave_after, told.purpose) == (None, Purpose.SAVE_AND_LEAVE)
+    assert told.reason is ChangeReason.STALLED
+    assert job.tell(ev.TimerFired(), after_s=1.0) is None  # once
+    job.tell(*(reported(trains(w, 3, committed=6)) for w in ("a0", "b0")))
+    job.tell(*(reported(status(w, FINISHED, 3, committed=6)) for w in ("a0", "b0")))
+    assert ended(job) == [143]
+
+
+def test_no_step_is_given_up_without_a_place_to_save_to_or_while_the_members_save() -> None:
+    job = stopping_in_step("a0", saves=False)
+    assert job.wakes_at() == job.now + 30.0
+    assert job.tell(ev.TimerFired(), after_s=29.0) is None
+    job = stopping_in_step("a0")
+    job.report(trains("a0", 2, committed=7))  # it has come to the boundary, and saves
+    assert job.tell(ev.TimerFired(), after_s=28.0) is None
+
+
+def late_after_give_up(committed: int) -> Job:
+    """a0 does not come out of its step at all, and b0 has committed this many."""
+    job = stopping_in_step("a0", "b0")
+    job.tell(ev.TimerFired(), after_s=15.0)
+    job.tell(reported(trains("a0", 1, committed=6, acknowledged=3)))
+    job.tell(reported(status("b0", JOINING, 3, committed=committed)), after_s=0.0)
+    return job
+
+
+def test_a_member_that_does_not_give_its_step_up_is_left_out_in_time_to_save() -> None:
+    job = late_after_give_up(committed=6)
+    assert job.tell(ev.TimerFired(), after_s=8.0) == ["b0"]
+    assert job.now < 2.0 + 30.0 - 5.0
+
+
+def test_members_of_which_none_gives_its_step_up_have_the_whole_grace() -> None:
+    job = stopping_in_step("a0", "b0")
+    job.tell(ev.TimerFired(), after_s=15.0)
+    stuck = {"committed": 6, "acknowledged": 3}
+    job.tell(reported(trains("a0", 1, **stuck)), reported(trains("b0", 1, **stuck)))
+    assert job.tell(ev.TimerFired(), after_s=13.0) is None
+    assert ended(job) == []
+    job.tell(ev.TimerFired(), after_s=2.0)
+    assert ended(job) == [143]

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.core.invariants import InvariantBroken
-from elastic.core.membership import Generation, Purpose, WorkerPhase
+from elastic.core.membership import ChangeReason, Generation, Purpose, WorkerPhase
 from elastic.core.worker.machine import AbortGroup, ReportStatus, Worker
 from tests.unit.core.cluster_views import generation
 
@@ -44,6 +44,18 @@ def test_a_worker_that_has_joined_reports_that_it_trains_and_has_the_state() -> 
     assert worker.status.phase is WorkerPhase.TRAINING
     assert (worker.status.generation, worker.status.committed) == (1, 5)
     assert worker.status.has_state
+
+
+def test_a_worker_is_out_of_time_once_the_job_stops_and_members_do_not_come_to_the_save() -> None:
+    stalled, stops = ChangeReason.STALLED, {"purpose": Purpose.SAVE_AND_LEAVE}
+    for known, expected in (({"reason": stalled}, False), (stops, False)):
+        worker = training()
+        worker.generation_announced(replace(AT_ONCE, **known))
+        assert worker.is_out_of_time is expected
+    worker = training()
+    worker.generation_announced(replace(AT_ONCE, reason=stalled, **stops))
+    worker.generation_announced(replace(AT_ONCE, number=AT_ONCE.number + 1, **stops))
+    assert worker.is_out_of_time
 
 
 @pytest.mark.parametrize(("purpose", "expected"), [(Purpose.TRAIN, 2), (Purpose.SAVE_AND_LEAVE, 1)])

@@ -77,7 +77,7 @@ def test_a_thread_that_waits_for_a_processor_is_not_given_up(
 ) -> None:
     """A busy machine may let it wait for longer than gloo needs to wake it."""
     assert given_up(wait_in_torch)
-    monkeypatch.setattr(stuck, "_main_thread", lambda: ("R", 7))
+    monkeypatch.setattr(stuck, "main_thread_times", lambda: ("R", 7))
     assert not given_up(wait_in_torch)
 
 

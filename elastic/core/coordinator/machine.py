@@ -344,6 +344,8 @@ class Coordinator:
         worker, verdict = workers.get(event.failure.worker), Verdict.RESTART
         if worker is not None and _is_killed_spare(worker, event.failure):
             pass  # not the script's fault, and nobody waits for this worker
+        elif self._stop is not None and event.failure.kind is FailureKind.LEFT_OUT:
+            pass  # it has no part in the save of the others, and is not replaced
         elif (
             worker is not None
             and not event.failure.state_lost

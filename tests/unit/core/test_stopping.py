@@ -8,7 +8,7 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.membership import ChangeReason, Purpose
+from elastic.core.membership import ChangeReason, Failure, FailureKind, Purpose
 from tests.unit.core.cluster_views import FINISHED, JOINING, READY, TRAINING, generation, status
 from tests.unit.core.test_coordinator_of_many_nodes import (
     POLICY,
@@ -414,6 +414,18 @@ def test_a_member_that_does_not_give_its_step_up_is_left_out_in_time_to_save() -
     job = late_after_give_up(committed=6)
     assert job.tell(ev.TimerFired(), after_s=8.0) == ["b0"]
     assert job.now < 2.0 + 30.0 - 5.0
+
+
+def test_workers_that_have_no_part_in_the_save_do_not_end_the_job_before_it() -> None:
+    """Any number of them may give their script up, whatever the budget of restarts."""
+    machine = Coordinator(replace(settings(), max_restarts=0))
+    job = Job(machine)
+    job.tell(replace(reported(status("a0", READY), status("a1", READY)), slots=2))
+    job.report(trains("a0", 1, committed=6), trains("a1", 1, committed=6))
+    job.tell(STOP)
+    failure = Failure(worker="a1", kind=FailureKind.LEFT_OUT, signature="LEFT_OUT: late")
+    assert job.tell(ev.WorkerFailed(node="a", failure=failure)) == ["a0"]
+    assert ended(job) == []
 
 
 def test_members_of_which_none_gives_its_step_up_have_the_whole_grace() -> None:

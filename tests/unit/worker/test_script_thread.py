@@ -5,8 +5,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+from types import FrameType
+from typing import Any
 
 import pytest
+
+from elastic.worker.script_thread import _may_hold_lock
 
 _PROGRAM = """
 import ctypes, os, threading, time
@@ -68,3 +72,31 @@ def test_the_main_thread_stops_for_good(what: str) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=60.0
     )
     assert done.returncode == 7, done.stderr
+
+
+@pytest.mark.parametrize(
+    ("module", "function", "may"),
+    [
+        ("__main__", "train", False),
+        ("elastic.worker.step", "batches", False),
+        ("elastic.worker.data_loader", "fetch", False),
+        ("elastic.worker.training", "_call_function", False),
+        ("elastic.worker.training", "commit", True),
+        ("elastic.worker.state.undo", "begin", True),
+        ("elastic.worker.reporter", "report", True),
+        ("threading", "start", True),
+        ("threading", "wait", False),
+        ("importlib._bootstrap", "_find_and_load", True),
+    ],
+)
+def test_it_does_not_stop_where_it_may_hold_a_lock(module: str, function: str, may: bool) -> None:
+    names: dict[str, Any] = {"__name__": module, "sys": sys, "call": inside}
+    exec(f"def {function}(): return call(sys._getframe())", names)
+    assert names[function]() is may
+
+
+def inside(frame: FrameType) -> bool:
+    """As seen from further inside: a function of the script, which that one calls."""
+    own = sys._getframe()
+    assert own.f_back is frame
+    return _may_hold_lock(own)

@@ -79,7 +79,7 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     returning = [w for w in view.workers.values() if w.status.phase in _IN_GROUP]
     if finished and not ready and not coming and not returning:
         return Complete()
-    if _nothing_left_to_do(finished, ready + returning):
+    if nothing_left_to_do(finished, ready + returning):
         return Complete()
     if returning:
         return _await_return(view, policy, now, returning)
@@ -122,7 +122,7 @@ def _repeats(w: ObservedWorker) -> bool:
     return w.status.has_state and w.status.in_run
 
 
-def _nothing_left_to_do(finished: list[ObservedWorker], others: list[ObservedWorker]) -> bool:
+def nothing_left_to_do(finished: list[ObservedWorker], others: list[ObservedWorker]) -> bool:
     """True if finished members have brought the job to its end and no other worker is near it.
 
     A worker is near it if it trains, or lacks at most the last step, which it may have lost with
@@ -318,7 +318,7 @@ class _Formed:
     def decide(self) -> Decision:
         if not self._active and self._finished:
             return Complete()
-        if _nothing_left_to_do(self._done, self._active):
+        if nothing_left_to_do(self._done, self._active):
             return Complete()
         roll_call_until = self._roll_call_until()
         if self._now < roll_call_until:
@@ -455,7 +455,7 @@ class _Formed:
             holders = self._leaving_holders + [w for w in self._returned if agent_has_heard_from(w)]
             everyone = workers + self._newcomers + holders
             workers = sorted(everyone, key=lambda w: (*self._claim(w, reason), *_seniority(w)))
-        if _nothing_left_to_do(self._done, workers):
+        if nothing_left_to_do(self._done, workers):
             return Complete()
         if not workers or len(workers) + len(self._done) < self._policy.min_workers:
             return Form(members=(), reason=ChangeReason.BELOW_MINIMUM)

@@ -6,8 +6,21 @@ import math
 from dataclasses import dataclass, replace
 
 from elastic.core.coordinator import effects as fx
-from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
-from elastic.core.coordinator.formation import decide, furthest_ahead, most_steps
+from elastic.core.coordinator.decisions import (
+    Complete,
+    Decision,
+    End,
+    Form,
+    GiveUp,
+    Wait,
+    WaitReason,
+)
+from elastic.core.coordinator.formation import (
+    decide,
+    furthest_ahead,
+    most_steps,
+    nothing_left_to_do,
+)
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -87,6 +100,9 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     outside = [w for name, w in view.workers.items() if name not in members]
     others = [w for w in outside if _is_holder(w)]
     busy = [w for w in outside if _is_busy(w)]
+    finished = [w for w in view.workers.values() if _finished(w)]
+    if nothing_left_to_do(finished, [w for w in view.workers.values() if not _finished(w)]):
+        return Complete()  # newcomers among the members have nothing to save
     can_leave = active and in_contact and not _is_away(active, view)
     if can_leave and view.formed_at < stop.give_up_at <= now and _are_in_step(current, active):
         # Members that do not come to the boundary may only be slow: they are told to come at once.

@@ -34,7 +34,7 @@ FORMATION = (
         "workers do not hand over a state that only leaving nodes hold",
     ),
     (
-        "    if _nothing_left_to_do(finished, ready + returning):\n        return Complete()\n",
+        "    if nothing_left_to_do(finished, ready + returning):\n        return Complete()\n",
         "",
         "without a group the end of a finished job is repeated",
     ),

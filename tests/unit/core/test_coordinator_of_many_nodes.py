@@ -44,10 +44,11 @@ def settings(**policy: object) -> CoordinatorSettings:
 
 class Job:
     """Feeds events to a machine, by default one second apart, and completes each write to the
-    store at once."""
+    store at once, or leaves that to the test."""
 
     def __init__(self, machine: Coordinator) -> None:
         self.machine = machine
+        self.writes_at_once = True
         self.now = 0.0
         self.formed: list[Generation] = []
         self.effects: list[fx.Effect] = []
@@ -80,7 +81,8 @@ class Job:
             self.effects.append(effect)
             if isinstance(effect, fx.PersistGeneration):
                 self.formed.append(effect.generation)
-                self._handle(ev.GenerationPersisted(number=effect.generation.number))
+                if self.writes_at_once:
+                    self._handle(ev.GenerationPersisted(number=effect.generation.number))
 
 
 def reported(*workers: WorkerStatus, node: NodeId = "") -> ev.NodeReported:

@@ -437,3 +437,17 @@ def test_members_of_which_none_gives_its_step_up_have_the_whole_grace() -> None:
     assert ended(job) == []
     job.tell(ev.TimerFired(), after_s=2.0)
     assert ended(job) == [143]
+
+
+# ---- a stop at the very end
+
+
+def test_a_stop_does_not_have_a_newcomer_save_what_members_have_brought_to_its_end() -> None:
+    """They end their scripts while a generation with it is being written. It has no state."""
+    job = running("a0", "b0")
+    job.writes_at_once = False
+    assert job.report(status("c0", READY)) == ["a0", "b0", "c0"]
+    at_end = {"committed": 9, "acknowledged": 1}
+    job.tell(STOP, *(reported(status(w, FINISHED, 1, **at_end)) for w in ("a0", "b0")))
+    assert job.tell(ev.GenerationPersisted(number=2)) is None
+    assert ended(job) == [143]

@@ -97,8 +97,8 @@ MACHINE = (
         "a generation's number is used twice",
     ),
     (
-        "        instants = (until, deadline, self._replacements.next_at, self._probing.next_at)\n",
-        "        instants = (until, self._replacements.next_at, self._probing.next_at)\n",
+        "if now < give_up_at else None, self._stop.deadline]\n",
+        "if now < give_up_at else None]\n",
         "the end of a stop's grace is noticed only by chance",
     ),
     (

@@ -309,9 +309,14 @@ STOPPING = (
         "holders outside the group do not save",
     ),
     (
-        "replace(policy, min_workers=1), now)\n    if not isinstance",
-        "policy, now)\n    if not isinstance",
+        "replace(policy, min_workers=1, join",
+        "replace(policy, join",
         "survivors below the minimum do not save",
+    ),
+    (
+        "if can_leave and view.formed_at < stop.give_up_at <= now and",
+        "if can_leave and view.formed_at < stop.give_up_at <= now < 0 and",
+        "a step that outlasts the grace of a stop is not given up",
     ),
     (
         "    if ready and (all_are_here or now >= patient_until):\n",

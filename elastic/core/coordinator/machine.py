@@ -732,9 +732,10 @@ class Coordinator:
             if m.worker not in alive
             or alive[m.worker].out_of_contact_since is not None
             or m.worker in decision.left_out
-            or m.worker in decision.unreachable
             or m.worker in self._replacements
         )
+        out = self._cut_off_from(decision)  # known only now, after the group was given up for it
+        lost += tuple(m.worker for m in self._past.last_members() if m.worker in out)
         goes_on_parted = previous is not None and not previous.members
         broke = decision.reason is ChangeReason.GROUP_BROKEN and not goes_on_parted
         if not decision.planned and broke and decision.members:
@@ -760,7 +761,7 @@ class Coordinator:
         if self._stop is None:
             self._enter(JobPhase.FORMING if generation.members or parts else JobPhase.WAITING)
         effects = [*self._explain_hang(decision, now), *abandoned]
-        effects += self._tell_parted(decision, now)
+        effects += self._tell_parted(decision, out, now)
         effects += self._replace(decision.left_out & alive.keys(), now)
         if lost or broke or decision.reason is ChangeReason.STALLED:
             since = self._progress.quiet_since(now)
@@ -770,25 +771,32 @@ class Coordinator:
         may_train = self._lineage.may_train
         return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
 
-    def _tell_parted(self, decision: Form, now: float) -> list[fx.Effect]:
+    def _tell_parted(
+        self, decision: Form, out: Collection[WorkerId], now: float
+    ) -> list[fx.Effect]:
         """Record who does not reach whom as the group is given up for that, and hold back those
         that are left out as the next one is formed."""
         findings, current = self._probing.findings, self._current
         if decision.unreachable and current is not None:
             unreached = findings.between(findings.probed & current.worker_ids)
             return [fx.PeersUnreachable(unreached=unreached, at=now, parted=True)]
+        chosen = {m.worker for m in decision.members}
+        return self._leave_cut_off(out, chosen.union(out), now)
+
+    def _cut_off_from(self, decision: Form) -> list[WorkerId]:
+        """The workers that an unplanned group leaves out since they do not reach its members."""
         if decision.planned or not decision.members:
             return []
+        missing = self._probing.findings.missing
         chosen = {m.worker for m in decision.members}
-        out = [
+        return [
             name
             for name, w in self._nodes.workers().items()
             if name not in chosen
             and w.out_of_contact_since is None
             and w.status.phase is WorkerPhase.READY
-            and not findings.missing.get(name, frozenset()).isdisjoint(chosen)
+            and not missing.get(name, frozenset()).isdisjoint(chosen)
         ]
-        return self._leave_cut_off(out, chosen.union(out), now)
 
     def _explain_hang(self, decision: Form, now: float) -> list[fx.Effect]:
         """Ask where members are before they learn of the change, which frees those that wait."""

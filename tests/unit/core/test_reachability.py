@@ -283,7 +283,7 @@ def test_members_are_freed_and_those_that_reach_each_other_go_on() -> None:
     (told,) = of(fx.PeersUnreachable, effects)
     assert told.parted  # type: ignore[attr-defined]
     (lost,) = of(fx.Lost, effects)
-    assert lost.workers == ("b0",)  # type: ignore[attr-defined]
+    assert lost.workers == ()  # type: ignore[attr-defined]
     assert machine.phase is JobPhase.FORMING
     machine.handle(ev.GenerationPersisted(number=2), 5.6)
     machine.handle(report("a", replace(broken, acknowledged=2), slots=1), 5.7)
@@ -292,6 +292,8 @@ def test_members_are_freed_and_those_that_reach_each_other_go_on() -> None:
     assert persisted(effects).generation.worker_ids == {"b0"}
     (told,) = of(fx.PeersUnreachable, effects)
     assert told.left_out == ("a",)  # type: ignore[attr-defined]
+    (lost,) = of(fx.Lost, effects)
+    assert lost.workers == ("a0",)  # type: ignore[attr-defined]
 
 
 def test_a_break_among_members_that_reach_each_other_forms_the_same_group() -> None:

@@ -372,15 +372,21 @@ class AgentDaemon:
         self._tasks.start(self._zygote.run(), "zygote")
         self._driver.post(ev.NothingFound())
         for worker in list(self._pids):
-            self._exited(worker, 0, signal.SIGKILL)
+            self._exited(worker, 0, signal.SIGKILL, with_zygote=True)
 
-    def _exited(self, worker: str, exit_code: int, number: int) -> None:
+    def _exited(
+        self, worker: str, exit_code: int, number: int, *, with_zygote: bool = False
+    ) -> None:
         out_of_memory = self._out_of_memory.has_killed(time.monotonic())
         if number == signal.SIGKILL and (pid := self._pids.get(worker)):
             line = self._kernel_log.line_about(pid, out_of_memory=out_of_memory)
             self._kernel_lines[worker] = line
         exited = ev.WorkerExited(
-            worker=worker, exit_code=exit_code, signal=number, out_of_memory=out_of_memory
+            worker=worker,
+            exit_code=exit_code,
+            signal=number,
+            out_of_memory=out_of_memory,
+            with_zygote=with_zygote,
         )
         self._ended(exited)
 

@@ -81,6 +81,8 @@ class WorkerExited:
     """The kernel says that the process has ended. Only its parent knows how, and does not say."""
     out_of_memory: bool = False
     """The kernel has just killed a process of the node because memory was short."""
+    with_zygote: bool = False
+    """The kernel has ended it because the zygote, its parent, had ended."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

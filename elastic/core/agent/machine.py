@@ -709,7 +709,8 @@ def failure_of(process: Process, exited: ev.WorkerExited) -> Failure:
             kind=FailureKind.SIGNAL,
             code=exited.signal,
             signature=f"signal {exited.signal}",
-            message=f"was ended by {signal_name(exited.signal)}",
+            message=f"was ended by {signal_name(exited.signal)}"
+            + (": the zygote, which starts the node's workers, had ended" * exited.with_zygote),
         )
     return Failure(
         worker=worker,

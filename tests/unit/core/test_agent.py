@@ -203,6 +203,13 @@ def test_a_death_by_signal_is_reported_with_the_signals_name_and_cause(
     assert failure.failure.code == number
 
 
+def test_a_death_with_the_zygote_is_not_taken_for_one_by_itself() -> None:
+    exited = ev.WorkerExited(worker="a-2", exit_code=0, signal=9, with_zygote=True)
+    (failure,) = of(fx.ReportFailure, full().handle(exited, 3.0))
+    assert isinstance(failure, fx.ReportFailure)
+    assert failure.failure.message.startswith("was ended by SIGKILL (signal 9): the zygote")
+
+
 def test_a_kill_by_the_agent_is_not_reported_as_out_of_memory() -> None:
     agent = full()
     agent.handle(ev.WorkerFrozen(worker="a-2", silent_s=70.0), 3.0)

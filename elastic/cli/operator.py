@@ -559,9 +559,12 @@ def print_status(reply: pb.JobStatus) -> None:
     if reply.coordinator:
         doubt = "" if reply.leads else " (in doubt: the store does not answer)"
         say(f"coordinator {reply.coordinator}{doubt}")
-    if 0.0 < reply.certificate_expires_unix_s < time.time() + WARN_BEFORE_S[0]:
-        expires = _instant(reply.certificate_expires_unix_s)
-        say(f"the coordinator's certificate expires at {expires}: replace the files before")
+    left_s = reply.certificate_expires_unix_s - time.time()
+    if reply.certificate_expires_unix_s > 0.0 and left_s < WARN_BEFORE_S[0]:
+        at = _instant(reply.certificate_expires_unix_s)
+        ends = f"expires at {at}: replace the files before"
+        gone = f"expired at {at}: replace the files; no restart is needed"
+        say(f"the coordinator's certificate {ends if left_s > 0.0 else gone}")
     if reply.verdict and is_representable_time(reply.verdict_unix_s):
         at = time.strftime("%H:%M:%S", time.localtime(reply.verdict_unix_s))
         say(f"held up at {at}: {reply.verdict}")

@@ -89,7 +89,8 @@ class NewestCertificate:
 
 
 WARN_BEFORE_S = (14 * 86_400.0, 86_400.0)
-_LOOK_EVERY_S = 3600.0
+_LOOK_EVERY_S = 60.0
+"""The status and the metrics tell what was found at the last look, also of replaced files."""
 
 
 async def warn_of_expiry(newest: NewestCertificate, report: Report) -> None:

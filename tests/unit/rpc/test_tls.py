@@ -592,7 +592,8 @@ async def test_the_end_of_a_certificate_is_reported_14_days_and_a_day_before(
 ) -> None:
     looks, reports, now = asyncio.Event(), Reports(), time.time()
 
-    async def next_look(_seconds: float) -> None:
+    async def next_look(seconds: float) -> None:
+        assert seconds <= 60.0  # for so long the status and the metrics tell of replaced files
         looks.set()
         await real_sleep(0)
 
@@ -615,6 +616,7 @@ async def test_the_end_of_a_certificate_is_reported_14_days_and_a_day_before(
     assert await told_after(19.5) == [12, 0]
     sign(made, "ending", names="DNS:digits.job.elastic", days=30)
     assert await told_after(19.6) == [12, 0, 10]
+    assert newest.expires_unix_s == pytest.approx(now + 30 * 86_400, abs=600)
     warning.cancel()
 
 

@@ -182,6 +182,8 @@ def nodes(target: Target, *, clear: str | None = None, output: str) -> None:
     else:
         columns = ("node", "machine", "state", "host", "slots", "training", "failures", "since")
         print_table((*columns, "reason"), [_node_row(node) for node in reply.nodes])
+        if line := absent_line(reply):
+            say(line)
 
 
 def drain(target: Target, node: str, *, reason: str, future: bool = False) -> None:
@@ -397,6 +399,23 @@ def _show_event(line: str) -> None:
     say(f"{clock} {name}: {words}" if words else f"{clock} {name}", flush=True)
 
 
+_MOST_ABSENT = 10
+
+
+def absent_line(reply: pb.JobStatus) -> str:
+    """Name the nodes of the group whose agents are not connected; empty if all are."""
+    there = {node.node for node in reply.nodes}
+    absent = sorted({m.node.partition("@")[0] for m in reply.generation.members} - there)
+    if not absent:
+        return ""
+    further = f" and {len(absent) - _MOST_ABSENT} more" if len(absent) > _MOST_ABSENT else ""
+    return (
+        f"no connection with the agents of {', '.join(absent[:_MOST_ABSENT])}{further}: their "
+        "workers may train on, but the coordinator learns nothing of them; do these nodes reach "
+        f"{reply.coordinator or 'the coordinator'}?"
+    )
+
+
 def _node_row(node: pb.NodeStatus) -> tuple[object, ...]:
     training = sum(w.phase == WorkerPhase.TRAINING.value for w in node.workers)
     return (
@@ -571,6 +590,8 @@ def print_status(reply: pb.JobStatus) -> None:
     for node in reply.nodes:
         if node.state == "unreachable":
             say(f"node {node.node} is left out: {node.reason}")
+    if line := absent_line(reply):
+        say(line)
     for slow in reply.slow:
         say(f"slow: {slow.verdict}")
     for line in _pauses(reply):

@@ -77,6 +77,23 @@ def test_status_tells_before_the_coordinators_certificate_expires(
     assert (found[1] if found else "") == told
 
 
+@pytest.mark.parametrize(
+    ("connected", "told"), [("abc", ""), ("a", "agents of b, c:"), ("", "a, b, c:")]
+)
+def test_nodes_of_the_group_without_a_connection_are_named(connected: str, told: str) -> None:
+    members = [job_pb2.Member(worker=f"{n}-1", node=f"{n}@1f") for n in "abc"]
+    reply = pb.JobStatus(
+        generation=job_pb2.Generation(number=1, members=members),
+        nodes=[pb.NodeStatus(node=n) for n in connected],
+        accounts_json=json.dumps(ACCOUNTS),
+    )
+    shown = io.StringIO()
+    with contextlib.redirect_stdout(shown):
+        print_status(reply)
+    assert told in shown.getvalue()
+    assert ("no connection" in shown.getvalue()) == bool(told)
+
+
 @given(
     reply=messages(pb.JobStatus),
     recovery=documents(RECOVERY),

@@ -884,6 +884,8 @@ class CoordinatorDaemon:
             return
         self.saves.give_up_last()
         left = exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
+        # If all workers were lost with an earlier leader, only that one was told of their steps.
+        committed = self.machine.committed or self.slot_time.slots.committed
         lost = self.machine.committed - self.saves.newest_step
         was_to_save = left or exit_code in (ExitCode.STOPPED, ExitCode.OK)
         if was_to_save and self.saves.url and lost > 0:
@@ -894,7 +896,7 @@ class CoordinatorDaemon:
         self._journal.record(
             "job_finished" if exit_code == 0 else "job_ended",
             exit_code=exit_code,
-            committed=self.machine.committed,
+            committed=committed,
             goodput=accounts["goodput"],
             slot_seconds={kind: s for kind, s in accounts["kinds"].items() if s > 0.0},
             **({"message": message} if message else {}),
@@ -904,7 +906,7 @@ class CoordinatorDaemon:
             run_id=self.options.run_id,
             exit_code=exit_code,
             message=message,
-            committed=self.machine.committed,
+            committed=committed,
             ended_unix_s=time.time(),
             left=left,
         )

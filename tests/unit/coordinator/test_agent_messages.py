@@ -483,3 +483,15 @@ async def test_a_worker_that_joins_does_not_count_as_having_lost_all_steps(place
     assert place.daemon.progress.committed == 71
     reports = [e for e in place.events if isinstance(e, ev.ProgressReported)]
     assert [e.joining for e in reports] == [False, True, True, False]
+
+
+async def test_the_end_tells_of_steps_that_only_an_earlier_leader_has_heard_of(
+    place: Place,
+) -> None:
+    """The accounts pass from leader to leader. No worker has told this machine of a step."""
+    told = ev.ProgressReported(generation=3, committed=71, step_s=0.1, in_step_s=0.0)
+    place.daemon.slot_time.slots.observe(told, [], place.machine, time.monotonic())
+    assert place.machine.committed == 0
+    place.daemon._end(84, "all workers that held the state were lost")
+    (ended,) = place.diary.of("job_ended")
+    assert (ended["committed"], place.daemon.ended.result().committed) == (71, 71)

@@ -913,11 +913,12 @@ class CoordinatorDaemon:
         self.ended.set_result(end)
 
     def _not_saved(self, message: str, lost: int) -> str:
-        why = f" ({self.saves.last_failure})" if self.saves.last_failure else ""
+        why = self.saves.last_failure
+        save = f"the last save failed ({why})" if why else "no save was complete in time"
         newest = self.saves.newest_step
         since = f"since the checkpoint of step {newest}" if newest else "since the start of the job"
         begin = f"{message}; " if message else ""
-        return f"{begin}the last save failed{why}: {lost} steps {since} are not saved"
+        return f"{begin}{save}: {lost} steps {since} are not saved"
 
     def _crashed(self, error: BaseException) -> None:
         """End the run with this error: a bug here must not look like a hang."""

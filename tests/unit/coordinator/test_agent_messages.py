@@ -495,3 +495,12 @@ async def test_the_end_tells_of_steps_that_only_an_earlier_leader_has_heard_of(
     place.daemon._end(84, "all workers that held the state were lost")
     (ended,) = place.diary.of("job_ended")
     assert (ended["committed"], place.daemon.ended.result().committed) == (71, 71)
+
+
+async def test_a_save_without_a_failure_is_not_said_to_have_failed(place: Place) -> None:
+    """The storage stands still, or the workers have not begun to save."""
+    assert place.daemon._not_saved("SIGTERM", 3) == (
+        "SIGTERM; no save was complete in time: 3 steps since the start of the job are not saved"
+    )
+    place.daemon.saves.last_failure = "disk full"
+    assert "; the last save failed (disk full): " in place.daemon._not_saved("SIGTERM", 3)

@@ -22,6 +22,7 @@ from elastic.agent.coordinator_link import Leader
 from elastic.errors import ConfigurationError, refusal_of
 from elastic.rpc.identity import start_token_of
 from elastic.runtime.off_loop import off_loop
+from elastic.settings.masking import masked_arguments
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Store
@@ -297,7 +298,8 @@ async def until_preempted(
         if command is not None:
             try:
                 if await _succeeds(command):
-                    return f"preemption: {' '.join(command)} exited with 0"
+                    shown = " ".join(masked_arguments(command[0], command[1:]))
+                    return f"preemption: {shown} exited with 0"  # told to the whole job
                 told = ""
             except _CannotTell as problem:
                 if str(problem) != told:

@@ -269,6 +269,7 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"the log of worker {f['worker']} cannot be written: {f['reason']}; its newest output "
         "waits in memory"
     ),
+    "variables_ignored": lambda f: f["message"],
     "notice": lambda f: (
         f"a worker of node {f['node']} reports {f['name']}, which this version does not know"
     ),

@@ -72,6 +72,7 @@ _WARNINGS = frozenset(
         "store_rolled_back",
         "stray_group_ended",
         "untracked_state",
+        "variables_ignored",
         "warning",
         "worker_not_started",
         "zygote_lost",

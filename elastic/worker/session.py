@@ -23,6 +23,7 @@ from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
 from elastic.worker.optimizers import ScaledOptimizer
+from elastic.worker.process.late_variables import LateVariables, told
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
 from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of
@@ -499,7 +500,7 @@ def _calling_place() -> str:
 
 
 _current: Session | None = None
-_link: tuple[Link, WorkerLease] | None = None
+_link: tuple[Link, WorkerLease, LateVariables] | None = None
 _refusal = ""
 
 
@@ -509,11 +510,11 @@ def refuse(why: str) -> None:
     _refusal = why
 
 
-def use_link(link: Link, lease: WorkerLease) -> None:
-    """Set the link to the agent, and the worker's lease to train, for elastic.init(). Call it
-    before the script."""
+def use_link(link: Link, lease: WorkerLease, variables: LateVariables) -> None:
+    """Set the link to the agent, the worker's lease to train, and the environment with which the
+    script begins, for elastic.init(). Call it before the script."""
     global _link
-    _link = link, lease
+    _link = link, lease, variables
 
 
 def current_training() -> Training | None:
@@ -535,7 +536,13 @@ def init() -> Session:
     if _current is None:
         if _link is None:
             _require_one_worker()
-        _current = Session(Training(LocalControl() if _link is None else AgentControl(*_link)))
+            _current = Session(Training(LocalControl()))
+        else:
+            link, lease, variables = _link
+            ignored = variables.obey()
+            _current = Session(Training(AgentControl(link, lease)))
+            if ignored and _current.local_rank == 0:
+                link.notice("variables_ignored", {"message": told(ignored)})
     return _current
 
 

@@ -31,13 +31,14 @@ from elastic.worker.group.process_group import StoreHost, first_line
 from elastic.worker.link import Link
 from elastic.worker.process.as_python import exit_code_of, format_error, run_program, tell_uncaught
 from elastic.worker.process.children import die_with_parent
+from elastic.worker.process.late_variables import LateVariables
 
 _SIGN_OF_LIFE_S = 0.6  # well below the default of --silence-timeout-s
 _LOOPBACK = "127.0.0.1"
 _ENDED_BY_SIGTERM = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
 
 
-def run_classic(request: pb.SpawnRequest) -> int:
+def run_classic(request: pb.SpawnRequest, variables: LateVariables) -> int:
     """Run a script in a child until it ends; return the exit code. Returns in both processes."""
     read, write = os.pipe()
     this = os.getpid()
@@ -45,6 +46,7 @@ def run_classic(request: pb.SpawnRequest) -> int:
     if child == 0:
         os.close(write)
         die_with_parent(this)
+        variables.obey_when_group_forms()
         return run_on_environment(read, list(request.argv), module=request.module)
     os.close(read)
     script = ClassicScript(child, write)

@@ -79,6 +79,7 @@ from elastic.worker.process.as_python import (
     tell_uncaught,
 )
 from elastic.worker.process.children import die_with_parent
+from elastic.worker.process.late_variables import LateVariables
 from elastic.worker.process.torchrun import run_classic
 from elastic.worker.unfit import reason_behind
 
@@ -440,10 +441,11 @@ def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease, o
     _reseed(torchs=request.classic)
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     write_stacks_on_signal()
+    variables = LateVariables()
     if request.classic:
-        return run_classic(request)
+        return run_classic(request, variables)
     link = Link(request.worker, request.socket_path)
-    session.use_link(link, own_lease)
+    session.use_link(link, own_lease, variables)
     return run_script(link, list(request.argv), module=request.module)
 
 

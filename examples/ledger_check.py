@@ -2,15 +2,19 @@
 
     python -m examples.ledger_check ledger.jsonl --samples 1438
     python -m examples.ledger_check ledger.jsonl --samples 1438 --epochs 30    # and the job is done
+    python -m examples.ledger_check ledger.jsonl --samples 1438 96 --epochs 30 2    # two loaders
 
 A ledger, written by `elastic run --ledger FILE`, has one JSON object a line:
 
     {"incarnation": id}                        a coordinator of this run begins to write
     {"resume": s, "run": id, "generation": g}  the steps above from s on do not count
-    {"step": 0, "epoch": 0, "run": id, "generation": 1, "world_size": 3, "start": 0, "stop": 48}
+    {"step": 0, "epoch": 0, "run": id, "generation": 1, "world_size": 3, "start": 0, "stop": 48,
+     "loader": 0}
 
-A step consumed the positions [start, stop) of its epoch's order. A run is one start of the job and
-counts its generations from 1; a run that begins from a checkpoint repeats steps of the run before.
+A step consumed the positions [start, stop) of its epoch's order. Each loader of the script has
+epochs of its own; loaders are numbered in the order of their first use. A run is one start of the
+job and counts its generations from 1; a run that begins from a checkpoint repeats steps of the run
+before.
 This script needs only Python.
 """
 
@@ -21,7 +25,7 @@ import io
 import json
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,20 +48,56 @@ class Audit:
     problems: tuple[str, ...]
 
 
-def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> Audit:
-    """Check a ledger's lines against a dataset of `samples`.
+def audit(
+    lines: Iterable[str], *, samples: int | Sequence[int], epochs: int | Sequence[int] | None = None
+) -> Audit:
+    """Check a ledger's lines against datasets of `samples`.
 
-    epochs: how many must be complete; None: the last one may be under way.
+    samples: one number for all loaders, or one for each. epochs: how many must be complete, in the
+    same way; None: the last one may be under way.
     """
     problems: list[str] = []
     lineage, resumed = surviving(_parsed(lines, problems))
     problems += _out_of_order(lineage)
-    ranges = _ranges_by_epoch(lineage)
+    by_loader = _ranges_by_loader(lineage)
+    several = max(by_loader, default=0) > 0
+    complete = 0
+    for loader in range(max([*by_loader, *range(_given(samples, epochs))], default=-1) + 1):
+        length, wanted = _of_loader(samples, loader), _of_loader(epochs, loader)
+        name = f"loader {loader}, " if several else ""
+        if length is None:
+            problems.append(f"loader {loader}: the number of its samples is not given (--samples)")
+            continue
+        found, wrong = _audit_epochs(by_loader.get(loader, {}), length, wanted, len(lineage))
+        complete += found
+        problems += [name + problem for problem in wrong]
+    if not lineage:
+        problems.append("there are no steps")
+    generations = len({(record["run"], record["generation"]) for record in lineage})
+    return Audit(len(lineage), complete, generations, resumed, tuple(problems))
+
+
+def _given(*numbers: int | Sequence[int] | None) -> int:
+    """For how many loaders something is given."""
+    return max((len(each) for each in numbers if isinstance(each, Sequence)), default=0)
+
+
+def _of_loader(numbers: int | Sequence[int] | None, loader: int) -> int | None:
+    if not isinstance(numbers, Sequence):
+        return numbers
+    return numbers[loader] if loader < len(numbers) else None
+
+
+def _audit_epochs(
+    ranges: dict[int, list[tuple[int, int]]], samples: int, epochs: int | None, steps: int
+) -> tuple[int, list[str]]:
+    """The number of a loader's complete epochs, and its problems. steps: those of the job."""
+    problems = []
     newest = max(ranges, default=-1)
     expected = newest + 1 if epochs is None else max(epochs, newest + 1)
     complete = 0
     # Epochs beyond the number of steps are incomplete; to report some of them is enough.
-    for epoch in sorted({*ranges, *range(min(expected, len(lineage) + _MOST_SHOWN))}):
+    for epoch in sorted({*ranges, *range(min(expected, steps + _MOST_SHOWN))}):
         repeated, missing, outside = cover(ranges.get(epoch, []), samples)
         under_way = epochs is None and epoch == newest
         if repeated:
@@ -69,10 +109,7 @@ def audit(lines: Iterable[str], *, samples: int, epochs: int | None = None) -> A
         complete += not (repeated or missing or outside)
     if epochs is not None and newest >= epochs:
         problems.append(f"epoch {newest} in a job of {epochs} epochs")
-    if not lineage:
-        problems.append("there are no steps")
-    generations = len({(record["run"], record["generation"]) for record in lineage})
-    return Audit(len(lineage), complete, generations, resumed, tuple(problems))
+    return complete, problems
 
 
 def surviving(records: Iterable[Record]) -> tuple[list[Record], int]:
@@ -132,6 +169,8 @@ def _parsed(lines: Iterable[str], problems: list[str]) -> Iterator[Record]:
 
 def _is_record(record: Record) -> bool:
     counts = ("resume", "generation") if "resume" in record else _FIELDS
+    if "loader" in record:  # older ledgers, of scripts with one, have none
+        counts = (*counts, "loader")
     return _is_counts(record, counts) and isinstance(record.get("run", ""), str)
 
 
@@ -162,24 +201,31 @@ def _out_of_order(lineage: list[Record]) -> Iterator[str]:
             yield f"step {number}: generation {generation} had world size {world}, now {size}"
 
 
-def _ranges_by_epoch(lineage: list[Record]) -> dict[int, list[tuple[int, int]]]:
-    ranges = defaultdict(list)
+def _ranges_by_loader(lineage: list[Record]) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """The ranges of each loader's epochs."""
+    ranges: dict[int, dict[int, list[tuple[int, int]]]] = {}
     for record in lineage:
-        ranges[record["epoch"]].append((record["start"], record["stop"]))
+        epochs = ranges.setdefault(record.get("loader", 0), defaultdict(list))
+        epochs[record["epoch"]].append((record["start"], record["stop"]))
     return ranges
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("ledger", help="file written by elastic run --ledger")
-    parser.add_argument("--samples", type=int, required=True, help="length of the dataset")
-    parser.add_argument("--epochs", type=int, help="epochs that must be complete")
+    several = "; several: of each loader, in the order of their first use"
+    parser.add_argument(
+        "--samples", type=int, nargs="+", required=True, help=f"length of the dataset{several}"
+    )
+    parser.add_argument(
+        "--epochs", type=int, nargs="+", help=f"epochs that must be complete{several}"
+    )
     options = parser.parse_args()
     if isinstance(sys.stdout, io.TextIOWrapper):  # a damaged ledger may hold odd text
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(options.ledger, encoding="utf-8", errors="replace") as lines:
-            result = audit(lines, samples=options.samples, epochs=options.epochs)
+            result = audit(lines, samples=_one_or(options.samples), epochs=_one_or(options.epochs))
     except OSError as error:
         parser.error(f"cannot read the ledger {options.ledger}: {error.strerror}")
     for problem in result.problems[:_MOST_SHOWN]:
@@ -189,10 +235,15 @@ def main() -> int:
     verdict = "BAD" if result.problems else "GOOD"
     print(
         f"{verdict:5} {result.steps} steps, {result.generations} generations, steps given up "
-        f"{result.resumed} times; {result.epochs} epochs with each of {options.samples} samples "
-        "exactly once"
+        f"{result.resumed} times; {result.epochs} epochs with each of "
+        f"{' or '.join(map(str, options.samples))} samples exactly once"
     )
     return 1 if result.problems else 0
+
+
+def _one_or(numbers: list[int] | None) -> int | list[int] | None:
+    """One number counts for all loaders."""
+    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
 
 
 if __name__ == "__main__":

@@ -408,6 +408,7 @@ def _step(entry: pb.LedgerEntry) -> str:
             "world_size": entry.world_size,
             "start": entry.start,
             "stop": entry.stop,
+            "loader": entry.loader,
         }
     )
 

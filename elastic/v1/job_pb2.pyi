@@ -423,7 +423,7 @@ class Reformed(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., generation: _Optional[int] = ..., committed: _Optional[int] = ..., abort_s: _Optional[float] = ..., join_s: _Optional[float] = ..., sync_s: _Optional[float] = ..., first_step_s: _Optional[float] = ..., bytes_received: _Optional[int] = ..., recomputed: _Optional[int] = ..., source: _Optional[str] = ..., spent: _Optional[_Union[TimeSpent, _Mapping]] = ..., out_s: _Optional[float] = ...) -> None: ...
 
 class LedgerEntry(_message.Message):
-    __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop", "run")
+    __slots__ = ("step", "epoch", "generation", "world_size", "start", "stop", "run", "loader")
     STEP_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     GENERATION_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +431,7 @@ class LedgerEntry(_message.Message):
     START_FIELD_NUMBER: _ClassVar[int]
     STOP_FIELD_NUMBER: _ClassVar[int]
     RUN_FIELD_NUMBER: _ClassVar[int]
+    LOADER_FIELD_NUMBER: _ClassVar[int]
     step: int
     epoch: int
     generation: int
@@ -438,7 +439,8 @@ class LedgerEntry(_message.Message):
     start: int
     stop: int
     run: str
-    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., run: _Optional[str] = ...) -> None: ...
+    loader: int
+    def __init__(self, step: _Optional[int] = ..., epoch: _Optional[int] = ..., generation: _Optional[int] = ..., world_size: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ..., run: _Optional[str] = ..., loader: _Optional[int] = ...) -> None: ...
 
 class CurvePoint(_message.Message):
     __slots__ = ("step", "generation", "run", "unix_s", "values")

@@ -890,7 +890,8 @@ class Training:
             raise StepMisused(
                 f"the parameters or values of {_shown(odd, group)} differ from those of rank 0 "
                 f"after step {committed}, although nothing was lost. Either they were changed "
-                "without averaging: call the model that session.distribute() returned, change "
+                "without averaging: call the model that session.distribute() returned, make every "
+                "trained nn.Parameter one of such a model, whose forward() uses it, change "
                 "parameters in the same way on every rank, put only values into session.state that "
                 "are the same everywhere, such as those of step.mean(), and seed what is random; "
                 "session.track_local() is for what differs. Or a worker that joined lacks an "
@@ -1138,6 +1139,7 @@ class Training:
             start=samples.start,
             stop=samples.stop,
             run=group.generation.incarnation,
+            loader=self.part.loader,
         )
 
 

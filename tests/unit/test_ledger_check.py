@@ -57,6 +57,28 @@ def test_a_good_ledger_has_no_problems() -> None:
     assert audited(GOOD, epochs=2) == Audit(6, 2, 3, 0, ())
 
 
+TWO_LOADERS = [
+    {"incarnation": "a"},
+    step(0, 0, 6),  # no number: of a worker before loaders were recorded
+    step(1, 6, 10, loader=0),
+    step(2, 0, 4, loader=1),
+    step(3, 0, 10, loader=0, epoch=1),
+    step(4, 4, 6, loader=1),
+]
+
+
+def test_each_loader_has_epochs_and_a_length_of_its_own() -> None:
+    lines = [json.dumps(r) for r in TWO_LOADERS]
+    assert audit(lines, samples=[10, 6], epochs=[2, 1]) == Audit(5, 3, 1, 0, ())
+    assert audit(lines[:-1], samples=[10, 6]) == Audit(4, 2, 1, 0, ())
+    found = audit(lines[:-1], samples=[10, 6], epochs=[2, 1]).problems
+    assert found == ("loader 1, epoch 0: 2 samples missing",)
+    assert any("loader 1" in p for p in audit(lines, samples=[10]).problems)
+    assert any("loader 1" in p for p in audit(lines, samples=10, epochs=1).problems)
+    lost = audit(lines[:3], samples=[10, 6], epochs=[1, 1]).problems  # the second was never used
+    assert lost == ("epoch 0: 6 samples missing",)
+
+
 def test_the_last_epoch_may_be_under_way() -> None:
     assert audited(GOOD[:-1]) == Audit(5, 1, 3, 0, ())
     assert audited(GOOD[:-1], epochs=2).problems == ("epoch 1: 2 samples missing",)

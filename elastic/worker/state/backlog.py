@@ -19,6 +19,7 @@ _MOST_HANDED_ON = 2_000
 class LedgerRecord(NamedTuple):  # made at every step, in a third of a dataclass's time
     """The samples of one committed step: positions [start, stop) of the epoch's order.
 
+    loader: the loader's number, in the order in which the script first used them.
     run: the incarnation of the job that committed it. A checkpoint brings records of an earlier
     one, which numbered its own generations. Empty in checkpoints from before runs existed.
     """
@@ -30,6 +31,7 @@ class LedgerRecord(NamedTuple):  # made at every step, in a third of a dataclass
     start: int
     stop: int
     run: str = ""
+    loader: int = 0
 
 
 class CurvePoint(NamedTuple):

@@ -59,7 +59,9 @@ def story(path: Path) -> list[object]:
 
 
 def test_a_line_says_which_samples_a_step_used(ledger: LedgerFile, path: Path) -> None:
-    assert ledger.append(entries([0, 1])).committed == 2
+    told = entries([0, 1])
+    told[-1].loader = 3
+    assert ledger.append(told).committed == 2
     assert lines(path)[0] == {"incarnation": "first"}
     assert lines(path)[-1] == {
         "step": 1,
@@ -69,6 +71,7 @@ def test_a_line_says_which_samples_a_step_used(ledger: LedgerFile, path: Path) -
         "world_size": 2,
         "start": 8,
         "stop": 16,
+        "loader": 3,
     }
 
 

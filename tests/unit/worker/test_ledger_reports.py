@@ -137,24 +137,29 @@ def calls_since(caller: str) -> list[str]:
 def test_a_committed_step_reaches_the_ledgers_queue_in_few_calls(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    """The record names the loader: each has epochs of its own."""
     calls: list[list[str]] = []
+    loaders = []
 
     def append(queue: LedgerBacklog, record: LedgerRecord) -> None:
-        del queue, record
+        del queue
+        loaders.append(record.loader)
         calls.append([*calls_since("_end"), "append"])
 
     monkeypatch.setattr(LocalControl, "keeps_ledger", True)
     session = Session(Training(LocalControl()))
     model = session.distribute(torch.nn.Linear(1, 1))
     session.track(model=model)
-    data = DataLoader(TensorDataset(torch.zeros(2, 1)), batch_size=2)
+    dataset = TensorDataset(torch.zeros(2, 1))
     monkeypatch.setattr(Backlog, "append", append)
-    for step in session.steps(data, epochs=1):
-        with step:
-            for (inputs,) in step.batches():
-                step.backward(model(inputs).sum())
+    for data in (DataLoader(dataset, batch_size=2), DataLoader(dataset, batch_size=2)):
+        for step in session.steps(data, epochs=1):
+            with step:
+                for (inputs,) in step.batches():
+                    step.backward(model(inputs).sum())
     dist.destroy_process_group()
-    assert calls == [["commit", "append"]]
+    assert calls == [["commit", "append"]] * 2
+    assert loaders == [0, 1]
     assert len(calls[0]) <= MOST_CALLS
 
 

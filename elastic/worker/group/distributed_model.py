@@ -94,6 +94,8 @@ class DistributedModel(nn.Module):
         """Called before a forward pass outside of blocks and of `session.run`."""
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
         self.module = module  # at last: from now on, other attributes are the module's
+        for registry in ("_parameters", "_buffers"):
+            vars(self)[registry] = _Inner(module, registry)
 
     def forward(self, *inputs: Any, **named: Any) -> Any:
         """Run DDP's forward if all members call the model now, else the module's."""
@@ -391,12 +393,50 @@ class DistributedModel(nn.Module):
             f"and change tensors in place, as in `with torch.no_grad(): model.{name}.copy_(...)`"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle as a model that belongs to no group, as a deep copy does."""
+        return _unpickled, (self.module, self._options, self.training)
+
     def __deepcopy__(self, memo: dict[int, Any]) -> DistributedModel:
         """Return a copy that belongs to no group, such as an averaged model."""
         twin = DistributedModel(copy.deepcopy(self.module, memo), self._options)
         twin.training = self.training  # train() would undo the script's eval()
         memo[id(self)] = twin
         return twin
+
+
+class _Inner(dict[str, Any]):
+    """The parameters or buffers of the module inside of a distributed model, by name.
+
+    functional_call() and torch.export replace them there for a while. To iterate over, it is empty,
+    because whoever iterates over a model comes to the module inside, too.
+    """
+
+    def __init__(self, module: nn.Module, registry: str) -> None:
+        super().__init__()
+        self._module, self._registry = module, registry
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._inner()
+
+    def __getitem__(self, name: str) -> Any:
+        return self._inner()[name]
+
+    def __setitem__(self, name: str, tensor: Any) -> None:
+        self._inner()[name] = tensor
+
+    def __delitem__(self, name: str) -> None:
+        del self._inner()[name]
+
+    def _inner(self) -> dict[str, Any]:
+        inner: dict[str, Any] = getattr(_uncompiled(self._module), self._registry)
+        return inner
+
+
+def _unpickled(module: nn.Module, options: Mapping[str, Any], training: bool) -> DistributedModel:
+    model = DistributedModel(module, options)
+    model.training = training  # train() would undo the script's eval()
+    return model
 
 
 def _require_ordinary_tensors(module: nn.Module) -> None:

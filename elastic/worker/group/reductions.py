@@ -94,10 +94,14 @@ class Reductions:
                     passes.wrapper.reducer._check_reducer_finalized()
                 except RuntimeError as error:  # DDP waits for gradients that do not come
                     raise StepMisused(_lacking(model)) from error
-        if begun:
-            return
-        reached = _leaves_of(loss)
-        for model in self._models:
+        models = self._models
+        averaged: set[int] = set()
+        if begun:  # by some; those that were not called have begun none
+            models = [m for m in models if m.passes.wrapper is not None and not m.passes.forwarded]
+            called = [m for m in self._models if m.passes.forwarded]
+            averaged = {id(p) for m in called for p in m.passes.parameters}
+        reached = _leaves_of(loss) - averaged if models else averaged
+        for model in models:
             if any(id(p) in reached for p in model.passes.parameters):
                 raise StepMisused(
                     f"gradients of {_name(model)} were computed in a step without being averaged: "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 from collections.abc import Callable
 from typing import Any
 
@@ -462,6 +463,75 @@ def test_a_deepcopy_is_an_independent_model_without_a_group(net: Net, alone: Gro
     assert all(p.grad is None for p in net.parameters())
     enter(twin, alone)
     assert ddp_of(twin).bucket_bytes_cap == 7 * 2**20
+
+
+def test_a_model_is_pickled_as_one_without_a_group(net: Net, alone: Group) -> None:
+    model = DistributedModel(net, {"bucket_cap_mb": 1})
+    enter(model, alone)
+    step(model)
+    model.eval()
+    again = pickle.loads(pickle.dumps(model))
+    assert type(again) is DistributedModel
+    assert not again.training
+    inputs = torch.ones(2, 4)
+    assert torch.equal(again(inputs), net(inputs))
+    for one in (model, again):
+        assert one.describe() == "a net"
+
+
+class Gated(nn.Module):
+    """A model with a parameter and a buffer of its own, beside a layer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(4, 2)
+        self.gate = nn.Parameter(torch.ones(2))
+        self.register_buffer("shift", torch.ones(2))
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        return self.layer(inputs) * self.gate + self.shift
+
+
+@pytest.mark.parametrize("wrapped", [False, True])
+@pytest.mark.parametrize("compiles", [False, True])
+def test_functional_call_and_export_take_a_model_for_its_module(
+    alone: Group, wrapped: bool, compiles: bool
+) -> None:
+    plain = Gated()
+    model = DistributedModel(torch.compile(plain, backend="eager") if compiles else plain, {})
+    if wrapped:
+        enter(model, alone)
+        model.passes.together = False  # between blocks
+    inputs = torch.randn(3, 4)
+    tensors = {n: 2 * t.detach() for n, t in [*plain.named_parameters(), *plain.named_buffers()]}
+    names = [n for n, _ in model.named_parameters(remove_duplicate=False)]
+    if not compiles:  # it renames them
+        expected = torch.func.functional_call(plain, tensors, (inputs,))
+        assert torch.equal(torch.func.functional_call(model, tensors, (inputs,)), expected)
+        assert model.gate is plain.gate is dict(plain.named_parameters())["gate"]
+        assert torch.equal(model(inputs), plain(inputs))
+        exported = torch.export.export(model, (inputs,)).module()
+        assert torch.allclose(exported(inputs), plain(inputs))
+    assert torch.equal(model(inputs), plain(inputs))
+    assert len(names) == len(set(names)) == 3
+
+
+def test_a_gradient_of_a_gradient_through_functional_call_is_averaged(alone: Group) -> None:
+    """As in meta-learning: the loss after a step that the script computes itself."""
+    model, plain = DistributedModel(Gated(), {}), Gated()
+    plain.load_state_dict(model.state_dict())
+    enter(model, alone)
+    inputs = torch.randn(3, 4)
+    for each in (model, plain):
+        weights = dict(each.named_parameters())
+        inner = torch.func.functional_call(each.module if each is model else each, weights, inputs)
+        gradients = torch.autograd.grad(inner.square().mean(), weights.values(), create_graph=True)
+        fast = {n: w - 0.1 * g for (n, w), g in zip(weights.items(), gradients, strict=True)}
+        torch.func.functional_call(each, fast, inputs).square().mean().backward()
+    for (name, one), other in zip(model.named_parameters(), plain.parameters(), strict=True):
+        assert one.grad is not None
+        assert other.grad is not None
+        assert torch.allclose(one.grad, other.grad), name
 
 
 def test_objects_shared_in_a_deepcopy_stay_shared(net: Net) -> None:

@@ -9,6 +9,7 @@ import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import dataclass
 from itertools import chain, groupby, tee
+from numbers import Integral
 from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
@@ -495,6 +496,15 @@ def _length(dataset: torch_data.Dataset[Any]) -> int:
 
 
 def _policy(batch_size: int, accumulate: int, global_batch: int | None) -> BatchPolicy:
+    if batch_size is None:
+        raise ConfigurationError(
+            "elastic.DataLoader: batch_size=None, for a dataset whose items are whole batches: "
+            "those cannot be divided among workers. Let the dataset return single samples; or, if "
+            "all items have as many samples, give batch_size=1, collate_fn=lambda items: items[0]"
+        )
+    for name, value in {"batch_size": batch_size, "accumulate": accumulate}.items():
+        if not isinstance(value, Integral):
+            raise ConfigurationError(f"elastic.DataLoader: {name}={value!r} is not an integer")
     try:
         if global_batch is None:
             return PerWorkerBatch(batch_size=batch_size, accumulate=accumulate)

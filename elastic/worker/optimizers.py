@@ -118,8 +118,10 @@ class Optimizers:
             raise StepMisused(
                 f"{type(optimizer).__name__} trains {len(missing)} of its {len(trained)} "
                 f"parameters (of shapes {shapes}) that no tracked object contains: a worker that "
-                "joins would continue with other values; pass the module that they belong to to "
-                "session.track()"
+                "joins would continue with other values. Give the module that they belong to to "
+                "session.distribute() and session.track(). A bare nn.Parameter, as a weight of "
+                "losses, must be one of such a module, whose forward() uses it: otherwise its "
+                "gradient is not averaged"
             )
 
 

@@ -324,8 +324,9 @@ class Session:
         training = self._training
         if training.part.loop < 0:
             raise ConfigurationError(
-                "session.run() was called before session.steps(): a worker that joins later could "
-                "not catch up with it; call it in the loop or after it"
+                "session.run() was called before the first loop over session.steps(), in which the "
+                "group forms. To evaluate before the training, call it in that loop above `with "
+                "step:`, below `if step.index == 0:`; what needs no other workers needs no run()"
             )
         if training.in_block:
             raise StepMisused(

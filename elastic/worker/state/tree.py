@@ -493,10 +493,14 @@ def _ordered(items: object) -> Iterable[object]:
 def _unsupported(path: tuple[str, ...], value: object, detail: str) -> ConfigurationError:
     kind = f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.")
     shown = ".".join(path[:12]) + ("..." if len(path) > 12 else "")
+    plain = "tensors, numbers, strings, lists, tuples, sets or dictionaries"
+    if path[:1] == ("session.state",):
+        advice = f"keep {plain} there, and track what has a state_dict() by session.track()"
+    else:
+        advice = f"let its owner's state_dict() return it as {plain}, or leave it out"
     return ConfigurationError(
         f"the tracked state has an object of type {kind} at {shown or 'its root'} that cannot be "
-        f"stored{f' ({detail})' if detail else ''}; let its owner's state_dict() return it as "
-        "tensors, numbers, strings, lists, tuples, sets or dictionaries, or leave it out"
+        f"stored{f' ({detail})' if detail else ''}; {advice}"
     )
 
 

@@ -643,7 +643,7 @@ def test_rank_world_size_and_generation_are_known_in_the_loop(session: Session, 
 
 
 def test_session_run_passes_arguments_and_returns_the_result(session: Session) -> None:
-    with pytest.raises(ConfigurationError, match=r"before session.steps"):
+    with pytest.raises(ConfigurationError, match=r"before .*session\.steps.*step\.index == 0"):
         session.run(dict)
     found = []
     for step in session.steps(loader(), epochs=1):
@@ -917,6 +917,50 @@ def test_an_optimizer_that_steps_above_the_first_loop_is_refused(
             optimizer.step()
             optimizer.zero_grad()
     fit()  # below the loop, with gradients of its own
+
+
+# ---- advice
+
+
+def test_parameters_of_a_distributed_model_that_is_not_called_are_refused(bare: Session) -> None:
+    """Weights of losses in a ParameterList: their gradients would not be averaged."""
+    model = bare.distribute(Net())
+    weights = bare.distribute(torch.nn.ParameterList([torch.nn.Parameter(torch.ones(1))]))
+    bare.track(model=model, weights=weights)
+    step = first_step(bare)
+    with step:
+        inputs = next(step.batches())[0]
+        loss = (model(inputs) * next(weights.parameters())).mean()
+        with pytest.raises(StepMisused, match=r"ParameterList .*without being averaged"):
+            step.backward(loss)
+        step.backward((model(inputs) * 0).mean())
+
+
+def test_a_bare_parameter_in_an_optimizer_leads_to_a_distributed_module(session: Session) -> None:
+    bare_weight = torch.nn.Parameter(torch.ones(1))
+    model = session._training.models[0]
+    optimizer = torch.optim.SGD([*model.parameters(), bare_weight], lr=0.1)
+    session.track(both=optimizer)
+    step = first_step(session)
+    with step:
+        inputs = next(step.batches())[0]
+        step.backward((model(inputs) * bare_weight).mean())
+        with pytest.raises(StepMisused, match=r"nn\.Parameter.*forward\(\)"):
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    "options", [{"batch_size": None}, {"batch_size": 2.0}, {"accumulate": "2"}]
+)
+def test_a_batch_size_that_is_no_number_is_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match=next(iter(options))):
+        loader(**options)
+
+
+def test_what_cannot_be_kept_in_the_state_should_be_tracked(session: Session) -> None:
+    session.state["schedule"] = object()
+    with pytest.raises(ConfigurationError, match=r"session\.state\.schedule.*session\.track\(\)"):
+        session._training.state.capture()
 
 
 # ---- the public attributes

@@ -225,7 +225,8 @@ def main() -> int:
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
         with open(options.ledger, encoding="utf-8", errors="replace") as lines:
-            result = audit(lines, samples=_one_or(options.samples), epochs=_one_or(options.epochs))
+            epochs = _one_or(options.epochs) if options.epochs is not None else None
+            result = audit(lines, samples=_one_or(options.samples), epochs=epochs)
     except OSError as error:
         parser.error(f"cannot read the ledger {options.ledger}: {error.strerror}")
     for problem in result.problems[:_MOST_SHOWN]:
@@ -241,9 +242,9 @@ def main() -> int:
     return 1 if result.problems else 0
 
 
-def _one_or(numbers: list[int] | None) -> int | list[int] | None:
+def _one_or(numbers: list[int]) -> int | list[int]:
     """One number counts for all loaders."""
-    return numbers[0] if numbers is not None and len(numbers) == 1 else numbers
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 if __name__ == "__main__":

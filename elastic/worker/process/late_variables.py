@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import distributed
+from torch._C._distributed_c10d import set_debug_level_from_env
 from torch.distributed import distributed_c10d
 
 # What torch, NumPy and their libraries read when they are imported, by prefix. Others, such as
@@ -48,7 +49,7 @@ class LateVariables:
             if name.startswith(_READ_AT_IMPORT) and before.get(name) != value
         } - _READ_AGAIN
         if _DEBUG in late:
-            distributed.set_debug_level_from_env()
+            set_debug_level_from_env()
         if not late.isdisjoint(_THREADS) and torch.get_num_threads() == self._threads:
             self._use_threads()  # else the script has set their number itself
         return sorted(late - {_DEBUG, *_THREADS})

@@ -360,8 +360,9 @@ class Group:
         return any(map(is_down, built))
 
     def descriptors(self) -> list[int]:
-        """Return the group's sockets, for forked children to close."""
-        return [c.descriptor for c in self._built or ()]
+        """Return the group's sockets, for forked children to close. gloo may have closed some since
+        the group was lost, and then their numbers are those of others, such as a loader's pipes."""
+        return [c.descriptor for c in self._built or () if _is_open(c)]
 
     def _unless_aborted(self, make: Callable[[], T]) -> T:
         """Return what `make` returns. Its thread is abandoned when the group is aborted."""
@@ -715,18 +716,20 @@ def is_down(connection: Connection) -> bool:
     """Whether it was closed here, or by the other end."""
     look = select.poll()
     look.register(connection.descriptor, select.POLLRDHUP)
+    # In this order: the descriptor may be closed meanwhile, and be another file's.
+    return bool(look.poll(0)) or not _is_open(connection)
+
+
+def _is_open(connection: Connection) -> bool:
+    """Whether its descriptor is still the connection's, and no other file's."""
     try:
-        # In this order: the descriptor may be closed meanwhile, and be another file's.
-        return bool(look.poll(0)) or os.fstat(connection.descriptor).st_ino != connection.inode
+        return os.fstat(connection.descriptor).st_ino == connection.inode
     except OSError:
-        return True
+        return False
 
 
 def shut_down(doomed: Iterable[Connection], how: int = socket.SHUT_RDWR) -> None:
     """Shut down those connections that are still the same ones."""
-    for connection in doomed:
-        with contextlib.suppress(OSError):
-            if os.fstat(connection.descriptor).st_ino != connection.inode:
-                continue
-            with _borrowed(connection.descriptor) as sock:
-                sock.shutdown(how)
+    for connection in filter(_is_open, doomed):
+        with contextlib.suppress(OSError), _borrowed(connection.descriptor) as sock:
+            sock.shutdown(how)

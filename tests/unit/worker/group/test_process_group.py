@@ -182,6 +182,7 @@ def test_a_later_file_with_a_descriptor_of_the_group_does_not_pass_for_its_conne
         one, other = socket.socketpair()
         os.dup2(one.fileno(), descriptor)
         assert group.is_cut()
+        assert descriptor not in group.descriptors(), "a data loader's process would close it"
         seat.exchange("looked")
         del other
 

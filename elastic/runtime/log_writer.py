@@ -179,6 +179,7 @@ class _Log:
         self._floor = 0  # what is below it is freed or about to be
         self._lost = 0
         self._error = ""
+        self._is_made = False
         self.told = False
 
     # ---- on the main thread
@@ -216,7 +217,7 @@ class _Log:
             self._lost += floor - position
             os.lseek(self._output, floor, os.SEEK_SET)
             return True
-        if not data:
+        if not data and self._is_made:
             return False
         if len(data) == _PIECE_BYTES:
             data = data[: data.rfind(b"\n") + 1] or data  # so that logs begin with a whole line
@@ -225,7 +226,7 @@ class _Log:
         except OSError as error:
             self._error = error.strerror or str(error)
             return False
-        self._error = ""
+        self._error, self._is_made = "", True  # also the log of a worker that prints nothing
         os.lseek(self._output, position + written, os.SEEK_SET)
         return True
 
@@ -298,6 +299,7 @@ class _Writer:
             os.close(outputs[0])
             return
         log = self._logs[worker] = _Log(worker, path, outputs[0])
+        self._work.set()
         try:
             pidfd = os.pidfd_open(pid)
         except OSError:

@@ -92,6 +92,9 @@ FIELDS = {
     "usual_s": 0.05,
     "waited_s": 15.0,
     "worker": "local-1",
+    "place": "train.py:9",
+    "within": "the block of",
+    "undone": "true",
     "world_size": 4,
 }
 

@@ -126,6 +126,7 @@ def test_the_largest_set_that_works_trains_on_after_each_of_40_cuts(tmp_path: Pa
     assert longest_s <= GOES_ON_S
 
 
+@pytest.mark.long
 def test_a_node_that_the_others_do_not_reach_leaves_them_in_peace(tmp_path: Path) -> None:
     """First it joins with an address that does not answer, then with the right one; then its
     network loses packets one way."""

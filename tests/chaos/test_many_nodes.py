@@ -247,6 +247,7 @@ def test_a_restarted_agent_adopts_its_workers_without_a_new_group(cluster: Clust
     assert not cluster.steps.repeated(killed_at_s)
 
 
+@pytest.mark.long
 def test_a_fourth_node_joins_and_leaves_while_strangers_are_refused(cluster: Cluster) -> None:
     twin = cluster.start_agent_on(JOINER, "a")
     other = cluster.start_agent_on(JOINER, "other", arguments=("--batch-size", "5"))

@@ -34,6 +34,7 @@ def _able() -> None:
     require_hosts()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(180)
 def test_the_workers_of_a_stopped_agent_and_of_a_woken_host_do_not_train_beside_others(
     tmp_path: Path,

@@ -152,6 +152,7 @@ def test_a_stopped_job_that_cannot_be_saved_says_so(place: Place, tmp_path: Path
         assert len(left) == 4, f"parts of what was given up stay on the disk: {left}"
 
 
+@pytest.mark.long
 def test_the_last_save_succeeds_if_space_is_made_in_time(place: Place, tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"

@@ -124,6 +124,7 @@ def test_the_environment_is_that_of_torchrun_and_ranks_draw_other_numbers(
         assert len({(directory / f"{rank}.seed").read_text() for rank in (0, 1)}) == 2
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("end", [pytest.param("raises", marks=pytest.mark.long), "raises_recorded"])
 def test_a_script_that_always_fails_ends_the_job_after_the_restarts(
     place: Place, tmp_path: Path, end: str

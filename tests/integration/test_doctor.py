@@ -276,6 +276,7 @@ def another_release(folder: Path) -> None:
     version.write_text(version.read_text().replace('"0.', '"7.'))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("other", [pytest.param(False, marks=pytest.mark.long), True])
 def test_a_leader_of_another_release_is_reported(place: Place, tmp_path: Path, other: bool) -> None:
     path: dict[str, Any] = {}

@@ -17,6 +17,7 @@ DRAIN_TIMEOUT_S = 2.0
 DRAINED = 80
 
 
+@pytest.mark.long
 @pytest.mark.timeout(240)  # five agents
 def test_a_drain_ends_after_its_timeout_and_keeps_the_machine_out(
     place: Place, etcd: EtcdCluster, tmp_path: Path

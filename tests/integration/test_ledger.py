@@ -76,6 +76,7 @@ def test_a_run_from_scratch_replaces_the_earlier_run_in_the_ledger(
     assert result.resumed == 1
 
 
+@pytest.mark.long
 def test_a_full_disk_neither_stops_the_job_nor_loses_ledger_steps(
     place: Place, tmp_path: Path
 ) -> None:

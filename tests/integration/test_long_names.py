@@ -40,6 +40,7 @@ def test_a_job_with_long_names_trains_to_its_end(place: Place, etcd: EtcdCluster
         assert {path.name[:200] for path in (Path(place.files) / "logs").iterdir()} == {JOB}
 
 
+@pytest.mark.long
 def test_elastic_run_takes_a_long_name(place: Place) -> None:
     arguments = ("run", "--job", JOB, "--log-dir", "logs", SCRIPTS / "steady.py")
     result = place.elastic(*arguments)

@@ -12,6 +12,7 @@ ATTEMPTS = 3
 ANOTHER = 100  # steps, two seconds or more: time for several newcomers
 
 
+@pytest.mark.long
 def test_newcomers_that_always_fail_are_refused_and_the_others_train_on(
     place: Place, tmp_path: Path
 ) -> None:

@@ -85,6 +85,7 @@ def job_agents(job: Runs) -> list[CommandProcess]:
     return [agents[-1] for agents in job.agents.values()]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("finished", "times"),
     [(["a"], 1), pytest.param(NODES, 20, marks=pytest.mark.long)],

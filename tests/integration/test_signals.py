@@ -95,6 +95,7 @@ ELSEWHERE = {"one below": 4, "one call": 4, "one updated": 5}
 """Where a rank has no part in the save, and the steps that the others save."""
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "slow", [TOO_SLOW[0], *(pytest.param(s, marks=LONG) for s in (*TOO_SLOW[1:], *ELSEWHERE))]
 )

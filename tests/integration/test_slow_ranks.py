@@ -16,6 +16,7 @@ STATUS = ("status", "--output", "json")
 AGAIN = 20
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("part", "rank", "how", "step_s"),
     [

@@ -186,6 +186,7 @@ def test_the_job_goes_on_when_an_old_etcd_is_restored(job: Job, backed: Backed) 
     lose(job, backed, "restore", "changes")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "newcomer", [False, pytest.param(True, marks=pytest.mark.long)], ids=["alone", "after c"]
 )

@@ -12,6 +12,7 @@ from tests.integration.loopback_job import NODES, training_job
 from tests.integration.running import Place
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_training_goes_on_without_space_and_a_recovery_waits_for_it(place: Place) -> None:
     with (

@@ -20,6 +20,7 @@ FIRST = 20_000 + os.getpid() % 500 * 20  # below the kernel's ephemeral ports
 LAST = FIRST + 19
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120)
 def test_rank_0_listens_at_a_free_port_of_the_worker_port_range(
     place: Place, etcd: EtcdCluster, tmp_path: Path

@@ -5,7 +5,9 @@ from __future__ import annotations
 import functools
 import os
 import signal
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -184,8 +186,24 @@ class Worker:
         return self.log.exists() and self.log.read_bytes() == text
 
 
+_CONSTANTS = ("CLEANER_S", "_KEPT_LOGS", "_KEPT_OUTPUTS", "_LEFT_BEHIND_S")
+
+
+def _become_writer_in_a_fresh_process(control: socket.socket) -> None:
+    """The zygote has one thread. This process may have gRPC's, which do not survive a fork."""
+    control.set_inheritable(True)
+    code = [
+        "import socket",
+        "from elastic.runtime import log_writer",
+        *(f"log_writer.{name} = {getattr(log_writer, name)!r}" for name in _CONSTANTS),
+        f"log_writer._become_writer(socket.socket(fileno={control.fileno()}))",
+    ]
+    os.execv(sys.executable, [sys.executable, "-c", "\n".join(code)])
+
+
 @pytest.fixture
-def writer() -> Iterator[LogWriter]:
+def writer(monkeypatch: pytest.MonkeyPatch) -> Iterator[LogWriter]:
+    monkeypatch.setattr(log_writer, "_become_writer", _become_writer_in_a_fresh_process)
     made = LogWriter()
     yield made
     made.close()

@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
+from elastic.runtime.orphans import children
+
 ROOT = Path(__file__).parent.parent
 DEADLINE_S = 90.0
 
@@ -192,10 +194,9 @@ def _parsed(line: str) -> Event | None:
 
 def descendants(pid: int) -> Iterator[int]:
     with contextlib.suppress(OSError):
-        for task in Path(f"/proc/{pid}/task").iterdir():
-            for child in map(int, (task / "children").read_text().split()):
-                yield child
-                yield from descendants(child)
+        for child in children(pid):
+            yield child
+            yield from descendants(child)
 
 
 def is_alive(pid: int) -> bool:

@@ -9,11 +9,10 @@ import signal
 import time
 import urllib.request
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from elastic.runtime.orphans import is_zombie
+from elastic.runtime.orphans import children, is_zombie
 from tests.etcd_cluster import EtcdCluster, etcd_cluster, free_ports
 from tests.integration.loopback_job import TrainingJob, training_job
 from tests.integration.running import Place, command_line
@@ -93,7 +92,7 @@ def test_an_agent_with_pid_1_restarts_in_its_process(
         job.start_agent("b")
         agent = job.start_agent("a", under=_AS_FIRST_PROCESS)
         job.wait_for_full_group()
-        (pid,) = _children(agent.process.pid)
+        (pid,) = children(agent.process.pid)
         _begins_anew(job, agent, pid, times=times)
 
 
@@ -195,16 +194,8 @@ def _descriptors(pid: int) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
 
 
-def _children(pid: int) -> list[int]:
-    found = []
-    for task in Path(f"/proc/{pid}/task").iterdir():
-        with contextlib.suppress(OSError):
-            found += map(int, (task / "children").read_text().split())
-    return found
-
-
 def _processes_below(pid: int) -> set[int]:
-    below = set(_children(pid))
+    below = set(children(pid))
     for child in list(below):
         below |= _processes_below(child)
     return below

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from elastic.runtime import keeper
+from elastic.runtime.orphans import kill_descendants
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.training_lease import LAPSE_S, TrainingLease
 from tests.unit.runtime.test_run_directory import runtime
@@ -48,6 +49,7 @@ def keep(tmp_path: Path) -> Iterator[Keep]:
 
     yield start
     for process in started:
+        kill_descendants(process.pid)
         if process.poll() is None:
             process.kill()
         process.wait()

@@ -28,7 +28,12 @@ def judge(case: Case) -> None:
     outcomes = play(case)
     right = undisturbed(case.world, case.options, case.every)
     for outcome in outcomes:
-        assert outcome.digests[: case.step] == right.digests[: case.step]
+        before = outcome.digests[: case.step]
+        if outcome.ended and len(before) == case.step - 1:
+            # The refused member ended while the last messages of the step before were on their way.
+            assert before == right.digests[: case.step - 1]
+            continue
+        assert before == right.digests[: case.step]
     if case.style in RIGHT:
         assert all(outcome.finished for outcome in outcomes)
         assert all(outcome == outcomes[0] for outcome in outcomes)

@@ -200,7 +200,7 @@ class AgentDaemon:
         self._driver.post(ev.SearchStarted())  # before the first await: signals come from now on
         await self._server.start()
         if self._options.answers_probes:
-            self._probe_port = await open_probe_port()
+            self._probe_port = await open_probe_port(self._options.host)
             self._options.hello.probe_port = port_of(self._probe_port)
         self.adopts = await self._zygote.open()
         if not self.adopts:

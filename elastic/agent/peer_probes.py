@@ -11,20 +11,18 @@ import time
 from collections.abc import Hashable, Mapping
 from typing import Generic, TypeVar
 
+from elastic.runtime.network import listen_as
+
 Name = TypeVar("Name", bound=Hashable)
 _AGAIN_AFTER = 0.5  # of the time: the kernel repeats a lost packet only after a second
 _TIMED_OUT = "no answer"
 
 
-async def open_probe_port() -> asyncio.Server | None:
-    """Accept connections at a port that the kernel chooses, as for gloo and NCCL, and close them at
-    once. None: the system refuses that."""
+async def open_probe_port(host: str) -> asyncio.Server | None:
+    """Accept connections to the node's address `host` at a port that the kernel chooses, as for
+    gloo and NCCL, and close them at once. None: the system refuses that."""
     try:
-        if socket.has_dualstack_ipv6():
-            listener = socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-        else:
-            listener = socket.create_server(("", 0))
-        return await asyncio.start_server(lambda _, writer: writer.close(), sock=listener)
+        return await asyncio.start_server(lambda _, writer: writer.close(), sock=listen_as(host, 0))
     except OSError:
         return None
 

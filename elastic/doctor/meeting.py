@@ -211,7 +211,7 @@ class Meeting:
         found: list[socket.socket] = []
         for port in candidates:
             with contextlib.suppress(OSError):
-                found.append(socket.create_server(("", port)))
+                found.append(_listener(self._host.strip("[]"), port))
             if len(found) == 2:
                 break
         if len(found) < 2:

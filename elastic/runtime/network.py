@@ -53,6 +53,21 @@ def reachable_address() -> str:
     return next(found, socket.gethostname())
 
 
+def listen_as(host: str, port: int, *, backlog: int | None = None) -> socket.socket:
+    """Listen at the node's address `host`, or at all addresses of this machine if it is a name,
+    which may stand for another address on other machines than here, or if it is an address that is
+    translated on its way. Raises OSError."""
+    with contextlib.suppress(OSError):
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        socket.inet_pton(family, host)
+        return socket.create_server((host, port), family=family, backlog=backlog)
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(
+            ("", port), family=socket.AF_INET6, backlog=backlog, dualstack_ipv6=True
+        )
+    return socket.create_server(("", port), backlog=backlog)
+
+
 def _interface_with(address: ipaddress.IPv4Address | ipaddress.IPv6Address) -> str | None:
     if address.is_loopback:
         return "lo"

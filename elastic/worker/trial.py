@@ -86,17 +86,20 @@ def _nccl(count: int) -> dict[str, str]:
 def _all_reduce(
     rank: int, world: int, host: str, port: int, interface: str | None, timeout_s: float
 ) -> dict[str, Any]:
-    """Measure all-reduces over one process on each node. Rank 0 hosts the store, at `port`. Returns
-    the bandwidth in bytes per second and the latency in seconds. If only the large ones fail,
-    return their size as `stalled_bytes`: the nodes are connected."""
+    """Measure all-reduces over one process on each node. Rank 0 hosts the store at `host` and
+    `port`. Returns the bandwidth in bytes per second and the latency in seconds. If only the large
+    ones fail, return their size as `stalled_bytes`: the nodes are connected."""
     import torch  # noqa: PLC0415
     import torch.distributed as dist  # noqa: PLC0415
     from torch._C._distributed_c10d import TCPStore  # noqa: PLC0415
 
+    from elastic.worker.group.process_group import StoreHost  # noqa: PLC0415
+
     if interface is not None:  # else gloo uses the address of the host's own name
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     limit = datetime.timedelta(seconds=timeout_s)
-    store = TCPStore(host, port, world, is_master=rank == 0, timeout=limit, wait_for_workers=False)
+    hosted = StoreHost(host, (port, port)) if rank == 0 else None
+    store = TCPStore(host, hosted.port if hosted else port, is_master=False, timeout=limit)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=limit)
 
     def seconds_of(size: int) -> float:

@@ -30,6 +30,7 @@ from torch.torch_version import TorchVersion
 
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, GroupLost, TransientError
+from elastic.runtime.network import listen_as
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -192,28 +193,12 @@ def _listener(host: str, ports: tuple[int, int]) -> socket.socket:
     first, last = ports
     count = last - first + 1
     for port in (first and first + (os.getpid() + at) % count for at in range(count)):
-        for address in (host, ""):
-            with contextlib.suppress(OSError):
-                return _listen(address, port)
+        with contextlib.suppress(OSError):
+            return listen_as(host, port, backlog=_BACKLOG)
     raise TransientError(
         f"none of the ports {first}-{last} is free here for the group's store; widen "
         "--worker-port-range, or end what else uses them"
     )
-
-
-def _listen(host: str, port: int) -> socket.socket:
-    """Listen at an address, or at all addresses of the machine for "". Raises OSError for a name,
-    which may stand for another address on other machines than here, and for an address that is
-    translated on its way."""
-    if host:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        socket.inet_pton(family, host)
-        return socket.create_server((host, port), family=family, backlog=_BACKLOG)
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(
-            ("", port), family=socket.AF_INET6, backlog=_BACKLOG, dualstack_ipv6=True
-        )
-    return socket.create_server(("", port), backlog=_BACKLOG)
 
 
 class Group:

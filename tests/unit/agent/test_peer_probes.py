@@ -51,7 +51,7 @@ def test_one_that_does_not_answer_takes_the_whole_time_and_hides_no_other() -> N
 
 
 async def test_an_agents_probe_port_takes_any_number_of_connections() -> None:
-    server = await open_probe_port()
+    server = await open_probe_port("a-name")  # may be any of this machine's addresses
     assert server is not None
     async with server:
         for address in ("127.0.0.1", "127.0.0.2"):
@@ -61,3 +61,14 @@ async def test_an_agents_probe_port_takes_any_number_of_connections() -> None:
         assert await asyncio.wait_for(reader.read(), 30.0) == b""
         writer.close()
     assert port_of(None) == 0
+
+
+async def test_an_agents_probe_port_is_at_the_nodes_address_only() -> None:
+    server = await open_probe_port("127.0.0.2")
+    assert server is not None
+    async with server:
+        reader, writer = await asyncio.open_connection("127.0.0.2", port_of(server))
+        assert await asyncio.wait_for(reader.read(), 30.0) == b""
+        writer.close()
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port_of(server))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ from elastic.errors import ConfigurationError
 from elastic.settings.limits import PortRange
 from tests.certificates import make_certificates, sign_for_job
 from tests.etcd_cluster import free_ports
+from tests.listening import listens
 
 PATIENCE_S = 10.0
 
@@ -218,3 +220,11 @@ async def test_a_doctor_that_has_left_is_not_waited_for() -> None:
         began = asyncio.get_running_loop().time()
         await a.barrier(Stage.MET)
         assert asyncio.get_running_loop().time() - began < PATIENCE_S
+
+
+async def test_a_doctor_listens_only_at_its_own_address() -> None:
+    before = set(listens(os.getpid()))
+    async with doctors("a", ports=free_ports(1)) as (one,):
+        opened = set(listens(os.getpid())) - before
+        assert f"127.0.0.1:{one._report.worker_port}" in opened
+    assert {where.rpartition(":")[0] for where in opened} == {"127.0.0.1"}

@@ -57,6 +57,7 @@ from elastic.rpc.codec import (
     statuses_from_pb,
 )
 from elastic.rpc.control import AgentStream
+from elastic.rpc.refusals import SparingReport
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
 from elastic.runtime.tasks import TaskSupervisor
@@ -184,6 +185,7 @@ class CoordinatorDaemon:
             start=self._tasks.start,
         )
         self._refused: dict[str, str] = {}  # reasons, by node name
+        self._refusals = SparingReport(journal.record)
         self._doubtful: set[AgentStream] = set()  # refused for now: their next view decides
         self.recoveries = Recoveries(
             known.recoveries,
@@ -430,7 +432,8 @@ class CoordinatorDaemon:
         if message.HasField("pulse"):
             stream.send(pulse=message.pulse)
             return
-        if not once.number or self._told_once.hear(once, stream):
+        heard = not once.number or self._told_once.hear(once, stream)
+        if heard and self._may_say(node, message):
             match message.WhichOneof("kind"):
                 case "view":
                     self._viewed(node, message.view)
@@ -470,6 +473,33 @@ class CoordinatorDaemon:
                     self.slow_ranks.heard(message.worker_pace.worker, message.worker_pace.pace)
         self._records.keep()
 
+    def _may_say(self, node: ConnectedNode, message: pb.AgentMessage) -> bool:
+        """Whether the node has the worker and is in the group that the message is about.
+
+        Otherwise a holder of one node's certificate could end the others' groups by their names.
+        """
+        kind = message.WhichOneof("kind")
+        said = getattr(message, kind) if kind is not None else None
+        worker, number = getattr(said, "worker", ""), getattr(said, "generation", 0)
+        has_it = not worker or self._home_of(node, worker) == node.stream.node
+        if has_it and self._is_in(node, number):
+            return True
+        reason = f"{kind} of worker {worker!r}, generation {number}, which is not this node's"
+        self._refusals("message_refused", source=node.stream.node, reason=reason)
+        return False
+
+    def _is_in(self, node: ConnectedNode, generation: int) -> bool:
+        """Whether the node has a member in this group; also if the group is not known here."""
+        group = self.machine.generation(generation)
+        members = group.members if group is not None else ()
+        return not members or any(name_of(m.node) == node.stream.node for m in members)
+
+    def _home_of(self, node: ConnectedNode, worker: WorkerId) -> str:
+        """The name of the worker's node: this one if no other node is known to have it."""
+        if any(s.worker == worker for s in node.statuses):
+            return node.stream.node
+        return name_of(self.machine.home_of(worker) or node.node)
+
     def _decide_by_view(self, stream: AgentStream, view: pb.NodeView) -> None:
         """Decide about an agent with another command, by the workers that it has found on its node.
         If no member is among them, those of the earlier command have ended there."""
@@ -482,7 +512,11 @@ class CoordinatorDaemon:
         self.agent_connected(stream, has_members=has_members)
 
     def _viewed(self, node: ConnectedNode, view: pb.NodeView) -> None:
-        node.statuses = statuses_from_pb(view.workers)
+        node.statuses = tuple(
+            s
+            for s in statuses_from_pb(view.workers)
+            if self._home_of(node, s.worker) == node.stream.node
+        )
         node.longest_pause_s = view.longest_pause_s
         current = self.machine.current
         if current is not None:
@@ -500,6 +534,7 @@ class CoordinatorDaemon:
 
     def _worker_failed(self, node: ConnectedNode, message: job_pb2.Failure, age_s: float) -> None:
         failure, age_s = failure_from_pb(message), _duration_s(age_s)
+        took_part = self._is_in(node, message.committed_in)
         if self._is_member(failure.worker):  # the loss of a spare holds up nobody
             self.recoveries.sign(time.monotonic() - age_s)
         self._journal.record(
@@ -518,8 +553,8 @@ class CoordinatorDaemon:
                 node=node.node,
                 failure=failure,
                 age_s=age_s,
-                committed=message.committed,
-                committed_in=message.committed_in,
+                committed=message.committed if took_part else 0,
+                committed_in=message.committed_in if took_part else 0,
             )
         )
         self.departing.worker_failed(node, failure, step=self.machine.committed)

@@ -217,6 +217,14 @@ class Coordinator:
         """The members of every group that is not known to have stopped."""
         return self._lineage.members()
 
+    def home_of(self, worker: WorkerId) -> NodeId | None:
+        """The node whose agent has this worker; None: not known."""
+        seen = self._nodes.workers().get(worker)
+        if seen is not None:
+            return seen.node
+        members = (*self._lineage.members(), *self._past.last_members())
+        return next((m.node for m in members if m.worker == worker), None)
+
     def nodes_out_of_contact(self) -> list[NodeId]:
         return self._nodes.out_of_contact()
 

@@ -15,8 +15,20 @@ from typing import TypeAlias
 
 from elastic.core.recovery import Declaration
 
-Made: TypeAlias = tuple[int, ...]
-"""The number of reductions in each backward pass of a block that averages gradients."""
+Made: TypeAlias = tuple[tuple[int, int], ...]
+"""Each backward pass of a block that averages gradients: the number of its reductions, and which of
+several models they were of, with a bit for each. 0: the script has one model."""
+
+
+def in_words(made: Made) -> str:
+    """What a member has made, in words that are equal only for equal reductions."""
+    counts = "+".join(str(count) for count, _ in made) or "0"
+    models = ", then ".join(
+        "model " + " and ".join(str(n + 1) for n in range(bits.bit_length()) if bits >> n & 1)
+        for _, bits in made
+        if bits
+    )
+    return f"{counts} reductions" + (f" (of {models})" if models else "")
 
 
 class Rhythm:

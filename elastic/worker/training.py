@@ -372,7 +372,7 @@ class Training:
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
         """The block has ended without an error: commit its step."""
-        if not any(self.part.made):
+        if not any(begun for begun, _ in self.part.made):
             self._reductions.refuse_commit()
         if self.part.made != self.part.rhythm.expected:
             self._compare_reductions()
@@ -1075,7 +1075,8 @@ class Training:
         elif self.in_batches:
             raise StepMisused(f"{type(optimizer).__name__}.{_STEP_IN_LOOP}")
         else:
-            if self.part.made and not any(self.part.made):
+            made = self.part.made
+            if made and not any(begun for begun, _ in made):
                 self._reductions.refuse_step_of(optimizer)
             if self._reduce_means():
                 self.wait_for_reduction()

@@ -54,6 +54,8 @@ class Passes:
     wrapper: DistributedDataParallel | None = None
     """The wrapper in use; None if no parameter is trained, or there is no group."""
     flags: Flags = ()
+    sample: nn.Parameter | None = None
+    """The first parameter that is trained."""
     reduces: bool = True
     learns_graph: bool = False
     begun: bool = False
@@ -265,7 +267,8 @@ class DistributedModel(nn.Module):
         assert self._backend is not None
         passes = self.passes
         passes.flags = tuple(map(_TRAINED, passes.parameters))
-        if not any(passes.flags):
+        passes.sample = next((p for p in passes.parameters if p.requires_grad), None)
+        if passes.sample is None:
             passes.wrapper = None
             return
         wrappers = passes.wrappers

@@ -21,7 +21,7 @@ from torch._C._distributed_c10d import Store
 
 from elastic.core.membership import Generation, WorkerStatus
 from elastic.core.recovery import Declaration
-from elastic.core.reductions import Made
+from elastic.core.reductions import Made, in_words
 from elastic.core.worker.machine import AbortGroup, Effect, Worker
 from elastic.errors import GroupLost, ModelMismatch, StepMisused
 from elastic.worker.group.process_group import Backend, Group, StoreHost, first_line
@@ -366,8 +366,8 @@ def compare_reductions(group: Group, here: Standing, made: Made) -> None:
     Raises StepMisused, which names both sides, if another member has made more or fewer of them;
     otherwise as `meet` does.
     """
-    mine = "+".join(map(str, made)) or "0"
-    doing = f"has made {mine} reductions in step {here.committed}"
+    mine = in_words(made)
+    doing = f"has made {mine} in step {here.committed}"
     found = _come_together(group, here, f"reductions/{here.committed}", mine, doing)
     odd = [f"rank {rank} {theirs}" for rank, theirs in found.items() if theirs != mine]
     if odd:

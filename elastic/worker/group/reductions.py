@@ -34,6 +34,8 @@ class Reductions:
         self.newest: int | None = None
         """The collectives that the group had begun when the last pass ended."""
         self._is_under_way = False
+        self._samples: list[tuple[torch.nn.Parameter | None, torch.Tensor | None, int]] = []
+        """Of several models: a trained parameter of each, with its gradient before the pass."""
 
     def follow(self, group: Group) -> None:
         """The models are wrapped in this group. Members have sent each other different numbers of
@@ -55,6 +57,11 @@ class Reductions:
         count = self._count
         self._before = count() if count is not None else 0
         self._is_under_way = True
+        if len(self._models) > 1:
+            self._samples = [
+                (p := model.passes.sample, g := p.grad if p is not None else None, _version(g))
+                for model in self._models
+            ]
 
     def under_way(self) -> int:
         """The reductions that the pass under way has begun so far; 0 outside of such a pass."""
@@ -74,9 +81,21 @@ class Reductions:
                 begun = newest - self._before
         except RuntimeError:  # the group was aborted, and the pass raises that
             begun = 0
-        part.made += (begun,)
+        part.made += ((begun, self._models_reached() if self._samples else 0),)
         part.begun += begun
         return begun
+
+    def _models_reached(self) -> int:
+        """Which of several models have other gradients now than before the pass, a bit for each.
+        Where models have equal numbers of reductions, one could stand in for another. DDP writes
+        the gradients of the same parameters on every rank, so one of each model will do."""
+        samples, self._samples = self._samples, []
+        found = 0
+        for number, (parameter, gradient, version) in enumerate(samples):
+            now = parameter.grad if parameter is not None else None
+            if now is not gradient or _version(now) != version:
+                found |= 1 << number
+        return found
 
     def are_usual(self) -> bool:
         """Whether the passes of the block so far have begun what the steps before let expect, so
@@ -157,6 +176,11 @@ def _slip(model: DistributedModel) -> str:
         "made of the parameters alone; call the model that session.distribute() has returned, "
         f"inside of the block. {_HOW_TO_SKIP}"
     )
+
+
+def _version(gradient: torch.Tensor | None) -> int:
+    """How often it was changed in place."""
+    return gradient._version if gradient is not None else 0
 
 
 def _name(model: DistributedModel) -> str:

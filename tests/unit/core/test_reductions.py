@@ -7,16 +7,16 @@ from collections.abc import Sequence
 import pytest
 
 from elastic.core.recovery import Declaration
-from elastic.core.reductions import Rhythm, disagreement
+from elastic.core.reductions import Rhythm, disagreement, in_words
 
 
 def unexpected(counts: Sequence[int]) -> list[int]:
     """The steps whose number of reductions was not expected."""
     rhythm, found = Rhythm(), []
     for step, count in enumerate(counts):
-        if rhythm.expected != (count,):
+        if rhythm.expected != ((count, 0),):
             found.append(step)
-        rhythm.note((count,))
+        rhythm.note(((count, 0),))
     return found
 
 
@@ -34,6 +34,15 @@ def test_a_second_model_in_every_fifth_step_is_expected_after_its_first_rounds()
 
 def test_a_pause_that_lasts_longer_than_before_is_unexpected_once() -> None:
     assert unexpected([1, 1, 2, 1, 1, 1, 1, 1, 2]) == [0, 2, 3, 5, 8]
+
+
+def test_equal_numbers_of_reductions_of_other_models_are_unexpected_and_named() -> None:
+    rhythm = Rhythm()
+    rhythm.note(((1, 0b01), (1, 0b10)))
+    assert rhythm.expected != ((1, 0b01), (1, 0b01))
+    assert in_words(((1, 0b01), (2, 0b11))) == "1+2 reductions (of model 1, then model 1 and 2)"
+    assert in_words(((1, 0), (0, 0))) == "1+0 reductions"
+    assert in_words(()) == "0 reductions"
 
 
 @pytest.mark.parametrize("step", range(20, 30))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -32,6 +33,13 @@ from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
 
 
+OUT_OF_REACH_S = 15.0
+"""Seconds after which a leader that no agent reaches makes way for another candidate. By default
+nodes whose agents have died are no longer registered then, and agents find a new leader sooner."""
+_MOST_OUT_OF_REACH_S = 120.0
+_LOOKS = 15
+
+
 class NotLeading(TransientError):
     """This coordinator does not lead: another one does, or none yet."""
 
@@ -51,7 +59,10 @@ class Candidate:
         pauses: LoopPauses | None = None,
         totals: Totals | None = None,
         history: JobHistory | None = None,
+        out_of_reach_s: float = OUT_OF_REACH_S,
     ) -> None:
+        self._leader_ttl_s = leader_ttl_s
+        self._out_of_reach_s = self._patience_s = out_of_reach_s
         self._pauses = pauses if pauses is not None else LoopPauses()
         self._history = history
         self._totals = totals if totals is not None else Totals()
@@ -129,7 +140,10 @@ class Candidate:
         """Lead for one term; return the exit code if the run ended in it. Raises AlreadyEnded."""
         self._journal.record("campaigning", address=self._options.address)
         self._follows = self.has_campaigned = True
-        leadership: Leadership | None = await self._election.campaign()
+        made_way = self._patience_s > self._out_of_reach_s
+        leadership: Leadership | None = await self._election.campaign(
+            after_s=self._leader_ttl_s if made_way else 0.0
+        )
         self._follows = False
         self._suspect = False
         try:
@@ -164,31 +178,56 @@ class Candidate:
         )
         registry = asyncio.ensure_future(self._registry(leadership, daemon).run())
         holding = asyncio.ensure_future(self._election.hold())
+        unreached = asyncio.ensure_future(self._until_out_of_reach(daemon))
+        tasks = (registry, holding, unreached)
         try:
             await daemon.start()
             self._operators = operators
             ends: set[asyncio.Future[Any]] = {
                 *(daemon.ended, daemon.deposed, daemon.store_lost),
-                *(registry, holding),
+                *tasks,
             }
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if daemon.ended.done():
                 return await self._conclude(leadership, operators)
-            for task in (registry, holding):
+            for task in tasks:
                 if task.done():
                     task.result()
             if daemon.store_lost.done() and not holding.done():
                 return daemon.store_lost.result()
             reason = daemon.deposed.result() if daemon.deposed.done() else "the lease was lost"
+            if unreached.done() and not holding.done():
+                reason = unreached.result()
+                self._patience_s = min(2 * self._patience_s, _MOST_OUT_OF_REACH_S)
             self._journal.record("deposed", reason=reason)
             return None
         finally:
             self._operators = None
             daemon.retire()
-            for task in (registry, holding):
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(registry, holding, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
             await daemon.close()
+
+    async def _until_out_of_reach(self, daemon: CoordinatorDaemon) -> str:
+        """Return the reason to make way, once nodes have been registered for long and no agent has
+        reached this leader. Other candidates go first at the next election, since one of them may
+        be within reach. Each such term of the same candidate lasts twice as long as the one before:
+        if no candidate is within reach, the leader changes rarely."""
+        since = time.monotonic()
+        while True:
+            now = time.monotonic()
+            if daemon.is_attended:
+                self._patience_s = self._out_of_reach_s
+            if daemon.is_attended or not daemon.awaits_nodes or not self._election.held():
+                since = now
+            since = max(since, daemon.heard_at)
+            if now - since >= self._patience_s:
+                return (
+                    f"no agent has reached {self._options.address} for {now - since:.0f} s, though "
+                    "nodes are registered"
+                )
+            await asyncio.sleep(self._patience_s / _LOOKS)
 
     async def _restored(self, leadership: Leadership, lost: Stored) -> Leadership | None:
         """Write again what the store has lost. Return None if another coordinator leads."""

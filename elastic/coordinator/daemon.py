@@ -253,6 +253,9 @@ class CoordinatorDaemon:
         """The script is written for torchrun, so its steps are not known."""
         self.registry: NodeRegistry | None = None
         """The registered nodes; the candidate sets it."""
+        self.heard_at = time.monotonic()
+        """When an agent last said hello to this leader, even one that was turned away, or when the
+        stream of one ended."""
 
     async def start(self) -> None:
         """Load what earlier leaders stored; waits out outages of the store.
@@ -327,10 +330,21 @@ class CoordinatorDaemon:
         room = sum(self.departing.room())
         return min(self.options.formation.max_workers, room)
 
+    @property
+    def is_attended(self) -> bool:
+        """Agents are connected."""
+        return self.nodes.count() > 0 or bool(self._doubtful)
+
+    @property
+    def awaits_nodes(self) -> bool:
+        """Nodes are registered, so their agents should connect."""
+        return self.registry is not None and self.registry.has_nodes
+
     # ---- AgentHandler
 
     def agent_connected(self, stream: AgentStream, *, has_members: bool = False) -> None:
         """An agent has said hello, or has sent the view that decides whether it is let in."""
+        self.heard_at = time.monotonic()
         refused = self.nodes.refusal(stream.hello, has_members=has_members)
         if refused is not None and refused.for_now and stream not in self._doubtful:
             self._doubtful.add(stream)
@@ -411,6 +425,7 @@ class CoordinatorDaemon:
         node = self.nodes.leave(stream)
         if node is None:
             return
+        self.heard_at = time.monotonic()
         current = self.machine.current
         if current is not None and any(m.node == node.node for m in current.members):
             self.recoveries.sign(time.monotonic(), silent=node.node)

@@ -306,11 +306,12 @@ class Election:
         """Return True if it is certain that nobody else leads at this moment."""
         return self._leads and self._claim.held()
 
-    async def campaign(self) -> Leadership:
+    async def campaign(self, *, after_s: float = 0.0) -> Leadership:
         """Wait until nobody leads, and lead. Waits out outages. Raises AlreadyEnded and
-        ConfigurationError."""
+        ConfigurationError. after_s: other candidates may go first for so long."""
         while True:
             await self._until_vacant()
+            await asyncio.sleep(after_s)
             elected = await self._claim.take(self._value())
             if elected is None:
                 continue

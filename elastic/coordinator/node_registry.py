@@ -116,6 +116,10 @@ class NodeRegistry:
         document = self._registered.get(node)
         return document.start_token if document is not None and not document.left else None
 
+    @property
+    def has_nodes(self) -> bool:
+        return any(not document.left for document in self._registered.values())
+
     def connected(self, node: str, start_token: str) -> None:
         """The agent has a stream to this coordinator, so it is not cut off."""
         self._connected.add((node, start_token))

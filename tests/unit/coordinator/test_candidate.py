@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from elastic.coordinator.candidate import Candidate, NotLeading
+from elastic.coordinator.candidate import OUT_OF_REACH_S, Candidate, NotLeading
 from elastic.coordinator.daemon import CoordinatorDaemon, GroupFigures
 from elastic.coordinator.leadership import lead, save_generation
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
@@ -16,6 +16,7 @@ from elastic.errors import ConfigurationError
 from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
+from elastic.store.job_documents import NodeDocument, to_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb
@@ -32,7 +33,15 @@ TRAINING, READY, FINISHED = WorkerPhase.TRAINING, WorkerPhase.READY, WorkerPhase
 class Contestant:
     """A candidate and its journal."""
 
-    def __init__(self, store: FailingStore, address: str, run_id: str = "default") -> None:
+    def __init__(
+        self,
+        store: FailingStore,
+        address: str,
+        run_id: str = "default",
+        *,
+        leader_ttl_s: float = 2.0,
+        out_of_reach_s: float = OUT_OF_REACH_S,
+    ) -> None:
         self.store = store
         self.diary, self.recent = Diary(), RecentEntries()
         self.candidate = Candidate(
@@ -40,7 +49,8 @@ class Contestant:
             store,
             Journal(self.diary.entries.append, self.recent),
             self.recent,
-            leader_ttl_s=2.0,
+            leader_ttl_s=leader_ttl_s,
+            out_of_reach_s=out_of_reach_s,
         )
         self.running: asyncio.Task[int] | None = None
         self.leaders: dict[AgentStream, CoordinatorDaemon] = {}
@@ -226,6 +236,66 @@ async def test_a_deposed_leader_steps_down_and_campaigns_again(contest: Contest)
     await contest.two.end()
     await until(contest.one.leads)
     assert len(contest.one.diary.of("elected")) == 2
+
+
+async def register_node(store: FailingStore) -> None:
+    document = NodeDocument(
+        start_token="0123",
+        host="n1.test",
+        slots=1,
+        version="1",
+        command_digest="d",
+        started_unix_s=1.0,
+    )
+    await store.put(KEYS.node("n1"), to_json(document))
+
+
+async def test_a_leader_that_no_agent_reaches_makes_way_for_one_that_agents_reach() -> None:
+    store = FailingStore(Clock())
+    one, two, three = (
+        Contestant(store, f"{name}:1", out_of_reach_s=0.1) for name in ("one", "two", "three")
+    )
+    one.start()
+    await until(one.leads)
+    await register_node(store)
+    await until(lambda: not one.leads())
+    two.start()
+    await until(two.leads)
+    (told,) = one.diary.of("deposed")
+    assert told["reason"].startswith("no agent has reached one:1 for 0 s, though nodes are")
+    await two.attended_by(agent("n1", "0123", slots=1))
+    three.start()
+    await asyncio.sleep(0.3)
+    assert two.leads()
+    for contestant in (one, two, three):
+        await contestant.end()
+
+
+async def test_a_leader_that_awaits_no_node_or_is_in_doubt_leads_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    one = Contestant(FailingStore(Clock()), "one:1", out_of_reach_s=0.05)
+    one.start()
+    await until(one.leads)
+    await asyncio.sleep(0.15)
+    assert one.leads(), "the job waits for nodes"
+    monkeypatch.setattr(one.candidate._election, "held", lambda: False)
+    await register_node(one.store)
+    await asyncio.sleep(0.15)
+    assert one.leads(), "the store may be out of reach as well"
+    await one.end()
+
+
+async def test_terms_of_a_leader_that_no_agent_reaches_become_longer() -> None:
+    one = Contestant(FailingStore(Clock()), "one:1", leader_ttl_s=0.2, out_of_reach_s=0.05)
+    await register_node(one.store)
+    one.start()
+    await until(lambda: len(one.diary.of("deposed")) == 2)
+    assert one.candidate._patience_s == pytest.approx(0.2)
+    await until(one.leads)
+    await one.attended_by(agent("n1", "0123", slots=1))
+    await until(lambda: one.candidate._patience_s == pytest.approx(0.05))
+    await one.end()
 
 
 def known(number: int, incarnation: str) -> pb.AgentMessage:

@@ -41,8 +41,8 @@ class Candidate:
             clock=clock,
         )
 
-    def campaign(self) -> asyncio.Task[Leadership]:
-        return asyncio.create_task(self.election.campaign())
+    def campaign(self, *, after_s: float = 0.0) -> asyncio.Task[Leadership]:
+        return asyncio.create_task(self.election.campaign(after_s=after_s))
 
     async def until_told(self, *states: LeaseState) -> None:
         await until(lambda: self.told == list(states))
@@ -88,6 +88,16 @@ async def test_the_second_candidate_leads_when_the_first_resigns() -> None:
     assert contest.one.told == []
     await contest.two.election.resign()
     assert (await contest.one.election.campaign()).last_number == 3
+
+
+async def test_a_candidate_lets_others_go_first_and_leads_if_there_are_none() -> None:
+    contest = Contest()
+    await contest.start()
+    await contest.one.election.resign()
+    polite, other = contest.one.campaign(after_s=0.1), contest.two.campaign()
+    await other
+    await contest.two.election.resign()
+    await polite
 
 
 async def test_an_outage_that_the_lease_outlives_does_not_depose_the_leader() -> None:

@@ -614,6 +614,7 @@ class CoordinatorDaemon:
                 waiting_s=progress.waiting_s,
                 collectives=progress.collectives,
                 quiet_s=progress.quiet_s,
+                steps_total_s=progress.steps_total_s,
                 joining=joining,
             )
         )

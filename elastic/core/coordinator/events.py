@@ -105,6 +105,8 @@ class ProgressReported:
     """For how long the worker has begun no further collective."""
     longest_step_s: float = 0.0
     """The longest duration among the worker's recent steps; 0: not known."""
+    steps_total_s: float = 0.0
+    """The sum of the durations of the steps that the worker has committed; 0: not known."""
     joining: bool = False
     """The worker has not come to its group's state yet, or fails to: `committed` says nothing of
     the job."""

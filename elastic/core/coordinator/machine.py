@@ -399,6 +399,7 @@ class Coordinator:
                 in_step_s=event.in_step_s,
                 first_step=event.first_step,
                 waiting_s=event.waiting_s,
+                steps_total_s=event.steps_total_s,
                 joining=event.joining,
             )
             if slow_s > 0.0:

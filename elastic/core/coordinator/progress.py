@@ -52,6 +52,7 @@ class ProgressWatch:
         self._policy = policy
         self._step_s = self._longest_s = 0.0
         self._in_step_s = 0.0
+        self._steps_total_s = 0.0
         self._observed_at = self._stuck_since = 0.0
         self._under_way = 0
         """The step to which `_in_step_s` belongs, as the number of steps committed before it."""
@@ -83,6 +84,7 @@ class ProgressWatch:
         in_step_s: float = 0.0,
         first_step: bool = False,
         waiting_s: float = 0.0,
+        steps_total_s: float = 0.0,
         joining: bool = False,
     ) -> float:
         """Take a report of rank 0 of the present group. Its count is right even if it is lower than
@@ -91,7 +93,8 @@ class ProgressWatch:
         step_s: the usual duration of a step. longest_s: the longest of the recent ones. in_step_s:
         how long the step under way has lasted; 0 between steps, where a script may evaluate for as
         long as it likes. first_step: this is the first step of the group. waiting_s: how long rank
-        0 has waited for others at a call. joining: rank 0 has not come to the group's state yet, so
+        0 has waited for others at a call. steps_total_s: the durations of all steps that it has
+        committed; 0: not known. joining: rank 0 has not come to the group's state yet, so
         its count is not the job's.
 
         Returns how long the step of the previous report has lasted, if that is suspiciously long
@@ -103,7 +106,9 @@ class ProgressWatch:
         elif self._idle_since is None or committed != self._under_way:
             self._idle_since = now
         self._waiting_s = waiting_s
-        slow_s = self._slow_step_s(committed, now - in_step_s, step_s or self._step_s)
+        within_s = steps_total_s - self._steps_total_s if steps_total_s > 0.0 else math.inf
+        slow_s = self._slow_step_s(committed, now - in_step_s, step_s or self._step_s, within_s)
+        self._steps_total_s = steps_total_s
         self._in_step_s, self._under_way, self._first_step = in_step_s, committed, first_step
         self._observed_at = now
         self._note_usual(step_s, longest_s)
@@ -226,13 +231,17 @@ class ProgressWatch:
             at = min(at, self._observed_at - self._in_step_s)
         return at
 
-    def _slow_step_s(self, committed: int, over_at: float, usual_s: float) -> float:
+    def _slow_step_s(
+        self, committed: int, over_at: float, usual_s: float, within_s: float
+    ) -> float:
+        """within_s: the time that all steps since the previous report took by rank 0's own clock.
+        Reports wait while this process or the agent's is stopped, and then come all at once."""
         excused = self._first_step or self._under_way <= self._compiles_in
         if committed <= self._under_way or self._in_step_s == 0.0 or excused:
             return 0.0
         usual_s = max(usual_s, self._step_s)
         others_s = (committed - self._under_way - 1) * usual_s
-        lasted_s = self._in_step_s + over_at - self._observed_at - others_s
+        lasted_s = min(self._in_step_s + over_at - self._observed_at, within_s) - others_s
         least_s = max(_SLOW_FLOOR_S, self._policy.factor * usual_s, others_s)
         is_slow = usual_s > 0.0 and lasted_s > least_s
         return lasted_s if is_slow else 0.0

@@ -294,7 +294,13 @@ async def test_a_loss_begins_when_the_end_of_its_worker_was_noticed(
 
 
 PROGRESS = job_pb2.Progress(
-    generation=3, committed=7, epoch=1, step_s=0.1, in_step_s=0.05, reported={"loss": 0.5}
+    generation=3,
+    committed=7,
+    epoch=1,
+    step_s=0.1,
+    in_step_s=0.05,
+    steps_total_s=0.7,
+    reported={"loss": 0.5},
 )
 
 
@@ -302,7 +308,9 @@ async def test_progress_of_the_current_group_is_recorded_and_posted(place: Place
     place.hear(progress=PROGRESS)
     assert place.daemon.progress == PROGRESS
     assert place.events == [
-        ev.ProgressReported(generation=3, committed=7, step_s=0.1, in_step_s=0.05)
+        ev.ProgressReported(
+            generation=3, committed=7, step_s=0.1, in_step_s=0.05, steps_total_s=0.7
+        )
     ]
     (recorded,) = place.diary.of("progress")
     assert (recorded["step"], recorded["world_size"], recorded["reported"]) == (7, 1, {"loss": 0.5})

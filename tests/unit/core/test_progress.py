@@ -300,6 +300,16 @@ def test_unreported_steps_do_not_lengthen_a_slow_step(committed: int, lasted_s: 
     assert progress.observe(committed, 20.0, step_s=0.1) == pytest.approx(lasted_s)
 
 
+@pytest.mark.parametrize(("total_s", "lasted_s"), [(50.15, 0.0), (59.9, 9.8), (60.1, 10.0), (0.0, 10.0)])
+def test_a_pause_of_the_coordinator_does_not_lengthen_a_step(
+    total_s: float, lasted_s: float
+) -> None:
+    progress = watch()
+    progress.observe(7, 10.0, step_s=0.1, in_step_s=0.1, steps_total_s=50.0)
+    told = progress.observe(9, 20.0, step_s=0.1, steps_total_s=total_s)
+    assert told == pytest.approx(lasted_s)
+
+
 def test_the_last_commit_is_dated_by_the_begin_of_the_step_under_way_or_by_its_report() -> None:
     progress = ProgressWatch(StallPolicy())
     assert progress.last_commit_at(3.0) == 3.0, "nothing is known"

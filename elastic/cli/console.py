@@ -378,6 +378,10 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "loop_paused": lambda f: (
         f"warning: this process stood still for {f['pause_s']:g} s; {f['where'].splitlines()[-1]}"
     ),
+    "process_stopped": lambda f: (
+        f"warning: this process did not run for {f['stopped_s']:g} s: it was stopped, or its "
+        "machine was paused"
+    ),
     "message_refused": lambda f: (
         f"a message from {f['source']} was refused: {f['reason']}{_left_out(f)}"
     ),

@@ -133,6 +133,7 @@ async def _run(
             journal,
             totals=totals,
             history=history if settings.http_address not in (None, OFF) else None,
+            pauses=pauses,
         )
         ends.push_async_callback(coordinator.close)
         await coordinator.start()

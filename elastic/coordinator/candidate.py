@@ -32,7 +32,6 @@ from elastic.store.job_runs import AlreadyEnded, RunEnd, RunEnds, announce_end
 from elastic.store.lease_keeper import LeaseState
 from elastic.v1 import control_pb2 as pb
 
-
 OUT_OF_REACH_S = 15.0
 """Seconds after which a leader that no agent reaches makes way for another candidate. By default
 nodes whose agents have died are no longer registered then, and agents find a new leader sooner."""
@@ -167,6 +166,7 @@ class Candidate:
             leads=self._election.held,
             totals=self._totals,
             history=self._history,
+            pauses=self._pauses,
         )
         operators = Operators(daemon, self._pauses, self._recent)
         last = leadership.last_generation

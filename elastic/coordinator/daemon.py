@@ -60,6 +60,7 @@ from elastic.rpc.control import AgentStream
 from elastic.rpc.refusals import SparingReport
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.store.interface import GuardFailed, Store
 from elastic.store.job_documents import NodeDocument
@@ -121,7 +122,8 @@ class CoordinatorDaemon:
     of nodes in the store (NodeHandler). Operators read its public parts.
 
     history: for the page, if there is one; it listens to the journal. leads: whether it is certain
-    at this moment that nobody else leads. totals: of the run; they listen to the journal.
+    at this moment that nobody else leads. pauses: of this process. totals: of the run; they listen
+    to the journal.
     """
 
     def __init__(
@@ -134,6 +136,7 @@ class CoordinatorDaemon:
         leads: Callable[[], bool] = lambda: True,
         totals: Totals | None = None,
         history: JobHistory | None = None,
+        pauses: LoopPauses | None = None,
     ) -> None:
         self.options, self._journal = options, journal
         self._store, self.leadership = store, leadership
@@ -171,6 +174,7 @@ class CoordinatorDaemon:
             run_id=options.run_id,
             guard=leadership.guard,
             start=self._tasks.start,
+            pauses=pauses,
         )
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
         known = leadership.records

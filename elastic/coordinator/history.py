@@ -39,7 +39,7 @@ _SHOWN = frozenset(
         *("checkpoint_committed", "checkpoint_abandoned", "checkpoint_damaged"),
         "checkpoints_set_aside",
         *("ledger_failed", "ledger_continued", "curve_failed", "curve_continued"),
-        *("loop_paused", "warning"),
+        *("loop_paused", "process_stopped", "warning"),
     }
 )
 _DETAILS = ("traceback", "log_tail")

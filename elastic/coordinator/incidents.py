@@ -40,6 +40,7 @@ from elastic.core.membership import Generation, NodeId, WorkerId
 from elastic.core.restarts import Verdict
 from elastic.errors import ConfigurationError
 from elastic.runtime.journal import Journal
+from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.interface import Guard, GuardFailed, Store
 from elastic.store.job_incidents import IncidentKeeper, load_incidents, read_incident
 from elastic.store.retries import retry
@@ -58,7 +59,8 @@ class IncidentRecords:
     """The run's incidents. An error in here is reported once and never holds up the job: from then
     on nothing more is recorded.
 
-    accounts: they number the incidents and know each one's cost. start: runs a coroutine.
+    accounts: they number the incidents and know each one's cost. start: runs a coroutine. pauses:
+    of this process.
     """
 
     def __init__(
@@ -72,7 +74,10 @@ class IncidentRecords:
         guard: Guard,
         start: Callable[[Coroutine[Any, Any, None], str], object],
         clock: Callable[[], float] = time.monotonic,
+        pauses: LoopPauses | None = None,
     ) -> None:
+        self._pauses = pauses if pauses is not None else LoopPauses()
+        self._stop_noted_at = 0.0
         self._accounts, self._store, self._journal = accounts, store, journal
         self._job, self._run_id, self._guard = job, run_id, guard
         self._start, self._clock = start, clock
@@ -131,7 +136,10 @@ class IncidentRecords:
         self, event: ev.Event, effects: Sequence[fx.Effect], machine: Coordinator, now: float
     ) -> None:
         """Call this after the machine and the accounts have handled the event."""
-        under_way = self._accounts.under_way
+        under_way, pauses = self._accounts.under_way, self._pauses
+        if pauses.runs_since > self._stop_noted_at:
+            self._stop_noted_at = pauses.runs_since
+            self._incidents.stopped(pauses.stopped_s, pauses.runs_since)
         self._guarded(lambda: self._incidents.observe(event, effects, machine, under_way, now))
 
     def progressed(self, progress: pb.Progress) -> None:
@@ -362,10 +370,16 @@ def summary(document: Mapping[str, Any]) -> str:
 
 
 def noticed_by(document: Mapping[str, Any]) -> str:
-    """Say which process noticed first, and how; empty if that is unknown."""
-    if not document["noticed"]:
-        return ""
-    first = document["noticed"][0]
+    """Say which process noticed first, and how; empty if that is unknown. Says also why the
+    coordinator has noticed late, if it was stopped."""
+    stopped = Sign.COORDINATOR_STOPPED.value
+    signs = [n for n in document["noticed"] if n["sign"] != stopped]
+    late = [n["detail"] for n in document["noticed"] if n["sign"] == stopped]
+    found = [_noticed_by(signs[0], document)] if signs else []
+    return "; ".join([*found, *(f"the coordinator was late: {why}" for why in late)])
+
+
+def _noticed_by(first: Mapping[str, Any], document: Mapping[str, Any]) -> str:
     sign, node = Sign(first["sign"]), first["node"]
     if sign is Sign.WORKER_ENDED:
         lived = document["cause"] == Cause.WORKER_LEFT_OUT.value

@@ -57,6 +57,7 @@ _WARNINGS = frozenset(
         "peer_refused",
         "peers_unreachable",
         "preempted",
+        "process_stopped",
         "registration_gone",
         "registration_suspect",
         "report_failed",

@@ -1,6 +1,7 @@
 """Detects when something blocks a daemon's event loop, and records where.
 
-While the loop is blocked, the daemon handles no failure, no signal and no request. The loop sets a
+While the loop is blocked, the daemon handles no failure, no signal and no request. It also notices
+afterwards that the whole process was stopped. The loop sets a
 timer before each round of callbacks and disarms it when it waits again. A thread waits for that
 timer and looks at the stack of the loop's thread. So nothing wakes up while all rounds are short: a
 daemon shares its cores with workers, and every wake-up delays them.
@@ -31,6 +32,8 @@ _ALARM_S = 0.03  # the thread looks before a round counts as long
 _LOOK_S = 0.02
 _TOLD_EVERY_S = 10.0
 _FRAMES = 6
+_STOPPED_S = 2.0  # a shorter time without running is a busy machine's
+_LONGEST_WAIT_S = 1.0  # for the loop, which otherwise could not tell a stop from a wait for events
 
 
 @dataclass(slots=True)
@@ -41,6 +44,10 @@ class LoopPauses:
     """The longest pause so far; 0 if none was long enough to count."""
     count: int = 0
     total_s: float = 0.0
+    stopped_s: float = 0.0
+    """How long the process did not run when it was stopped last, at least."""
+    runs_since: float = 0.0
+    """When it ran again (monotonic seconds); 0: it was not stopped."""
 
 
 class LoopWatch:
@@ -77,9 +84,12 @@ class LoopWatch:
         """Replaces the selector's `select`, which the loop calls after a round of callbacks."""
         if self._round_ends():
             timeout = 0  # the record may have given the loop something to do
+        wait_s = min(timeout, _LONGEST_WAIT_S) if timeout is not None else _LONGEST_WAIT_S
+        began = _boot_time_s()
         try:
-            return self._select(timeout)
+            return self._select(wait_s)
         finally:
+            self._ran_again(_boot_time_s() - began - wait_s)
             self._round_begins()
 
     def _round_begins(self) -> None:
@@ -87,18 +97,26 @@ class LoopWatch:
         self._alarm.set(_IN_A_WHILE)
 
     def _round_ends(self) -> bool:
-        """Return whether the round counts as a pause."""
+        """Return whether anything was recorded."""
         self._alarm.set(_NEVER)
         now, began, seen = time.monotonic(), self._busy_since, self._seen
         self._busy_since = 0.0
         pause_s = now - began
         # If the thread was as late, the machine was busy, or a signal had stopped the process.
         if seen.round_began != began or not seen.where or pause_s - seen.late_s < _LONG_S:
-            return False
+            return self._ran_again(seen.late_s if seen.round_began == began else pause_s)
         pauses = self.pauses
         pauses.longest_s = max(pauses.longest_s, pause_s)
         pauses.count, pauses.total_s = pauses.count + 1, pauses.total_s + pause_s
         self._tell(now, pause_s, seen.where)
+        return True
+
+    def _ran_again(self, late_s: float) -> bool:
+        """The process runs `late_s` later than it should. Return whether it was stopped."""
+        if late_s < _STOPPED_S:
+            return False
+        self.pauses.stopped_s, self.pauses.runs_since = late_s, time.monotonic()
+        self._journal.record("process_stopped", stopped_s=round(late_s, 3))
         return True
 
     def _tell(self, now: float, pause_s: float, where: str) -> None:
@@ -171,6 +189,11 @@ _libc = ctypes.PyDLL(None, use_errno=True)  # keeps the interpreter's lock: the 
 _Times = ctypes.c_long * 4  # struct itimerspec: interval and first time, in s and ns
 _IN_A_WHILE = _Times(0, 0, 0, round(_ALARM_S * 1e9))
 _AT_ONCE, _NEVER = _Times(0, 0, 0, 1), _Times(0, 0, 0, 0)
+
+
+def _boot_time_s() -> float:
+    """A clock that goes on while the machine is suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
 def _stack(frame: FrameType | None) -> str:

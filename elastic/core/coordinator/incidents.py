@@ -35,6 +35,7 @@ _LONGEST_TRACEBACK = 4000
 _LONGEST_LOG = 2500
 _LONGEST_STACKS = 2500  # of one rank
 _MOST_NAMES = 16  # nodes or workers
+_LATE_S = 3.0  # signs of what happened while the coordinator was stopped come within this time
 
 
 class Sign(enum.Enum):
@@ -56,6 +57,8 @@ class Sign(enum.Enum):
     """The workers of a leaving node did not reach a step boundary in time."""
     UNREACHABLE = "unreachable"
     """Members did not reach each other when they tried."""
+    COORDINATOR_STOPPED = "coordinator_stopped"
+    """The coordinator itself did not run, so it noticed everything late."""
     SAVE_REFUSED = "save_refused"
     """A part of a checkpoint, or its manifest, could not be written."""
 
@@ -450,6 +453,8 @@ class Incidents:
         self._ended_early: deque[Casualty] = deque(maxlen=MOST_PROCESSES)
         """Workers that ended, and do not belong to a known incident yet."""
         self._hang: Standstill | None = None
+        self._stop: Noticed | None = None
+        """That the coordinator was stopped, until an incident has been found with it."""
         self._group: Generation | None = None
         self._places: dict[WorkerId, tuple[str, int]] = {}
         """(node, rank) of the members of the newest group."""
@@ -515,6 +520,11 @@ class Incidents:
         if worker == known and committed > steps and samples > count:
             self._batch = (samples - count) / (committed - steps)
         self._reporter = (worker, committed, samples)
+
+    def stopped(self, stopped_s: float, at: float) -> None:
+        """The coordinator runs again since `at`. Before, it did not run for `stopped_s`."""
+        detail = f"it did not run for {stopped_s:.1f} s: it was stopped, or its machine was paused"
+        self._stop = Noticed(sign=Sign.COORDINATOR_STOPPED, at=at, detail=detail)
 
     def left_late(self, node: str, now: float) -> None:
         """A node's time to leave is over, and its workers are ended."""
@@ -709,6 +719,10 @@ class Incidents:
             record.noticed = sorted([*record.noticed, *fresh], key=lambda n: n.at)[:MOST_SIGNS]
             record.at = min(record.at, *(n.at for n in record.noticed))
             self._pending.clear()
+            self.changed.add(record.number)
+        if self._stop is not None and self._stop.at >= record.at - _LATE_S:
+            stop, self._stop = replace(self._stop, at=max(self._stop.at, record.at)), None
+            record.noticed = sorted([*record.noticed, stop], key=lambda n: n.at)[:MOST_SIGNS]
             self.changed.add(record.number)
         if self._hang is not None and record.hang is None:
             record.hang, self._hang = self._hang, None

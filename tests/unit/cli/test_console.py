@@ -79,6 +79,7 @@ FIELDS = {
     "run_id": "default",
     "waits_for": "the end of that coordinator",
     "pause_s": 0.2,
+    "stopped_s": 18.2,
     "where": "f.py:1 in f",
     "path": "/run/agent.sock",
     "peer": "ipv4:10.0.0.1:1",

@@ -336,6 +336,18 @@ HANG = {"step": 7, "standing_s": 20.0, "verdict": "rank 1 waits"}
             "the coordinator: its connection to the agent of node c broke",
         ),
         (
+            {
+                "cause": "node_lost",
+                "noticed": [
+                    sign("coordinator_stopped", "") | {"detail": "it did not run for 18.2 s"},
+                    sign("node_lost", "c"),
+                ],
+            },
+            "node c was lost",
+            "the coordinator: its connection to the agent of node c broke; the coordinator was "
+            "late: it did not run for 18.2 s",
+        ),
+        (
             {"cause": "hang", "hang": HANG, "noticed": [sign("overdue", "")]},
             "the group stood still at step 7 for 20.0 s: rank 1 waits",
             "the coordinator: no step was committed for 20.0 s",

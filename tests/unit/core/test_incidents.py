@@ -441,3 +441,21 @@ def test_processes_that_end_together_are_all_counted_when_only_some_are_kept() -
     found = job.only()
     assert len(found["processes"]) == MOST_PROCESSES
     assert found["further_processes"] == len(nodes) - MOST_PROCESSES
+
+
+def test_a_stop_of_the_coordinator_is_a_sign_of_the_incident_that_it_noticed_late() -> None:
+    job = Job()
+    job.incidents.stopped(5.0, at=50.0)  # long before
+    job.goes_on_without("c", "ab")
+    job.recovers(10)
+    job.reports("a", WorkerPhase.TRAINING)
+    job.now += 30.0
+    job.incidents.stopped(18.2, at=job.now)
+    job.now += 0.5
+    job.dies("b", age_s=12.0)
+    job.loses("wb")
+    before, found = job.incidents.documents(0.0).values()
+    assert [n["sign"] for n in before["noticed"]] == ["worker_ended"]
+    assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "coordinator_stopped"]
+    assert "18.2 s" in found["noticed"][1]["detail"]
+    assert found["cause"] == "worker_failed"

@@ -300,7 +300,9 @@ def test_unreported_steps_do_not_lengthen_a_slow_step(committed: int, lasted_s: 
     assert progress.observe(committed, 20.0, step_s=0.1) == pytest.approx(lasted_s)
 
 
-@pytest.mark.parametrize(("total_s", "lasted_s"), [(50.15, 0.0), (59.9, 9.8), (60.1, 10.0), (0.0, 10.0)])
+@pytest.mark.parametrize(
+    ("total_s", "lasted_s"), [(50.15, 0.0), (59.9, 9.8), (60.1, 10.0), (0.0, 10.0)]
+)
 def test_a_pause_of_the_coordinator_does_not_lengthen_a_step(
     total_s: float, lasted_s: float
 ) -> None:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import json
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -23,8 +27,8 @@ class Told:
 
     @property
     def events(self) -> list[dict[str, Any]]:
-        assert {e.name for e in self.entries} <= {"loop_paused"}
-        return [dict(e.fields) for e in self.entries]
+        assert {e.name for e in self.entries} <= {"loop_paused", "process_stopped"}
+        return [dict(e.fields) for e in self.entries if e.name == "loop_paused"]
 
 
 def hold_up(seconds: float) -> None:
@@ -77,6 +81,47 @@ async def test_a_stop_of_the_whole_process_is_no_pause_of_the_loop() -> None:
         await beats(watch)
     assert told.events == []
     assert watch.pauses.longest_s == 0.0
+    ((stopped, fields),) = [(e.name, e.fields) for e in told.entries]
+    assert (stopped, fields["stopped_s"]) == ("process_stopped", 4.97)
+
+
+_WATCHED = """
+import asyncio, sys
+from elastic.runtime import loop_watch
+from elastic.runtime.journal import Journal
+
+loop_watch._STOPPED_S, loop_watch._LONGEST_WAIT_S = 0.3, 0.05
+
+async def wait() -> None:
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(0, ended.set)
+    with loop_watch.watched_loop(Journal(lambda entry: print(entry.to_json(), flush=True))):
+        print("waits", flush=True)
+        await ended.wait()
+
+asyncio.run(wait())
+"""
+
+
+def test_a_process_that_was_stopped_while_it_waited_says_so_when_it_runs_again() -> None:
+    with subprocess.Popen(
+        [sys.executable, "-c", _WATCHED],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    ) as child:
+        try:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "waits\n"
+            child.send_signal(signal.SIGSTOP)
+            time.sleep(0.5)
+            child.send_signal(signal.SIGCONT)
+            told = json.loads(child.stdout.readline())
+            child.communicate("")
+        finally:
+            child.kill()
+    assert told["event"] == "process_stopped"
+    assert 0.3 < told["stopped_s"] < 10.0
 
 
 async def test_waiting_is_no_pause() -> None:

@@ -22,6 +22,7 @@ from torch.optim.optimizer import (
 from elastic.checkpoint import documents
 from elastic.checkpoint.documents import Json
 from elastic.core.data_order import SampleRange
+from elastic.core.membership import Purpose
 from elastic.core.recovery import Declaration, Mark
 from elastic.core.whereabouts import Place
 from elastic.core.worker import participation as act
@@ -89,6 +90,8 @@ class ScriptCall:
     what: str
     where: str
     function: Callable[[], Any]
+    state: Callable[[], str] = str
+    """The digest of what must be equal on all members there, for `membership.meet`."""
 
 
 _COMPARISON = ScriptCall(
@@ -242,7 +245,12 @@ class Training:
         return self._planner, plan
 
     def end_loop(self) -> None:
-        meet = ScriptCall(what="ends its loop over session.steps", where="", function=lambda: None)
+        meet = ScriptCall(
+            what="ends its loop over session.steps",
+            where="",
+            function=lambda: None,
+            state=self._state_to_keep,
+        )
         self._drive(self.part.end_loop(meet))
         self._close_planner()
 
@@ -524,7 +532,12 @@ class Training:
         self.control.finish()
 
     def _end_of_script(self, where: str = "") -> ScriptCall:
-        return ScriptCall(what="ends the script", where=where, function=self._save_and_wait)
+        return ScriptCall(
+            what="ends the script",
+            where=where,
+            function=self._save_and_wait,
+            state=lambda: self._state_to_keep() if self._saves_here() else "",
+        )
 
     # ---- driving the protocol
 
@@ -881,10 +894,34 @@ class Training:
             return
         committed, every = self.part.progress.committed, self.control.checkpoints.every
         membership.meet(group, self._standing(), "replicas", _COMPARISON)
+        self._require_equal(group, saves=every > 0 and committed % every == 0)
+
+    def _saves_here(self) -> bool:
+        """Whether the state as it is now would be saved by `_save_and_wait`."""
+        step = self.part.progress.committed
+        group, began_at = self._joining(), self.part.agreed_at
+        checkpoints = self.control.checkpoints
+        return not checkpoints.is_committed(step) and checkpoints.saves(
+            step, group, began_at=began_at
+        )
+
+    def _state_to_keep(self) -> str:
+        """A digest of what members must have in common before the last save, which may be of a step
+        after which replicas were not compared."""
+        group = self._joining()
+        if group.world_size == 1 or group.generation.purpose is not Purpose.TRAIN:
+            return ""  # members of a group that leaves have compared all when it formed
+        shapes = _shapes_digest(self.state) if self.control.checkpoints.has_directory else 0
+        return f"{self.state.compared_digest():x}/{shapes:x}"
+
+    def _require_equal(self, group: Group, *, saves: bool) -> None:
+        """Compare the parameters and values of all members, and what they would save. Raises
+        StepMisused with the ranks and names that differ."""
+        committed = self.part.progress.committed
         odd = membership.differing_parameters(
             group, self.state.compared_digest(), self.state.compared_digests
         )
-        if not odd and every and committed % every == 0:
+        if not odd and saves:
             self._require_shares_that_fit(group)
         if odd:
             raise StepMisused(
@@ -902,9 +939,9 @@ class Training:
     def _require_shares_that_fit(self, group: Group) -> None:
         """Raise StepMisused if members would save different tensors in the save that follows. Each
         saves a part, and a checkpoint of parts that do not fit could not be read."""
-        shapes = self.state.saved_shapes()
-        digest = digest_of([], documents.encode({"shapes": shapes}))
-        odd = membership.differing_parameters(group, digest, lambda: shapes)
+        odd = membership.differing_parameters(
+            group, _shapes_digest(self.state), self.state.saved_shapes
+        )
         if odd:
             raise StepMisused(
                 f"{_shown(odd, group)} would save other tensors than rank 0 after step "
@@ -949,7 +986,11 @@ class Training:
         self.place.now = Place.MEETING, time.monotonic()
         try:
             group = self._joining()
-            membership.meet(group, self._standing(), str(meeting.number), meeting.call)
+            call: ScriptCall = meeting.call
+            repeats = meeting.number < self.part.runs_done  # and the script has gone on since
+            state = "" if repeats else call.state()
+            if membership.meet(group, self._standing(), str(meeting.number), call, state):
+                self._require_equal(group, saves=self.control.checkpoints.has_directory)
         finally:
             self.clock.wait_ended()
 
@@ -1210,6 +1251,11 @@ def _digests(state: JobState, undo: Undo, *, at_begin: bool) -> tuple[int, int]:
             with undo.as_of_commit():
                 commit = state.digest()
     return commit, now if at_begin else 0
+
+
+def _shapes_digest(state: JobState) -> int:
+    """A digest of the tensors that this member would save."""
+    return digest_of([], documents.encode({"shapes": state.saved_shapes()}))
 
 
 def _as_loss(error: Exception) -> GroupLost:

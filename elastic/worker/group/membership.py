@@ -341,16 +341,21 @@ class Described(Protocol):
         ...
 
 
-def meet(group: Group, here: Standing, number: str, call: Described) -> None:
+def meet(group: Group, here: Standing, number: str, call: Described, state: str = "") -> bool:
     """Return once every member has come to call `number` since the last committed step.
+
+    state: what must be equal there, as a digest; empty: nothing. Returns whether two members differ
+    in it, which all of them learn.
 
     Raises StepMisused, which names both sides, if members make different calls or one of them is
     elsewhere for good; GroupLost, or an error of the store's connection, if the group is aborted.
     """
-    mine, doing = json.dumps([call.what, call.where]), _at(call.what, call.where)
+    mine, doing = json.dumps([call.what, call.where, state]), _at(call.what, call.where)
     found = _come_together(group, here, f"call/{here.committed}/{number}", mine, doing)
+    states = {state}
     for rank, theirs in found.items():
-        what, where = json.loads(theirs)
+        what, where, their_state = json.loads(theirs)
+        states.add(their_state)
         if what != call.what:
             raise StepMisused(
                 f"the workers call different things after step {here.committed}: rank {group.rank} "
@@ -358,6 +363,7 @@ def meet(group: Group, here: Standing, number: str, call: Described) -> None:
                 "make the same calls in the same order; decide whether to call by values that are "
                 "the same everywhere, such as step.ends_epoch and session.state"
             )
+    return len(states - {""}) > 1
 
 
 def compare_reductions(group: Group, here: Standing, made: Made) -> None:

@@ -87,6 +87,10 @@ class Checkpointing:
         self._insists = False
         self._again_at: float | None = None
 
+    @property
+    def has_directory(self) -> bool:
+        return self._directory is not None
+
     # ---- restoring
 
     def load(self) -> tuple[Loaded | None, str]:
@@ -120,15 +124,8 @@ class Checkpointing:
         began_at: the committed steps on which the group's members agreed.
         insists: a refusal of the storage is no failure yet, because `try_again` writes again.
         """
-        step = state.committed
-        place = Place(
-            run=group.generation.incarnation,
-            generation=group.generation.number,
-            rank=group.rank,
-            world_size=group.world_size,
-            began_at=began_at,
-        )
-        if self._directory is None or step == 0 or self._last == (step, place):
+        step, place = state.committed, _place(group, began_at)
+        if self._directory is None or not self.saves(step, group, began_at=began_at):
             return
         since = time.monotonic()
         self.wait_idle()
@@ -157,6 +154,14 @@ class Checkpointing:
             self._write, self._directory, step, place, self._share, structure, told
         )
         self._start_writing(self._write_last)
+
+    def saves(self, step: int, group: Group, *, began_at: int) -> bool:
+        """Whether `save` would save this step now."""
+        return (
+            self._directory is not None
+            and step > 0
+            and self._last != (step, _place(group, began_at))
+        )
 
     def save_and_wait(
         self,
@@ -299,6 +304,16 @@ class Checkpointing:
         with self._changed:
             self._reports[step] = report
         self._send(**report)
+
+
+def _place(group: Group, began_at: int) -> Place:
+    return Place(
+        run=group.generation.incarnation,
+        generation=group.generation.number,
+        rank=group.rank,
+        world_size=group.world_size,
+        began_at=began_at,
+    )
 
 
 def _remove_own(directory: CheckpointDirectory, step: int, place: Place) -> None:

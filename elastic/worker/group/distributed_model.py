@@ -164,7 +164,7 @@ class DistributedModel(nn.Module):
         """Forget the group. The caller puts gradients back, or drops them."""
         self._backend = None
         self.passes.wrappers, self.passes.wrapper = {}, None
-        self.passes.begun = False
+        self.passes.begun = self.passes.broadcast = False
 
     def leave_behind(self) -> Passes:
         """Forget the group while the script's thread is stuck in a pass. The caller must keep the

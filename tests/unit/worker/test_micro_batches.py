@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from elastic.errors import StepMisused
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.step import Step
+from tests.unit.worker.together import Seat, run_together
 from tests.unit.worker.training_together import Peer, in_sessions, numbers
 
 LENGTH = 26
@@ -332,3 +334,30 @@ def test_two_passes_over_uneven_micro_batches_are_exact(peer: Peer) -> None:
             optimizer.zero_grad()
     found = [p.detach() for p in model.parameters()]
     torch.testing.assert_close(found, trained_alone([Scaled(0)]), rtol=1e-12, atol=1e-14)
+
+
+def test_a_worker_joins_a_group_whose_steps_have_several_micro_batches() -> None:
+    """Buffers were broadcast at once in the step before, for all of its passes."""
+
+    def script(peer: Peer, at_second: Callable[[], None]) -> None:
+        peer.model.register_buffer("scale", torch.tensor(1.0))
+        for step in peer.session.steps(numbers(8, batch_size=1, global_batch=4), epochs=2):
+            if step.index:
+                at_second()
+            with step:
+                for (inputs,) in step.batches():
+                    step.backward(peer.model(inputs).mean())
+                peer.update()
+        assert peer.weight == [-14.0]
+
+    def veteran(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1, 0)
+        script(peer, lambda: peer.announce(2))
+
+    def newcomer(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(2)
+        script(peer, lambda: None)
+
+    run_together(veteran, newcomer)

@@ -22,7 +22,7 @@ from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import (
     MANIFEST,
-    is_of_generation,
+    is_of_group,
     is_structure_name,
     parse_shard_name,
     parse_step_directory_name,
@@ -249,17 +249,17 @@ def sweep(directory: CheckpointDirectory, manifest: Manifest) -> list[str]:
     return left
 
 
-def discard(directory: CheckpointDirectory, step: int, generation: int) -> None:
-    """Remove what a group has written of a save that can no longer be completed.
+def discard(directory: CheckpointDirectory, step: int, group: str) -> None:
+    """Remove what a group has written of a save that can no longer be completed. group: its name.
 
-    Call this only for a save that had a part refused: somebody else may commit any other save.
+    Call this only for a save that had a part refused, or whose run may not save here: somebody else
+    may commit any other save.
     """
     name = step_directory_name(step)
-    names = directory.list(name)
-    left = [n for n in names if is_of_generation(n, generation)]
+    left = [n for n in directory.list(name) if is_of_group(n, group)]
     for file in left:
         directory.remove(path_in_step(step, file))
-    if left and len(left) == len(names):
+    if left and not directory.list(name):
         directory.remove_step(name)
 
 
@@ -377,16 +377,20 @@ def _write_owner(directory: CheckpointDirectory, owner: Owner) -> None:
     directory.write(OWNER, documents.encode(asdict(owner)))
 
 
+class DirectoryTaken(CheckpointWriteError):
+    """Another run saves in this directory now."""
+
+
 def require(directory: CheckpointDirectory, owner: Owner) -> Owner:
-    """Return the owner as it is recorded. Raises CheckpointWriteError if another run has claimed
-    the directory since `claim`."""
+    """Return the owner as it is recorded. Raises DirectoryTaken if another run has claimed the
+    directory since `claim`."""
     now = read(directory)
     if now is None:  # somebody has removed the file
         claim(directory, owner)
         return owner
     if now.run != owner.run:
         since = datetime.datetime.fromtimestamp(now.since_unix_s, datetime.timezone.utc)
-        raise CheckpointWriteError(
+        raise DirectoryTaken(
             f"a run of job {now.job} has saved in {directory.url} since {since:%F %T} UTC: both "
             "would load each other's checkpoints; give each job its own checkpoint directory, and "
             "restart the job that keeps this one"

@@ -71,10 +71,10 @@ def structure_name(group: str) -> str:
     return f"structure-{group}.json"
 
 
-def is_of_generation(name: str, generation: int) -> bool:
-    """Return whether a group of this generation saved the file of this name, in any run."""
+def is_of_group(name: str, group: str) -> bool:
+    """Return whether the group of this name saved the file of this name."""
     is_own = parse_shard_name(name) is not None or is_structure_name(name)
-    return is_own and f"-g{generation}-" in name
+    return is_own and f"-{group}." in name
 
 
 def parse_shard_name(name: str) -> tuple[int, int] | None:

@@ -16,7 +16,7 @@ from typing import Any
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
-from elastic.checkpoint.layout import run_tag
+from elastic.checkpoint.layout import group_name, run_tag
 from elastic.checkpoint.manifest import Manifest
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -317,24 +317,30 @@ class CheckpointCommits:
             return found
 
     def discard(self, step: int, generation: int) -> None:
-        """Remove what exists of a save of which a part was refused, if storage allows it."""
+        """Remove what exists of a save that nobody completes, if storage allows it."""
         with contextlib.suppress(ElasticError):
-            catalog.discard(self._directory, step, generation)
+            group = group_name(generation, self._owner.run)
+            catalog.discard(self._directory, step, group)
 
     def commit(self, step: int, generation: int) -> Committed:
         """Write the manifest; return the committed checkpoint.
 
         Two groups may save the same step, one after the other. The first complete save stands: a
         second manifest, whose files may have been swept, does not replace its own. Raises
-        CheckpointWriteError, also if another run has claimed the directory since, and
-        SaveSuperseded if the save is of a lineage that was given up.
+        CheckpointWriteError, also if another run has claimed the directory since: then nothing of
+        the save is left there. Raises SaveSuperseded if the save is of a lineage that was given up.
         """
         with self._committing:
             began_at = time.monotonic()
             reports = self._reports.get((step, generation), {})
             if self._begun is None or self._begun[0] < generation:  # its members are of an older
                 self._begun = generation, step  # version: it went on from this step at the latest
-            forks = self._owned().forks
+            try:
+                forks = self._owned().forks
+            except catalog.DirectoryTaken:
+                self.forget(step, generation)
+                self.discard(step, generation)  # only the other run prunes, and only older steps
+                raise
             if not counts(forks, self._tag, generation, step):
                 self.forget(step, generation)
                 raise SaveSuperseded(

@@ -51,15 +51,19 @@ def _save(directory: CheckpointDirectory, step: int) -> Manifest:
 
 def test_discarding_a_save_removes_only_its_groups_files(directory: CheckpointDirectory) -> None:
     own = ("shard-00000-of-00002-g7-5fa5c435.safetensors", "structure-g7-5fa5c435.json")
-    others = ("shard-00000-of-00001-g70-5fa5c435.safetensors", "notes-g7-5fa5c435.txt")
+    others = (
+        "shard-00000-of-00001-g70-5fa5c435.safetensors",
+        "shard-00000-of-00002-g7-0123abcd.safetensors",
+        "notes-g7-5fa5c435.txt",
+    )
     for name in (*own, *others):
         directory.write(path_in_step(5, name), b"x")
     directory.write(path_in_step(6, own[0]), b"x")
-    catalog.discard(directory, 5, 7)
+    catalog.discard(directory, 5, "g7-5fa5c435")
     assert sorted(directory.list("step-000000005")) == sorted(others)
-    catalog.discard(directory, 6, 7)
+    catalog.discard(directory, 6, "g7-5fa5c435")
     assert catalog.scan(directory).uncommitted == (5,)
-    catalog.discard(directory, 8, 7)
+    catalog.discard(directory, 8, "g7-5fa5c435")
 
 
 def test_only_a_step_with_a_manifest_is_a_checkpoint(directory: CheckpointDirectory) -> None:

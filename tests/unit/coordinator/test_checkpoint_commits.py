@@ -197,7 +197,11 @@ def test_a_run_whose_directory_another_run_has_claimed_is_refused(run: Run) -> N
     run.save(6, 0, 1)
     with pytest.raises(CheckpointWriteError, match=r"job letters has saved in .* since 20..-"):
         run.commit(6, 1)
+    assert not run.directory.list("step-000000006"), "nobody would remove it"
     other.save(7, 0, 1)
+    run.save(7, 0, 1)
+    with pytest.raises(CheckpointWriteError):
+        run.commit(7, 1)
     assert other.commit(7, 1).size_bytes == 20
     assert catalog.list_checkpoints(run.directory) == (7, 5)
 

@@ -35,6 +35,7 @@ _LONGEST_TRACEBACK = 4000
 _LONGEST_LOG = 2500
 _LONGEST_STACKS = 2500  # of one rank
 _MOST_NAMES = 16  # nodes or workers
+_SAME_S = 600.0  # a storage that is too slow for every other save is one incident
 _LATE_S = 3.0  # signs of what happened while the coordinator was stopped come within this time
 
 
@@ -147,7 +148,7 @@ class Standstill:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FailedSaves:
-    """Saves that failed one after the other, for the same reason."""
+    """Saves that failed soon after each other, for the same reason."""
 
     message: str
     first_step: int
@@ -573,16 +574,18 @@ class Incidents:
         self, step: int, generation: int, message: str, now: float, worker: WorkerId = ""
     ) -> None:
         """Storage has refused a checkpoint. Successive failures for the same reason are one
-        incident."""
+        incident, also if other saves are complete between them."""
         if (step, generation) in self._given_up:
             return
         self._given_up.append((step, generation))
         message = begin_of(message, LONGEST)
-        for record in self._failing():
+        newest = list(self._records.values())[-1:]
+        lately = [r for r in newest if r.ended_at is not None and now - r.ended_at < _SAME_S]
+        for record in [*self._failing(), *lately]:
             saves = record.saves
             if saves is not None and _without_digits(saves.message) == _without_digits(message):
                 record.saves = replace(saves, last_step=step, count=saves.count + 1)
-                record.ended_at = now
+                record.outcome, record.ended_at = Outcome.TRAINS_ON, now
                 self.changed.add(record.number)
                 return
         node, rank = self._place(worker)
@@ -597,7 +600,7 @@ class Incidents:
         self._tell(record)
 
     def saved(self) -> None:
-        """A checkpoint is complete: a save that fails from now on is another incident."""
+        """A checkpoint is complete."""
         for record in self._failing():
             record.outcome = Outcome.SAVED_SINCE
             self.changed.add(record.number)

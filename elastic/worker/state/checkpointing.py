@@ -41,6 +41,8 @@ from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import DTYPES, REAL_PART, STORED_AS, TensorSpec, describe
 
 _RETRY_S = 1.0
+_PATIENCE_S = 2.0
+"""How long training waits for the save before, once for each save."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +60,8 @@ class Place:
 class Checkpointing:
     """Saves at step boundaries, where every member does; restores where no member has the state.
 
-    Training goes on while a share is written; the next save waits. No directory: does nothing.
+    Training goes on while a share is written. If the next save is due before it is written, that
+    one is left out after a short wait. No directory: does nothing.
 
     every: steps between two checkpoints; 0: none are saved at intervals.
     send: sends `shard_saved=`, `save_failed=` or `notice=` to the agent; called on the writing
@@ -86,6 +89,7 @@ class Checkpointing:
         self._write_last: Callable[[], None] | None = None
         self._insists = False
         self._again_at: float | None = None
+        self._patience_s = _PATIENCE_S
 
     @property
     def has_directory(self) -> bool:
@@ -121,6 +125,9 @@ class Checkpointing:
         be part of a checkpoint by then, and may differ in what was acknowledged meanwhile. After an
         abandoned save the coordinator takes no other of that step from this group.
 
+        If the storage has not taken the save before, this one fails: the members' next save
+        follows at the next interval. A last save must wait for it beforehand.
+
         began_at: the committed steps on which the group's members agreed.
         insists: a refusal of the storage is no failure yet, because `try_again` writes again.
         """
@@ -128,7 +135,16 @@ class Checkpointing:
         if self._directory is None or not self.saves(step, group, began_at=began_at):
             return
         since = time.monotonic()
-        self.wait_idle()
+        is_idle = self._is_idle(self._patience_s)
+        self._last = step, place
+        with self._changed:
+            self._settled.pop(step, None)
+            self._reports.pop(step, None)
+        if not is_idle:
+            self._patience_s = 0.0
+            self._failed(step, place, _STILL_WRITING)
+            return
+        self._patience_s = _PATIENCE_S
         flat = state.capture()
         specs, extra = describe(flat.tensors), state.extra()
         structure = Structure(specs=specs, skeleton=flat.skeleton, extra=extra)
@@ -139,10 +155,6 @@ class Checkpointing:
             copy_share(flat.tensors, shards[place.rank], reuse=self._share),
             generators=generators.states(group.backend.device),
         )
-        self._last = step, place
-        with self._changed:
-            self._settled.pop(step, None)
-            self._reports.pop(step, None)
         self._insists, self._again_at = insists, None
         told = {
             "epoch": state.position.epoch,
@@ -180,6 +192,9 @@ class Checkpointing:
         step = state.committed
         if self._directory is None or step == 0 or self.is_committed(step):
             return
+        while not self._is_idle(0.05):
+            if superseded() or group.aborted:
+                raise GroupLost("superseded before saving")
         self.save(state, group, began_at=began_at, insists=insists)
         while not self.is_settled(step, timeout_s=0.05):
             if superseded() or group.aborted:
@@ -235,9 +250,16 @@ class Checkpointing:
         return self._settled.get(step, False)
 
     def wait_idle(self) -> None:
+        self._is_idle(None)
+
+    def _is_idle(self, timeout_s: float | None) -> bool:
+        """Wait up to `timeout_s` (None: for ever); return whether no save is being written."""
         if self._writing is not None:
-            self._writing.join()
+            self._writing.join(timeout_s)
+            if self._writing.is_alive():
+                return False
             self._writing = None
+        return True
 
     def _write(
         self,
@@ -270,16 +292,10 @@ class Checkpointing:
                 structure if index == 0 else None,
             )
         except Exception as error:  # noqa: BLE001 - reported to those that wait for this share
-            failed = job_pb2.SaveFailed(
-                worker=self._worker,
-                step=step,
-                generation=place.generation,
-                message=str(error) or type(error).__name__,
-                retried=self._insists,
-            )
             if self._insists:
                 _remove_own(directory, step, place)  # a full disk needs the room
-            self._report(step, save_failed=failed)
+            message = str(error) or type(error).__name__
+            self._failed(step, place, message, retried=self._insists)
             if self._insists:
                 self._again_at = time.monotonic() + _RETRY_S
             return
@@ -300,12 +316,23 @@ class Checkpointing:
         )
         self._report(step, shard_saved=saved)
 
+    def _failed(self, step: int, place: Place, message: str, *, retried: bool = False) -> None:
+        failed = job_pb2.SaveFailed(
+            worker=self._worker,
+            step=step,
+            generation=place.generation,
+            message=message,
+            retried=retried,
+        )
+        self._report(step, save_failed=failed)
+
     def _report(self, step: int, **report: Any) -> None:
         with self._changed:
             self._reports[step] = report
         self._send(**report)
 
 
+<<<<<<< HEAD
 def _place(group: Group, began_at: int) -> Place:
     return Place(
         run=group.generation.incarnation,
@@ -314,6 +341,11 @@ def _place(group: Group, began_at: int) -> Place:
         world_size=group.world_size,
         began_at=began_at,
     )
+=======
+_STILL_WRITING = (
+    "the storage has not taken the save before: it stands still, or is too slow for so many saves"
+)
+>>>>>>> 9f04aef6 (Leave out a save if storage has not taken the one before within 2 s, instead of holding up training)
 
 
 def _remove_own(directory: CheckpointDirectory, step: int, place: Place) -> None:

@@ -294,6 +294,9 @@ def test_saves_that_fail_for_one_reason_are_one_incident() -> None:
     assert job.incidents.news == [1]
     job.incidents.saved()
     assert job.only()["outcome"] == "saved_since"
+    job.incidents.save_failed(350, 1, "step-350: No space left on device", job.now)
+    assert job.only()["outcome"] == "trains_on"
+    assert job.only()["saves"]["count"] == 4, "every other save fails"
     job.incidents.save_failed(400, 1, "the manifest: No space left on device", job.now)
     assert len(job.incidents.documents(AHEAD_S)) == 2
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -14,7 +16,7 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import open_directory
 from elastic.core.worker.participation import Progress
-from elastic.errors import CheckpointWriteError
+from elastic.errors import CheckpointWriteError, GroupLost
 from elastic.worker.group.process_group import Group
 from elastic.worker.state.checkpointing import Checkpointing, load
 from elastic.worker.state.job_state import JobState
@@ -107,6 +109,40 @@ def test_a_group_saves_a_step_once(job: Job, abandoned: bool) -> None:
     assert {path: path.stat().st_mtime_ns for path in job.root.rglob("*")} == before
     assert job.sent == []
     assert job.saver.is_settled(2, 0.0) is abandoned
+
+
+def test_training_does_not_wait_for_a_storage_that_stands_still(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = threading.Event()
+    directory = type(job.saver._directory)
+    write = directory.write
+
+    def stand_still(*args: Any, **how: Any) -> FileDigest:
+        answers.wait()
+        return write(*args, **how)
+
+    monkeypatch.setattr(directory, "write", stand_still)
+    monkeypatch.setattr("elastic.worker.state.checkpointing._PATIENCE_S", 0.05)
+    for step in (2, 4, 6):
+        job.state.progress = Progress(committed=step)
+        since = time.monotonic()
+        job.saver.save(job.state, group(3), began_at=0)
+        assert time.monotonic() - since < 5.0
+    refused = [sent["save_failed"] for sent in job.sent]
+    assert [(f.step, f.generation, f.retried) for f in refused] == [(4, 3, False), (6, 3, False)]
+    assert "the storage has not taken the save before" in refused[0].message
+    with pytest.raises(GroupLost):
+        job.saver.save_and_wait(job.state, group(4), lambda: True, began_at=0)
+    answers.set()
+    job.saver.wait_idle()
+    job.save(8)
+    assert [(kind, step) for kind, step, _ in job.again()] == [
+        ("save_failed", 4),
+        ("save_failed", 6),
+        ("shard_saved", 2),
+        ("shard_saved", 8),
+    ]
 
 
 def test_a_checkpoint_holds_the_buffers_of_rank_0(tmp_path: Path) -> None:

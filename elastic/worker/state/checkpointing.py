@@ -332,7 +332,6 @@ class Checkpointing:
         self._send(**report)
 
 
-<<<<<<< HEAD
 def _place(group: Group, began_at: int) -> Place:
     return Place(
         run=group.generation.incarnation,
@@ -341,11 +340,11 @@ def _place(group: Group, began_at: int) -> Place:
         world_size=group.world_size,
         began_at=began_at,
     )
-=======
+
+
 _STILL_WRITING = (
     "the storage has not taken the save before: it stands still, or is too slow for so many saves"
 )
->>>>>>> 9f04aef6 (Leave out a save if storage has not taken the one before within 2 s, instead of holding up training)
 
 
 def _remove_own(directory: CheckpointDirectory, step: int, place: Place) -> None:

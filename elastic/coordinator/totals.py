@@ -87,6 +87,9 @@ class Totals:
         """Grows with every counted event: of two totals of a run, the one with more is newer."""
         self._reporter = _Reporter()
         self._recomputed_in = 0
+        self._goes_back: tuple[int, int] | None = None
+        """The generation that is in its first step, after fewer committed steps than the job had,
+        and how many."""
 
     def copy(self) -> Totals:
         return copy.deepcopy(self)
@@ -115,17 +118,22 @@ class Totals:
             self.last_roll_back_unix_s = entry.unix_s
 
     def progressed(self, progress: pb.Progress, now_unix_s: float) -> None:
-        """Take a report of rank 0 of the present group."""
-        fresh = progress.committed - self.committed
-        if fresh > 0:
-            self.steps_committed += fresh
+        """Take a report of rank 0 of the present group. Steps are lost only when a group has
+        committed one without them: until then, a member that comes back may still hold them."""
+        goes_back, fresh = self._goes_back, 0
+        if progress.first_step and progress.committed < self.committed:
+            self._goes_back = progress.generation, progress.committed
         else:
-            self.steps_lost -= fresh
-        if fresh:
+            self._goes_back, kept = None, min(self.committed, progress.committed)
+            if goes_back is not None and goes_back[0] == progress.generation:
+                kept = min(kept, goes_back[1])
+            self.steps_lost += self.committed - kept
+            fresh = progress.committed - kept
+            self.steps_committed += fresh
             self.committed = progress.committed
         if fresh > 0:
             self.last_commit_unix_s = now_unix_s - progress.in_step_s
-        self.samples += self._reporter.samples(progress, max(0, fresh))
+        self.samples += self._reporter.samples(progress, fresh)
         self._reporter.steps(progress, self.steps)
 
     def reformed(self, report: pb.Reformed) -> None:

@@ -76,6 +76,23 @@ def test_committed_steps_and_lost_steps_are_each_counted_once() -> None:
     assert (totals.steps_committed, totals.steps_lost, totals.committed) == (9, 4, 5)
 
 
+def test_steps_are_lost_only_when_a_group_has_committed_one_without_them() -> None:
+    def first(committed: int, generation: int) -> pb.Progress:
+        report = progress("w1", committed)
+        report.generation, report.first_step = generation, True
+        return report
+
+    totals = some()
+    totals.progressed(first(2, 3), 110.0)
+    totals.progressed(progress("w0", 7), 111.0)  # a member that held all of them has come back
+    assert (totals.steps_committed, totals.steps_lost, totals.committed) == (7, 0, 7)
+    totals.progressed(first(2, 5), 112.0)
+    report = progress("w1", 9)
+    report.generation = 5
+    totals.progressed(report, 113.0)
+    assert (totals.steps_committed, totals.steps_lost, totals.committed) == (14, 5, 9)
+
+
 def test_the_last_commit_is_when_the_step_under_way_began() -> None:
     totals, report = Totals(), progress("w0", 4)
     report.in_step_s = 7.0

@@ -34,6 +34,8 @@ class Style:
     own_buffers: the members' buffers may differ between two broadcasts.
     kills: how many a run in `make test` has.
     breaks_off: the script leaves its loop before the end of its epochs.
+    calm_until: no worker is killed before this step is committed. In it a large object changes for
+        the first time, so no copy of it exists, and a loss would end the job (docs/GUIDE.md).
     """
 
     name: str
@@ -43,6 +45,7 @@ class Style:
     own_buffers: bool = False
     kills: int = 1
     breaks_off: bool = False
+    calm_until: int = -1
 
     def steps(self, epochs: int) -> tuple[int, int]:
         """The least and the most steps that a run may take."""
@@ -68,6 +71,7 @@ _PARTICULAR = (
     Style(name="fixed_number_of_steps", breaks_off=True),
     Style(name="growing_batch", truth=Truth.REPLAY),
     Style(name="scaled_rate", truth=Truth.REPLAY, kills=2),
+    Style(name="memory_bank", calm_until=3),
     Style(name="batch_norm", truth=Truth.MEMBERS, own_buffers=True),
     Style(name="dropout", truth=Truth.MEMBERS),
     Style(name="weights_differ_at_first", truth=Truth.MEMBERS),

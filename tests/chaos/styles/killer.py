@@ -41,6 +41,8 @@ class Killer:
     out: Path
     seed: int
     nproc: int
+    calm_until: int = -1
+    """No worker is killed before this step is committed."""
     kills: list[Kill] = field(default_factory=list)
     _new: int = 0  # victims without a commit since a full group last trained
 
@@ -49,8 +51,10 @@ class Killer:
         the job ended or the deadline passed before that."""
         rng = random.Random(self.seed)
         deadline = time.monotonic() + deadline_s
-        early = rng.random() < _EARLY
-        self._wait(lambda: bool(self.job.members() if early else self._progress()), deadline)
+        if rng.random() < _EARLY and self.calm_until < 0:
+            self._wait(lambda: bool(self.job.members()), deadline)
+        else:
+            self._wait(lambda: self._newest() >= max(self.calm_until, 0), deadline)
         for number in range(kills):
             aim = rng.choice(_AIMS if number else _AIMS[:5])  # no newcomers before the first kill
             self._sleep(rng.uniform(0.0, _LONGEST_DELAY_S))
@@ -78,10 +82,8 @@ class Killer:
         if not targets:
             return False
         victim = rng.choice(targets)
-        progress = self._progress()
-        self._new += victim not in progress
-        newest = max((step for step, _ in progress.values()), default=-1)
-        self.kills.append(Kill(at=time.time(), worker=victim, aim=aim, step=newest))
+        self._new += victim not in self._progress()
+        self.kills.append(Kill(at=time.time(), worker=victim, aim=aim, step=self._newest()))
         os.kill(self.job.pid_of(victim), signal.SIGKILL)
         return True
 
@@ -118,9 +120,13 @@ class Killer:
                 found[names[pid]] = (int(line[0]), int(line[1]))
         return found
 
+    def _newest(self) -> int:
+        """The newest step that any worker has committed."""
+        return max((step for step, _ in self._progress().values()), default=-1)
+
     def _holders(self, alive: list[str], progress: dict[str, tuple[int, int]]) -> Iterator[str]:
         """Live workers that have committed the newest step or the one before it."""
-        newest = max((step for step, _ in progress.values()), default=-1)
+        newest = self._newest()
         for worker in alive:
             if worker in progress and progress[worker][0] >= newest - 1:
                 yield worker

@@ -104,7 +104,8 @@ def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Ru
             lambda: job.named("generation_formed") or job.process.poll() is not None, "group"
         )
         began = time.monotonic()
-        killer = Killer(job, out, zlib.crc32(f"{style.name} {seed}".encode()), NPROC)
+        seed_of_kills = zlib.crc32(f"{style.name} {seed}".encode())
+        killer = Killer(job, out, seed_of_kills, NPROC, style.calm_until)
         complete = killer.run(kills, deadline) if kills else True
         try:
             code: int | None = job.process.wait(max(15.0, deadline - (time.monotonic() - began)))

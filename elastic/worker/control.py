@@ -35,6 +35,7 @@ from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.membership import Membership
 from elastic.worker.group.peer_names import never_look_up_peers
 from elastic.worker.group.process_group import Backend, Group, StoreHost
+from elastic.worker.group.stuck import words
 from elastic.worker.link import Link
 from elastic.worker.process.as_python import flush_output, name_of_program
 from elastic.worker.process.children import keep_from_children
@@ -278,10 +279,10 @@ class AgentControl:
         stood_s: seconds for which the script's thread has stood still.
         """
         faulthandler.dump_traceback(all_threads=True)
+        message = words(stood_s)  # before its groups are discarded
         giver = threading.Thread(target=self.hand_over_state, name="elastic-bequeath", daemon=True)
         giver.start()
         giver.join(_HAND_OVER_S)
-        message = f"hung for {stood_s:.1f} s in a lost group"
         self._end_with(FailureKind.LEFT_OUT, message)
 
     def _leave_block(self) -> bool:

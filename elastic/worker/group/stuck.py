@@ -4,6 +4,7 @@ gloo never wakes a thread that waits for an operation if the connection broke wh
 partly done, or when gloo's event loop was about to begin it (`signalException` in its tcp/pair.cc
 knows neither). There is no other way to wake it. So transfers of state do not wait for such
 operations, an aborted group is destroyed on its own thread, and this module handles all-reduces.
+Nor does an abort reach a group that the script has made with `new_group`: nobody knows its sockets.
 Before the process ends, another of its threads gives its state to the next group
 (`Training._hand_over_state`), since perhaps no other member holds it. A spare replaces the process.
 """
@@ -22,6 +23,7 @@ import torch
 
 import elastic.worker
 from elastic.worker.compilation import COMPILATIONS
+from elastic.worker.group.process_group import GROUPS
 
 STUCK_S = 3.0
 _LOOK_S = 0.1
@@ -70,6 +72,14 @@ def watch_script(
         if sure or now - stood_since >= stuck_s:
             give_up(now - stood_since)
             return
+
+
+def words(stood_s: float) -> str:
+    """Say why a process ends whose script's thread has stood still for `stood_s` seconds."""
+    message = f"hung for {stood_s:.1f} s in a lost group"
+    if len(GROUPS) > 1:
+        message += "; the script has groups of its own (new_group), whose collectives nothing frees"
+    return message
 
 
 def _where() -> tuple[int, int, int] | None:

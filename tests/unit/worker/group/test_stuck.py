@@ -137,3 +137,12 @@ def test_a_thread_that_gloo_does_not_wake_is_given_up(patience_s: float) -> None
         os.kill(os.getpid(), signal.SIGSTOP)
 
     run_together(block, stop_in_the_middle)
+
+
+def test_groups_of_the_script_are_named_if_a_process_is_given_up(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(stuck, "GROUPS", {"ours": 0})
+    assert stuck.words(0.52) == "hung for 0.5 s in a lost group"
+    monkeypatch.setattr(stuck, "GROUPS", {"ours": 0, "the script's": 0})
+    assert "hung for 3.0 s in a lost group; the script has groups of its own" in stuck.words(3.0)

@@ -678,7 +678,7 @@ class _TextFile:
             if self._is_csv:
                 return int(line.partition(b",")[0])
             return int(json.loads(line)["step"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
             return None
 
     def _line(self, point: pb.CurvePoint) -> bytes:

@@ -7,7 +7,7 @@ import dataclasses
 import inspect
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain, groupby, tee
 from numbers import Integral
 from typing import Any, NoReturn, TypeAlias, cast
@@ -135,6 +135,15 @@ class DataLoader:
             "an elastic.DataLoader cannot be iterated over: session.steps(data, epochs=...) "
             "divides its samples among all workers; for another pass over a dataset, such as an "
             "evaluation, use torch.utils.data.DataLoader"
+        )
+
+    @property
+    def order(self) -> str:
+        """What decides which samples each rank takes in each step: the same on every rank."""
+        policy = ", ".join(f"{name}={value}" for name, value in asdict(self.policy).items())
+        return (
+            f"{self.length} samples, {policy}, seed={self._seed}, shuffle={self._shuffle}, "
+            f"drop_last={self.drop_last}, equal_passes={self.equal_passes}"
         )
 
     def require_same_length(self) -> None:

@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
@@ -893,8 +893,20 @@ class Training:
         if group.world_size == 1:
             return
         committed, every = self.part.progress.committed, self.control.checkpoints.every
-        membership.meet(group, self._standing(), "replicas", _COMPARISON)
+        order = self._data.order if self._data is not None else ""
+        orders = membership.meet(group, self._standing(), "replicas", _COMPARISON, order)
+        if orders:
+            self._refuse_orders(orders)
         self._require_equal(group, saves=every > 0 and committed % every == 0)
+
+    def _refuse_orders(self, orders: Mapping[int, str]) -> NoReturn:
+        odd = next(rank for rank in orders if orders[rank] != orders[0])
+        raise StepMisused(
+            f"rank {odd} divides other samples than rank 0, so some would count twice and others "
+            f"never: its elastic.DataLoader has {orders[odd]}, and rank 0's has {orders[0]}. Every "
+            "worker, also one that joins later, must create it with the same arguments, the seed "
+            "too, and for as many samples: make sure that all list the same files"
+        )
 
     def _saves_here(self) -> bool:
         """Whether the state as it is now would be saved by `_save_and_wait`."""

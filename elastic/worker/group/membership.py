@@ -341,21 +341,22 @@ class Described(Protocol):
         ...
 
 
-def meet(group: Group, here: Standing, number: str, call: Described, state: str = "") -> bool:
+def meet(
+    group: Group, here: Standing, number: str, call: Described, state: str = ""
+) -> dict[int, str]:
     """Return once every member has come to call `number` since the last committed step.
 
-    state: what must be equal there, as a digest; empty: nothing. Returns whether two members differ
-    in it, which all of them learn.
+    state: what must be equal there, such as a digest; empty: nothing. Returns that of each rank if
+    two members differ in it, which all of them learn; otherwise nothing.
 
     Raises StepMisused, which names both sides, if members make different calls or one of them is
     elsewhere for good; GroupLost, or an error of the store's connection, if the group is aborted.
     """
     mine, doing = json.dumps([call.what, call.where, state]), _at(call.what, call.where)
     found = _come_together(group, here, f"call/{here.committed}/{number}", mine, doing)
-    states = {state}
+    states = {group.rank: state}
     for rank, theirs in found.items():
-        what, where, their_state = json.loads(theirs)
-        states.add(their_state)
+        what, where, states[rank] = json.loads(theirs)
         if what != call.what:
             raise StepMisused(
                 f"the workers call different things after step {here.committed}: rank {group.rank} "
@@ -363,7 +364,7 @@ def meet(group: Group, here: Standing, number: str, call: Described, state: str 
                 "make the same calls in the same order; decide whether to call by values that are "
                 "the same everywhere, such as step.ends_epoch and session.state"
             )
-    return len(states - {""}) > 1
+    return states if len({*states.values()} - {""}) > 1 else {}
 
 
 def compare_reductions(group: Group, here: Standing, made: Made) -> None:

@@ -329,3 +329,12 @@ def test_a_missing_tensorboardx_is_an_error_that_says_how_to_install_it(
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
     with pytest.raises(ConfigurationError, match=r"pip install 'elastic\[tensorboard\]'"):
         CurveFiles(None, tmp_path, incarnation="i")
+
+
+@pytest.mark.parametrize("line", ['{"step": 1e999}', "[" * 100_000, '{"step": []}', "9" * 5000])
+def test_a_curve_with_a_line_that_is_none_is_continued(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "curve.jsonl"
+    path.write_text(f'{{"step": 1, "generation": 1, "values": {{}}}}\n{line}\n')
+    files = opened(path)
+    files.append(points(2, 3))
+    assert [json.loads(found)["step"] for found in path.read_text().splitlines()[-2:]] == [2, 3]

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic.errors import ConfigurationError
 from elastic.rpc.certificates import Role
@@ -26,6 +28,7 @@ from elastic.runtime import http_server
 from elastic.runtime.http_server import HttpServer, HttpTls, Request, Response
 from elastic.runtime.listening import address_of, listen_for_http
 from tests.certificates import make_certificates, sign_for_job
+from tests.fuzzed_documents import spliced
 from tests.waiting import eventually
 
 DEADLINE_S = 20.0
@@ -422,3 +425,21 @@ def test_a_server_whose_loop_gets_no_socket_pair_raises_without_other_complaints
         HttpServer(listener, {}, report=lambda *_, **__: None)
     gc.collect()
     assert complaints == []
+
+
+REQUEST = b"POST /small?a=1 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\nA: b\r\n\r\nbody"
+
+
+@pytest.mark.long
+def test_any_request_is_answered_or_its_connection_is_closed(site: Site) -> None:
+    @given(sent=spliced(REQUEST) | st.binary(max_size=200))
+    def check(sent: bytes) -> None:
+        with site.connect() as connection:
+            connection.sendall(sent)
+            connection.shutdown(socket.SHUT_WR)
+            answer = rest_of(connection)
+            assert answer == b"" or answer.startswith(b"HTTP/1.1 ")
+
+    check()
+    assert site.ask() == (200, b"small\n")
+    assert site.told == []

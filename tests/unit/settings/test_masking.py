@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from elastic.errors import ConfigurationError
 from elastic.settings.masking import masked_arguments, masked_url
 from elastic.settings.node import NodeSettings
 from elastic.settings.sources import DeviceCounts, load_settings, shown
+
+_PARTS = st.lists(st.sampled_from([*"@:/?&;#= \n", "://", "hunter2", "s3", "--"]), max_size=8)
 
 
 @pytest.mark.parametrize(
@@ -51,6 +57,21 @@ def test_no_secret_of_a_url_is_shown(url: str) -> None:
     assert "hunter2" not in masked_url(url)
     assert "hunter2" not in shown(url)
     assert "hunter2" not in shown([1, url])
+
+
+@pytest.mark.parametrize("part", ["://", "://:", "?", "a?", "@", ":@", "--", "=", "&=", "://a@"])
+def test_a_long_value_is_masked_at_once(part: str) -> None:
+    began = time.monotonic()
+    masked_url(part * 20_000)
+    masked_arguments("train.py", [part * 20_000])
+    assert time.monotonic() - began < 2.0
+
+
+@given(url=_PARTS.map("".join), arguments=st.lists(_PARTS.map("".join), max_size=4))
+def test_no_text_between_separators_keeps_a_password(url: str, arguments: list[str]) -> None:
+    masked_arguments("train.py", arguments)
+    shown = masked_url(f"s3://user:hunter2@{url.replace('hunter2', '')}")
+    assert "hunter2" not in shown
 
 
 def test_a_refused_value_does_not_show_the_password_in_it() -> None:

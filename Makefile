@@ -11,16 +11,20 @@ TESTS_AT_ONCE ?= 3
 IMAGE ?= elastic:$(shell sed -n "s/^version = \"\(.*\)\"/\1/p" pyproject.toml)
 VARIANT ?= cuda
 BUILD_ARGS ?=
+LOCKED ?=
+AUDIT := .venv-audit
 
 # Tests start hundreds of Python processes: without cached byte code each would compile the project.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: install browser prometheus demo check test test-fast test-long test-versions packages image sim-long faults styles-long soak lint proto sim mutants profile bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output bench-page clean
+.PHONY: install browser prometheus demo check test test-fast test-long test-versions packages image locked audit sbom sim-long faults styles-long soak lint proto sim mutants profile bench-recovery bench-cluster bench-load bench-overhead bench-survival bench-classic bench-output bench-page clean
 
 install: $(VENV)/.installed
 
 $(VENV)/.installed: pyproject.toml
 	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	test -z "$(LOCKED)" || $(BIN)/python -m pip install --quiet --disable-pip-version-check \
+	    --no-deps --require-hashes --requirement deploy/locked.txt
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check "torch==2.13.0"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e ".[dev]"
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps \
@@ -81,6 +85,33 @@ image:
 	        --build-arg VARIANT=$(VARIANT) --build-arg VERSION=$(lastword $(subst :, ,$(IMAGE))) \
 	        --build-arg REVISION=$$(git rev-parse HEAD) $(BUILD_ARGS) --tag $(IMAGE) .; \
 	done; echo "make image: none of docker, podman and buildah is in PATH" >&2; exit 2
+
+# The versions and hashes that `make install LOCKED=1` and `--build-arg LOCKED=1` of the image take.
+RESOLVE := $(BIN)/python -m pip install --quiet --disable-pip-version-check --dry-run \
+    --ignore-installed --report - "torch==2.13.0"
+locked: install
+	mkdir -p build
+	$(RESOLVE) ".[dev,s3]" > build/report.json
+	$(BIN)/python deploy/locked.py < build/report.json > deploy/locked.txt
+	$(RESOLVE) ".[tensorboard,s3]" > build/report.json
+	$(BIN)/python deploy/locked.py deploy/locked.txt < build/report.json > deploy/image/locked.txt
+
+$(AUDIT)/.installed: Makefile
+	$(PYTHON) -m venv $(AUDIT)
+	$(AUDIT)/bin/pip install --quiet --disable-pip-version-check \
+	    "pip-audit==2.10.1" "cyclonedx-bom==7.5.0"
+	touch $@
+
+# Known vulnerabilities, by pip-audit. Exit code 75: not everything could be checked.
+audit: $(AUDIT)/.installed
+	$(AUDIT)/bin/python deploy/audit.py deploy/locked.txt
+
+# What the image has from Python's packages, as CycloneDX. For an image that is built, with torch and
+# Debian's packages: syft IMAGE.
+sbom: $(AUDIT)/.installed
+	mkdir -p build
+	$(AUDIT)/bin/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+	    --output-file build/sbom.json deploy/image/locked.txt
 
 test-versions: install
 	$(BIN)/python -m tests.versions

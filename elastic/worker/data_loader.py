@@ -142,8 +142,9 @@ class DataLoader:
         """What decides which samples each rank takes in each step: the same on every rank."""
         policy = ", ".join(f"{name}={value}" for name, value in asdict(self.policy).items())
         return (
-            f"{self.length} samples, {policy}, seed={self._seed}, shuffle={self._shuffle}, "
-            f"drop_last={self.drop_last}, equal_passes={self.equal_passes}"
+            f"{self.length} samples, {policy}, shuffle={self._shuffle}, "
+            + f"seed={self._seed}, " * self._shuffle
+            + f"drop_last={self.drop_last}, equal_passes={self.equal_passes}"
         )
 
     def require_same_length(self) -> None:

@@ -688,3 +688,33 @@ def test_a_save_is_refused_if_one_rank_would_save_other_tensors(
         assert peer.session.committed == 3
 
     train_together(go, go)
+
+
+# ---- the order of samples
+
+
+@pytest.mark.parametrize("differing", ["seed", "samples"])
+def test_members_whose_loaders_divide_other_samples_are_refused_after_one_step(
+    differing: str,
+) -> None:
+    """With as many steps an epoch on each rank, nothing else would show that samples are missing
+    and others count twice."""
+
+    @in_sessions(2)
+    def go(peer: Peer) -> None:
+        rank = peer.seat.rank
+        length, seed = (12, rank) if differing == "seed" else (12 - rank, 0)
+
+        def train() -> None:
+            for step in peer.session.steps(
+                numbers(length, batch_size=2, shuffle=True, seed=seed), epochs=1
+            ):
+                with step:
+                    backward(peer, step)
+
+        with pytest.raises(StepMisused, match=r"rank 1 divides other samples.* has 1[12] samples"):
+            train()
+        assert peer.session.committed == 1
+        peer.seat.exchange("done")
+
+    go()

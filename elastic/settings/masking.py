@@ -11,10 +11,9 @@ import re
 from collections.abc import Iterable
 
 _MASK = "***"
-# Up to the last "@": a password may contain "@" and "/". Without a colon it is a bare user name, or
-# a container of Azure's (abfs://container@account), and no secret.
-_USER_INFO = re.compile(r"(?<=://)[^\s]*:[^\s]*@|^[^/\s:]+:(?!//)[^/\s]*@")
-_QUERY = re.compile(r"(?<=[?&;#])([^=&;#\s]*)=[^&;#\s]*")
+_WORD = re.compile(r"\S+")
+_BARE_USER_INFO = re.compile(r"^[^/\s:]+:(?!//)[^/\s]*@")  # user:password@host
+_QUERY = re.compile(r"(?<=[?&;#])([^=&;#?\s]*)=[^&;#\s]*")
 _NAME = re.compile(r"(--?|\+{1,2}|~)?([A-Za-z][\w.-]*)")
 _NUMBER = re.compile(r"[-+]?(\d{1,8}|\d*\.\d{1,8}|\d+\.)(e[-+]?\d{1,3})?", re.IGNORECASE)
 _SECRET = re.compile(r"pass|pwd|pin|secret|token|key|auth|cred|sig|hash|code", re.IGNORECASE)
@@ -22,7 +21,18 @@ _SECRET = re.compile(r"pass|pwd|pin|secret|token|key|auth|cred|sig|hash|code", r
 
 def masked_url(url: str) -> str:
     """Mask the user and password before the URL's host, and the values of its query."""
-    return _QUERY.sub(rf"\1={_MASK}", _USER_INFO.sub(f"{_MASK}@", url))
+    shown = _WORD.sub(_without_user_info, _BARE_USER_INFO.sub(f"{_MASK}@", url))
+    return _QUERY.sub(rf"\1={_MASK}", shown)
+
+
+def _without_user_info(word: re.Match[str]) -> str:
+    """Mask up to the last "@": a password may contain "@" and "/". Without a colon it is a bare
+    user name, or a container of Azure's (abfs://container@account), and no secret."""
+    scheme, separator, rest = word[0].partition("://")
+    user_info, at, host = rest.rpartition("@")
+    if at and ":" in user_info:
+        return f"{scheme}{separator}{_MASK}@{host}"
+    return word[0]
 
 
 def masked_arguments(program: str, arguments: Iterable[str]) -> list[str]:

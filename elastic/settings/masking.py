@@ -26,11 +26,11 @@ def masked_url(url: str) -> str:
 
 
 def _without_user_info(word: re.Match[str]) -> str:
-    """Mask up to the last "@": a password may contain "@" and "/". Without a colon it is a bare
-    user name, or a container of Azure's (abfs://container@account), and no secret."""
+    """Mask up to the last "@": a password may contain "@" and "/". Without a colon it is a token in
+    HTTP, else a bare user name, or a container of Azure's (abfs://container@account)."""
     scheme, separator, rest = word[0].partition("://")
     user_info, at, host = rest.rpartition("@")
-    if at and ":" in user_info:
+    if at and (":" in user_info or scheme.lower().endswith(("http", "https"))):
         return f"{scheme}{separator}{_MASK}@{host}"
     return word[0]
 
@@ -48,7 +48,7 @@ def masked_arguments(program: str, arguments: Iterable[str]) -> list[str]:
         if equals and named is not None:
             shown.append(f"{before}={_value(value, before)}")
             name = ""
-        elif named is not None and named[1] and not equals:
+        elif named is not None and (named[1] or "").startswith("-") and not equals:
             short = named[1] == "-" and len(before) > 2
             name = before[:2] if short else before
             shown.append(f"{name}{_MASK}" if short else name)

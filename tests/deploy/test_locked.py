@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 ROOT = Path(__file__).parents[2]
 IMAGE, ALL = ROOT / "deploy" / "image" / "locked.txt", ROOT / "deploy" / "locked.txt"

@@ -11,7 +11,7 @@ from tests.etcd_cluster import free_ports
 from tests.integration.running import SCRIPTS, Place, command_line, wait_for_step
 from tests.unit.settings.test_masking import ARGUMENTS
 
-SECRET = "hunter2"
+SECRET, JOB = "hunter2", ("--job", "secrets")
 STEADY = """\
 import sys
 sys.argv[1:] = ["--epochs", "100000", "--pace-s", "0.02"]
@@ -39,7 +39,7 @@ def test_no_secret_of_an_argument_leaves_the_workers(place: Place, tmp_path: Pat
     arguments = [one for way in ARGUMENTS for one in way if one != "--"]
     (port,) = free_ports(1)
     options = ("--http-address", f"127.0.0.1:{port}", "--ledger", tmp_path / "ledger")
-    job = place.start(script, *arguments, options=options)
+    job = place.start(script, *arguments, options=[*options, *JOB])
     wait_for_step(job, 3)
     job.kill_worker(job.members()[0])
     job.wait_for_event("recovered")
@@ -56,7 +56,8 @@ def test_no_secret_of_an_argument_leaves_the_workers(place: Place, tmp_path: Pat
 
 
 def _output(place: Place, *command: str | Path) -> str:
-    done = place.elastic(*command)
+    done = place.elastic(*command, *JOB)
+    assert done.returncode == 0, done.stderr
     return done.stdout + done.stderr
 
 

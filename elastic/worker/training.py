@@ -270,6 +270,7 @@ class Training:
         self.in_block = True
         self._reduce_means = reduce_means
         self.part.begin_block()
+        self._reductions.begin_block()
         for model in self.models:
             model.begin_block()
         self._call_together(True)
@@ -380,9 +381,11 @@ class Training:
 
     def commit(self, samples: SampleRange, means: Mapping[str, float]) -> None:
         """The block has ended without an error: commit its step."""
-        if not any(begun for begun, _ in self.part.made):
+        self._reductions.end_block()
+        part = self.part
+        if part.begun == part.reduced:
             self._reductions.refuse_commit()
-        if self.part.made != self.part.rhythm.expected:
+        if part.made != part.rhythm.expected:
             self._compare_reductions()
         lease = self.control.lease
         if not lease.holds():
@@ -1128,8 +1131,8 @@ class Training:
         elif self.in_batches:
             raise StepMisused(f"{type(optimizer).__name__}.{_STEP_IN_LOOP}")
         else:
-            made = self.part.made
-            if made and not any(begun for begun, _ in made):
+            part = self.part
+            if part.made and part.begun == part.reduced:
                 self._reductions.refuse_step_of(optimizer)
             if self._reduce_means():
                 self.wait_for_reduction()

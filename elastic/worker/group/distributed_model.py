@@ -61,6 +61,8 @@ class Passes:
     begun: bool = False
     forwarded: bool = False
     """A forward pass with gradients has run through DDP in this block."""
+    calls: int = 0
+    """The number of these in the last micro-batch, since its last averaging pass."""
     together: bool = False
     """All members call the model now: in a step's block, or in `session.run`."""
     broadcast: bool = False
@@ -112,6 +114,7 @@ class DistributedModel(nn.Module):
             return self.module(*inputs, **named)
         if torch.is_grad_enabled():
             passes.forwarded = True
+            passes.calls += passes.reduces
         try:
             return passes.wrapper(*inputs, **named)
         except Exception as error:
@@ -176,6 +179,7 @@ class DistributedModel(nn.Module):
     def begin_block(self) -> None:
         passes = self.passes
         passes.begun = passes.forwarded = passes.broadcast = False
+        passes.calls = 0
 
     def broadcast_first(self) -> None:
         """Do now what DDP's wrappers would do by collectives in their first forward pass of the

@@ -30,7 +30,7 @@ class Reductions:
         self._part = part
         self._count: Callable[[], int] | None = None
         """Returns the collectives that the group has begun. None: nothing counts them."""
-        self._at_first = self._before = 0
+        self._at_first = self._before = self._ended = 0
         self.newest: int | None = None
         """The collectives that the group had begun when the last pass ended."""
         self._is_under_way = False
@@ -51,6 +51,32 @@ class Reductions:
         """How many collectives the group has begun since `follow`."""
         count = self._count
         return count() - self._at_first if count is not None else 0
+
+    def begin_block(self) -> None:
+        """A step's block begins."""
+        count = self._count
+        try:
+            self._ended = count() if count is not None else 0
+        except RuntimeError:  # the group was aborted, which the first pass will find
+            self._ended = 0
+
+    def end_block(self) -> None:
+        """The block has ended without an error."""
+        count = self._count
+        if count is not None:
+            self._note_outside(count(), reached=0)
+
+    def _note_outside(self, until: int, reached: int) -> None:
+        """Note the collectives since the last pass, up to `until`, if a model was called once more
+        than this pass explains: loss.backward() may have averaged gradients. (Without such a call
+        they may be messages between two members.) reached: the bits of models that it explains."""
+        more = False
+        for number, model in enumerate(self._models):
+            passes = model.passes
+            more |= passes.calls > (reached >> number & 1)
+            passes.calls = 0
+        if more and until > self._ended:
+            self._part.made += ((0, self._ended - until),)
 
     def begin_pass(self) -> None:
         """A backward pass that averages begins."""
@@ -81,7 +107,11 @@ class Reductions:
                 begun = newest - self._before
         except RuntimeError:  # the group was aborted, and the pass raises that
             begun = 0
-        part.made += ((begun, self._models_reached() if self._samples else 0),)
+        models = self._models_reached() if self._samples else 0
+        if count is not None:
+            self._note_outside(self._before, models or 1)
+        self._ended = self._before + begun
+        part.made += ((begun, models),)
         part.begun += begun
         return begun
 

@@ -43,6 +43,9 @@ def test_equal_numbers_of_reductions_of_other_models_are_unexpected_and_named() 
     assert in_words(((1, 0b01), (2, 0b11))) == "1+2 reductions (of model 1, then model 1 and 2)"
     assert in_words(((1, 0), (0, 0))) == "1+0 reductions"
     assert in_words(()) == "0 reductions"
+    assert (
+        in_words(((1, 0), (0, -2))) == "1 reductions and 2 other collectives, as by loss.backward()"
+    )
 
 
 @pytest.mark.parametrize("step", range(20, 30))

@@ -128,6 +128,23 @@ def _other(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: floa
     return job.loss(1 - number, inputs)
 
 
+def _once_more(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
+    step.backward(job.loss(number, inputs))
+    (job.loss(number, inputs) * factor).backward()  # type: ignore[no-untyped-call]
+
+
+def _before(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
+    del step
+    (job.loss(number, inputs) * factor).backward()  # type: ignore[no-untyped-call]
+    return job.loss(number, inputs)
+
+
+def _looks(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
+    del step, factor
+    job.loss(number, inputs)
+    return (job.models[number](inputs) * 0).sum()
+
+
 def _cached(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
     del step
     with torch.no_grad():
@@ -152,10 +169,13 @@ WRONG: dict[str, Part] = {
     "twice": _twice,
     "two_backward": _two_backward,
     "other": _other,
+    "once_more": _once_more,
+    "before": _before,
 }
 RIGHT: dict[str, Part] = {
     "outputs": _outputs,
     "after_forward": _after_forward,
+    "looks": _looks,
 }
 BY_HAND: dict[str, Part] = {"by_hand": _by_hand}
 OPTIONS: tuple[dict[str, Any], ...] = (

@@ -53,6 +53,11 @@ def test_each_way_to_leave_a_reduction_out_is_refused_or_right(style: str) -> No
     judge(replace(PLAIN, style=style, model=len(style) % 2))
 
 
+@pytest.mark.parametrize("style", ["once_more", "before", "other", "looks"])
+def test_so_it_is_if_the_other_model_follows(style: str) -> None:
+    judge(replace(PLAIN, style=style, model=0))
+
+
 @pytest.mark.parametrize("options", range(1, len(OPTIONS)))
 def test_a_model_that_is_left_out_is_refused_with_each_option_of_ddp(options: int) -> None:
     judge(replace(PLAIN, style="nothing", model=options % 2, options=options, every=3))

@@ -17,6 +17,7 @@ import ctypes
 import errno
 import json
 import math
+import mmap
 import os
 import select
 import signal
@@ -176,7 +177,7 @@ class _Log:
         self.ended_at: float | None = None
         self.waits = False
         self._seen, self._moved_at = -1, 0.0
-        self._floor = 0  # what is below it is freed or about to be
+        self._floor = _freed_up_to(output)  # what is below it is freed or about to be
         self._lost = 0
         self._error = ""
         self._is_made = False
@@ -196,7 +197,10 @@ class _Log:
             self._seen, self._moved_at = position, now
         still_s = now - self._moved_at
         most = kept_bytes if still_s > _STALLED_S else LOG_BYTES
-        self._free(max(min(position, size - KEPT_BYTES), size - most))
+        floor = max(min(position, size - KEPT_BYTES), size - most)
+        if floor < size:
+            floor -= floor % mmap.PAGESIZE  # a part of a page is not freed, but is read as zeros
+        self._free(floor)
         if not self.waits:
             return ""
         return self._error or ("its disk does not answer" if still_s > _SILENT_S else "")
@@ -249,6 +253,20 @@ class _Log:
 
     def close(self) -> None:
         os.close(self._output)
+
+
+def _freed_up_to(output: int) -> int:
+    """Where the output goes on if an earlier writer has freed what comes next in it, which would be
+    read as zeros; else 0."""
+    position = os.lseek(output, 0, os.SEEK_CUR)
+    again = os.open(f"/proc/self/fd/{output}", os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        found = os.lseek(again, position, os.SEEK_DATA)
+    except OSError:  # all is written
+        return 0
+    finally:
+        os.close(again)
+    return found if found > position else 0
 
 
 def _open(path: str) -> int:

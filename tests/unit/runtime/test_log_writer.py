@@ -107,6 +107,24 @@ def test_the_memory_of_output_that_a_disk_does_not_take_is_bounded(output: Outpu
     assert len(lines) * LINE_BYTES >= KEPT_BYTES
 
 
+def test_a_writer_tells_what_one_that_was_killed_has_freed_without_writing_it(
+    output: Output, tmp_path: Path
+) -> None:
+    output.print((log_writer.KEPT_BYTES + (8 << 20)) // LINE_BYTES)
+    hangs = _Log("w", str(tmp_path / "w.log"), os.dup(output.descriptor))
+    hangs.look(0.0)
+    hangs.look(2.0)
+    hangs.close()
+    output.log = _Log("w", str(output.path), output.descriptor)
+    output.write()
+    told, *lines = output.path.read_bytes().splitlines()[1:]
+    lost = int(told.split()[1])
+    assert b"lost here" in told
+    assert b"\0" not in output.path.read_bytes()
+    assert lost + sum(len(line) + 1 for line in lines) == output.lines * LINE_BYTES
+    assert lines[-1] == (LINE % (output.lines - 1)).rstrip()
+
+
 def test_nothing_of_surplus_outputs_of_ended_workers_is_kept_for_a_disk_that_hangs(
     output: Output,
 ) -> None:

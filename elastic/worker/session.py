@@ -326,7 +326,9 @@ class Session:
             raise ConfigurationError(
                 "session.run() was called before the first loop over session.steps(), in which the "
                 "group forms. To evaluate before the training, call it in that loop above `with "
-                "step:`, below `if step.index == 0:`; what needs no other workers needs no run()"
+                "step:`, below `if step.index == 0:`. For other calls let an empty loop form it: "
+                "`for _ in session.steps(data, epochs=0): pass`. What needs no other workers needs "
+                "no run()"
             )
         if training.in_block:
             raise StepMisused(

@@ -574,6 +574,8 @@ def test_a_newcomer_skips_finished_loops_and_gets_the_results_of_calls_between()
         indices: list[int] = []
         found: list[float] = []
         data = numbers(6, batch_size=1)
+        assert list(peer.session.steps(data, epochs=0)) == []  # the group forms here
+        found.append(peer.session.run(lambda: peer.weight[0] + 1.0))
         for epoch in range(3):
             for step in peer.session.steps(data, epochs=epoch + 1):
                 if epoch == 1 and not indices[3:]:

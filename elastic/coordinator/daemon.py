@@ -73,6 +73,7 @@ _HELD = "another agent is registered under this name; give one of them another -
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
 _MOST_NOT_FINITE = 100  # names of values that are reported as NaN or infinite
+_MOST_WORKERS = 10_000  # of a node
 _LONGEST_WHY = 100  # characters of the reason why a worker was not reached
 _STORED_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
@@ -531,6 +532,8 @@ class CoordinatorDaemon:
         self.agent_connected(stream, has_members=has_members)
 
     def _viewed(self, node: ConnectedNode, view: pb.NodeView) -> None:
+        if len(view.workers) > _MOST_WORKERS:
+            raise ValueError(f"a view of {len(view.workers)} workers of one node")
         node.statuses = tuple(
             s
             for s in statuses_from_pb(view.workers)

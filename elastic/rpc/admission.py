@@ -15,8 +15,9 @@ from elastic.errors import ElasticError
 from elastic.rpc.identity import job_identity, missing_identity
 from elastic.rpc.security import Report, Security, Tls
 
-MOST_BYTES = 40 * 2**20
-"""The limit of one message of an agent's stream: more than a worker may send to its agent."""
+MOST_BYTES = 8 * 2**20
+"""The limit of one message of an agent's stream. An empty message in a message has two bytes, and
+takes a hundred once it is parsed: the holder of one node's certificate could fill the memory."""
 _MOST_BYTES_STORED = 2 * 2**20  # etcd's own default is 1.5 MiB
 _MOST_BYTES_ASKED = 64 * 2**10
 _STORE_METHODS = frozenset({"Txn", "Range"})

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 INTERVAL_S = 0.2  # between reports of rank 0, which reports for the group
 _MOST_FIGURES, _LONGEST_NAME = 100, 100
 _MOST_RECORDS = 10_000  # of the ledger in one message
-_MOST_POINTS = 2_000  # of the curve in one message
+_MOST_POINTS = 200  # of the curve in one message, with _MOST_FIGURES values each
 _MOST_UNSTORED = 20_000  # records in flight: more would only wait in the coordinator's memory
 _POLL_S = 0.02
 _STORING_S = 2.0  # if no record is stored for so long, nothing stores them

@@ -512,3 +512,11 @@ async def test_a_save_without_a_failure_is_not_said_to_have_failed(place: Place)
     )
     place.daemon.saves.last_failure = "disk full"
     assert "; the last save failed (disk full): " in place.daemon._not_saved("SIGTERM", 3)
+
+
+async def test_a_view_of_more_workers_than_a_node_can_have_is_refused(place: Place) -> None:
+    """Each takes memory and time here for as long as the node is connected."""
+    with pytest.raises(ValueError, match="a view of 20000 workers of one node"):
+        place.hear(view=pb.NodeView(workers=[job_pb2.WorkerStatus()] * 20_000))
+    assert place.node.statuses == ()
+    assert place.events == []

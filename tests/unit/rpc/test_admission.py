@@ -97,7 +97,7 @@ async def test_a_stream_that_the_client_leaves_is_ended(
 @pytest.mark.parametrize(
     ("method", "most"),
     [
-        ("/elastic.v1.Control/Attend", 40 * 2**20),
+        ("/elastic.v1.Control/Attend", 8 * 2**20),
         ("/elastic.v1.Control/Stop", 64 * 2**10),
         ("/etcdserverpb.KV/Txn", 2 * 2**20),
         ("/etcdserverpb.Lease/LeaseGrant", 64 * 2**10),

@@ -33,6 +33,10 @@ VERSION_PREFIX = "elastic "
 
 _TO_THE_END = b"\0"  # for etcd, as the end of a range
 _LEADER = 1  # a member id; any will do
+_MOST_OPERATIONS = 128  # in a transaction, as in etcd: each may return a large value
+# Of clients with limited rights, so that one cannot fill the coordinator's memory:
+_MOST_REGISTERED = 10_000  # nodes, and leases
+_LONGEST_REGISTRATION = 16 * 2**10
 
 
 class Rights(NamedTuple):
@@ -102,6 +106,12 @@ class EtcdService:
         return [entry for entry in await self._store.list("") if span.has(entry.key)]
 
     async def _transact(self, request: pb.TxnRequest, rights: Rights | None) -> pb.TxnResponse:
+        asked = (len(request.compare), len(request.success), len(request.failure))
+        if max(asked) > _MOST_OPERATIONS:
+            raise _Refused(
+                grpc.StatusCode.INVALID_ARGUMENT,
+                "etcdserver: too many operations in txn request",
+            )
         holds = all([await self._holds(compare) for compare in request.compare])
         operations = request.success if holds else request.failure
         if rights is not None:
@@ -139,6 +149,17 @@ class EtcdService:
                 grpc.StatusCode.PERMISSION_DENIED,
                 f"{key!r} is for certificates of coordinators and operators; this one may only "
                 f"register its own node in {rights.folder}",
+            )
+        put = operation.request_put
+        is_long = len(put.key) + len(put.value) > _LONGEST_REGISTRATION
+        if is_long or (
+            entry is None
+            and len((await self._store.list(rights.folder)).entries) >= _MOST_REGISTERED
+        ):
+            raise _Refused(
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                f"{rights.folder} has room for {_MOST_REGISTERED} nodes of "
+                f"{_LONGEST_REGISTRATION} bytes",
             )
 
     def _is_own(self, lease: int, rights: Rights | None) -> bool:
@@ -182,8 +203,10 @@ class EtcdService:
     ) -> pb.LeaseGrantResponse:
         if request.ttl <= 0:
             raise _Refused(grpc.StatusCode.OUT_OF_RANGE, "the TTL of a lease must be at least 1 s")
-        lease = await self._store.grant(float(request.ttl), name=request.id)
         self._owners = {k: hosts for k, hosts in self._owners.items() if self._store.has_lease(k)}
+        if rights is not None and len(self._owners) >= _MOST_REGISTERED:
+            raise _Refused(grpc.StatusCode.RESOURCE_EXHAUSTED, "there are too many leases")
+        lease = await self._store.grant(float(request.ttl), name=request.id)
         self._owners[lease] = rights.hosts if rights is not None else frozenset()
         return pb.LeaseGrantResponse(header=self._header(), id=lease, ttl=request.ttl)
 

@@ -15,6 +15,7 @@ from elastic.cli.coordinator import store_rights
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.settings.tls_files import TlsFiles
+from elastic.store.etcd import server
 from elastic.store.etcd import v3_pb2 as pb
 from elastic.store.etcd.client import members_health
 from elastic.store.etcd.endpoints import EtcdOptions, parse_endpoints
@@ -313,3 +314,31 @@ async def test_an_agent_takes_over_the_registration_of_a_certificate_without_hos
         await before.put(NODES + "n1", b"1", lease=lease)
         await now.renew(lease)
         assert await _may(now.put(NODES + "n1", b"2", lease=await now.grant(60.0)))
+
+
+async def test_a_node_cannot_fill_the_memory_of_the_store(
+    memory: MemoryStore, of_role: dict[str, TlsFiles], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "_MOST_REGISTERED", 2)
+    async with (
+        served(memory, Tls(job="digits", files=of_role["server"])) as place,
+        store_of(place, of_role["agent"]) as store,
+    ):
+        lease = await store.grant(60.0)
+        assert not await _may(store.put(NODES + "n1", bytes(2**14 + 1), lease=lease))
+        assert await _may(store.put(NODES + "n1", bytes(2**13), lease=lease))
+        assert await _may(store.put(NODES + "n2", b"", lease=lease))
+        assert not await _may(store.put(NODES + "n3", b"", lease=lease))
+        assert await _may(store.put(NODES + "n2", b"again", lease=lease))
+        assert await _may(store.grant(60.0))
+        assert not await _may(store.grant(60.0))
+
+
+async def test_a_transaction_has_at_most_128_operations(place: Place) -> None:
+    """Each could return the largest value of the store."""
+    look = pb.RequestOp(request_range=pb.RangeRequest(key=b"a"))
+    async with grpc.aio.insecure_channel(place.address) as channel:
+        ask = channel.unary_unary("/etcdserverpb.KV/Txn")
+        await ask(pb.TxnRequest(success=[look] * 128).SerializeToString())
+        with pytest.raises(grpc.aio.AioRpcError, match="too many operations"):
+            await ask(pb.TxnRequest(success=[look] * 129).SerializeToString())

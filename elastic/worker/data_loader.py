@@ -141,6 +141,7 @@ class DataLoader:
     def order(self) -> str:
         """What decides which samples each rank takes in each step: the same on every rank."""
         policy = ", ".join(f"{name}={value}" for name, value in asdict(self.policy).items())
+        policy = policy.replace(", size=", ", global_batch=")
         return (
             f"{self.length} samples, {policy}, shuffle={self._shuffle}, "
             + f"seed={self._seed}, " * self._shuffle

@@ -40,7 +40,7 @@ from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.process.torchrun import _recorded
 from elastic.worker.state.checkpointing import structure_from_json
 from tests.fuzzed_documents import documents as documents_like
-from tests.fuzzed_documents import json_texts, spliced, thoroughly
+from tests.fuzzed_documents import json_texts, spliced
 from tests.fuzzed_messages import messages
 
 pytestmark = pytest.mark.long
@@ -138,7 +138,6 @@ READERS: dict[str, tuple[Callable[[bytes], None], bytes]] = {
 
 
 @pytest.mark.parametrize("name", READERS)
-@thoroughly
 @given(data=st.data())
 def test_any_document_is_read_or_refused(name: str, data: st.DataObject) -> None:
     read, valid = READERS[name]
@@ -192,7 +191,6 @@ REQUESTS = (etcd.TxnRequest, etcd.RangeRequest, etcd.LeaseGrantRequest, etcd.Lea
 
 
 @pytest.mark.parametrize("kind", REQUESTS, ids=lambda kind: kind.DESCRIPTOR.name)
-@thoroughly
 @given(data=st.data())
 async def test_any_request_to_a_store_in_memory_is_answered_or_refused(
     kind: type[etcd.TxnRequest], data: st.DataObject

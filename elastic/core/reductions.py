@@ -15,24 +15,29 @@ from typing import TypeAlias
 
 from elastic.core.recovery import Declaration
 
+MOST_MODELS = 64
+
 Made: TypeAlias = tuple[tuple[int, int], ...]
 """Each backward pass of a block that averages gradients: the number of its reductions, and which of
-several models they were of, with a bit for each. 0: the script has one model. A negative number: so
-many collectives began outside of these passes, where the script called a model once more."""
+several models they were of, with a bit for each (none: the script has one model). Above these
+`MOST_MODELS` bits is a digest of which of their parameters are frozen. A negative number: so many
+collectives began outside of these passes, where the script called a model once more."""
 
 
 def in_words(made: Made) -> str:
     """What a member has made, in words that are equal only for equal reductions."""
     counts = "+".join(str(count) for count, bits in made if bits >= 0) or "0"
     models = ", then ".join(
-        "model " + " and ".join(str(n + 1) for n in range(bits.bit_length()) if bits >> n & 1)
+        "model " + " and ".join(str(n + 1) for n in range(MOST_MODELS) if bits >> n & 1)
         for _, bits in made
-        if bits > 0
+        if bits > 0 and bits % (1 << MOST_MODELS)
     )
+    frozen = "+".join(f"{bits >> MOST_MODELS:x}" for _, bits in made if bits >> MOST_MODELS > 0)
     outside = sum(-bits for _, bits in made if bits < 0)
     return (
         f"{counts} reductions"
         + (f" (of {models})" if models else "")
+        + (f" with the frozen parameters {frozen}" if frozen else "")
         + (f" and {outside} other collectives, as by loss.backward()" if outside else "")
     )
 

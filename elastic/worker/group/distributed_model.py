@@ -7,6 +7,7 @@ import copy
 import inspect
 import operator
 import sys
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -54,6 +55,8 @@ class Passes:
     wrapper: DistributedDataParallel | None = None
     """The wrapper in use; None if no parameter is trained, or there is no group."""
     flags: Flags = ()
+    frozen: int = 0
+    """A digest of which parameters are not trained. 0: all are."""
     sample: nn.Parameter | None = None
     """The first parameter that is trained."""
     reduces: bool = True
@@ -271,6 +274,7 @@ class DistributedModel(nn.Module):
         assert self._backend is not None
         passes = self.passes
         passes.flags = tuple(map(_TRAINED, passes.parameters))
+        passes.frozen = 0 if all(passes.flags) else zlib.crc32(bytes(passes.flags))
         passes.sample = next((p for p in passes.parameters if p.requires_grad), None)
         if passes.sample is None:
             passes.wrapper = None

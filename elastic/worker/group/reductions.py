@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 
 import torch
 
+from elastic.core.reductions import MOST_MODELS
 from elastic.core.worker.participation import Participation
 from elastic.errors import StepMisused
 from elastic.worker.group.distributed_model import DistributedModel
@@ -111,7 +112,11 @@ class Reductions:
         if count is not None:
             self._note_outside(self._before, models or 1)
         self._ended = self._before + begun
-        part.made += ((begun, models),)
+        frozen = 0
+        for number, model in enumerate(self._models):
+            if model.passes.frozen and (models or 1) >> number & 1:
+                frozen += model.passes.frozen << 32 * number
+        part.made += ((begun, models | frozen << MOST_MODELS),)
         part.begun += begun
         return begun
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 
 from elastic.core.recovery import Declaration
-from elastic.core.reductions import Rhythm, disagreement, in_words
+from elastic.core.reductions import MOST_MODELS, Rhythm, disagreement, in_words
 
 
 def unexpected(counts: Sequence[int]) -> list[int]:
@@ -43,6 +43,8 @@ def test_equal_numbers_of_reductions_of_other_models_are_unexpected_and_named() 
     assert in_words(((1, 0b01), (2, 0b11))) == "1+2 reductions (of model 1, then model 1 and 2)"
     assert in_words(((1, 0), (0, 0))) == "1+0 reductions"
     assert in_words(()) == "0 reductions"
+    other = (1, 0b01 | 0xAB << MOST_MODELS)
+    assert in_words((other,)) == "1 reductions (of model 1) with the frozen parameters ab"
     assert (
         in_words(((1, 0), (0, -2))) == "1 reductions and 2 other collectives, as by loss.backward()"
     )

@@ -57,7 +57,9 @@ class Job:
         self.control = OneGroup(seat)
         self.session = Session(Training(self.control))
         torch.manual_seed(1)
-        self.nets = [nn.Sequential(nn.Linear(_FEATURES, 3), nn.Linear(3, 2)) for _ in range(2)]
+        self.nets = [nn.Sequential(nn.Linear(_FEATURES, 3), nn.Linear(3, 3)) for _ in range(2)]
+        for net in self.nets:
+            net[1].bias.requires_grad_(False)
         self.head = nn.Linear(_FEATURES, 2).double()
         self.models = [self.session.distribute(net.double(), **options) for net in self.nets]
         self.optimizers = [torch.optim.SGD(m.parameters(), lr=0.05) for m in self.models]
@@ -118,7 +120,7 @@ def _two_backward(job: Job, step: Step, inputs: torch.Tensor, number: int, facto
 
 def _by_hand(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
     del step
-    dist.all_reduce(torch.zeros(29, dtype=torch.float64))
+    dist.all_reduce(torch.zeros(30, dtype=torch.float64))
     return job.loss(number, inputs) * factor
 
 
@@ -137,6 +139,17 @@ def _before(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: flo
     del step
     (job.loss(number, inputs) * factor).backward()  # type: ignore[no-untyped-call]
     return job.loss(number, inputs)
+
+
+def _frozen(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
+    """Another bias of the same size is trained."""
+    del factor
+    first, last = job.nets[number][0].bias, job.nets[number][1].bias
+    first.requires_grad_(False)
+    last.requires_grad_(True)
+    step.backward(job.loss(number, inputs))
+    first.requires_grad_(True)
+    last.requires_grad_(False)
 
 
 def _looks(job: Job, step: Step, inputs: torch.Tensor, number: int, factor: float) -> Any:
@@ -171,6 +184,7 @@ WRONG: dict[str, Part] = {
     "other": _other,
     "once_more": _once_more,
     "before": _before,
+    "frozen": _frozen,
 }
 RIGHT: dict[str, Part] = {
     "outputs": _outputs,

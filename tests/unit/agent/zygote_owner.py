@@ -22,6 +22,8 @@ from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
 
+NO_COMPILER = Path(__file__).parent / "no_compiler"
+
 
 async def main(directory: Path, grace_s: float) -> None:
     adopt_orphans()
@@ -29,7 +31,7 @@ async def main(directory: Path, grace_s: float) -> None:
     zygote = ZygoteProcess(
         run_directory=directory,
         log=directory / "zygote.log",
-        environment={**os.environ, "OMP_NUM_THREADS": "1"},
+        environment={"PYTHONPATH": str(NO_COMPILER), **os.environ, "OMP_NUM_THREADS": "1"},
         on_event=_heard,
         on_lost=lost.set,
         lease=TrainingLease.unlimited(),

@@ -179,6 +179,7 @@ def test_a_new_leader_adopts_the_group_of_a_killed_leader(cluster: Cluster) -> N
     follower.close()
 
 
+@pytest.mark.long
 def test_the_job_recovers_when_a_worker_and_the_leader_die_together(cluster: Cluster) -> None:
     old, new, generation = cluster.leader(), cluster.follower(), cluster.generation()
     victim = cluster.member_pid("b")
@@ -234,6 +235,7 @@ def test_training_goes_on_while_a_majority_of_the_store_is_stopped(cluster: Clus
 # ---- agents
 
 
+@pytest.mark.long
 def test_a_restarted_agent_adopts_its_workers_without_a_new_group(cluster: Cluster) -> None:
     generation, pid, killed_at_s = cluster.generation(), cluster.member_pid("b"), time.monotonic()
     connected = len(cluster.events("node_connected", node="b"))

@@ -114,6 +114,7 @@ def test_an_agent_runs_on_when_its_new_settings_are_invalid(
     assert job.generation() == generation
 
 
+@pytest.mark.long
 def test_an_agent_runs_on_when_its_start_count_cannot_be_written(
     job: TrainingJob, place_of_job: Place
 ) -> None:

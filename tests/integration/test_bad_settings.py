@@ -15,7 +15,7 @@ from tests.integration.running import CONFIGURATION, SCRIPTS, USAGE, Place
 STEADY = SCRIPTS / "steady.py"
 
 
-@pytest.mark.parametrize("script", ["missing.py", "."])
+@pytest.mark.parametrize("script", [pytest.param("missing.py", marks=pytest.mark.long), "."])
 def test_a_script_that_is_no_file_is_refused(place: Place, script: str) -> None:
     result = place.elastic("run", script)
     assert result.returncode == CONFIGURATION
@@ -26,7 +26,12 @@ def test_a_script_that_is_no_file_is_refused(place: Place, script: str) -> None:
     ("arguments", "code", "names"),
     [
         (["--nproc-per-nod", "2"], USAGE, ["--nproc-per-nod"]),
-        (["--nproc-per-node", "none"], CONFIGURATION, ["--nproc-per-node", "'none'"]),
+        pytest.param(
+            ["--nproc-per-node", "none"],
+            CONFIGURATION,
+            ["--nproc-per-node", "'none'"],
+            marks=pytest.mark.long,
+        ),
         (
             ["--nproc-per-node", "2", "--min-workers", "3"],
             CONFIGURATION,
@@ -79,8 +84,12 @@ def test_a_listen_port_in_use_is_refused_and_nothing_is_left(place: Place) -> No
 @pytest.mark.parametrize(
     ("address", "says"),
     [
-        ("192.0.2.1:29400", "192.0.2.1 is not an address of this machine"),
-        ("nosuch..invalid:29400", "that is not a valid host name"),
+        pytest.param(
+            "192.0.2.1:29400", "is not an address of this machine", marks=pytest.mark.long
+        ),
+        pytest.param(
+            "nosuch..invalid:29400", "that is not a valid host name", marks=pytest.mark.long
+        ),
         ("taken", "is in use by another process"),
     ],
 )
@@ -98,7 +107,9 @@ def test_a_coordinator_that_cannot_listen_names_the_address(
     assert "--listen" in line
 
 
-@pytest.mark.parametrize("command", ["run", "coordinator", "agent"])
+@pytest.mark.parametrize(
+    "command", ["run", *(pytest.param(c, marks=pytest.mark.long) for c in ("coordinator", "agent"))]
+)
 def test_a_command_that_cannot_serve_http_names_the_address(place: Place, command: str) -> None:
     script = [] if command == "coordinator" else [STEADY]
     many = [] if command == "run" else ["--etcd", "http://127.0.0.1:1"]
@@ -131,7 +142,9 @@ def test_a_privileged_worker_port_is_refused_to_users(monkeypatch: pytest.Monkey
         agent._require_right_to(80)
 
 
-@pytest.mark.parametrize("host", ["nosuch..invalid", "192.0.2.1"])
+@pytest.mark.parametrize(
+    "host", [pytest.param("nosuch..invalid", marks=pytest.mark.long), "192.0.2.1"]
+)
 def test_a_node_host_that_does_not_reach_this_machine_is_refused(place: Place, host: str) -> None:
     """One is a name that fails without a name server, one an address of nobody (RFC 5737)."""
     node = ("--etcd", "http://127.0.0.1:1", "--node-host", host, "--log-dir", "logs")
@@ -143,7 +156,13 @@ def test_a_node_host_that_does_not_reach_this_machine_is_refused(place: Place, h
 
 
 @pytest.mark.parametrize(
-    "option", [("--nnodes", "2"), ("--nnodes", "2:4"), ("--listen", "0.0.0.0:0")], ids=" ".join
+    "option",
+    [
+        ("--nnodes", "2"),
+        pytest.param(("--nnodes", "2:4"), marks=pytest.mark.long),
+        pytest.param(("--listen", "0.0.0.0:0"), marks=pytest.mark.long),
+    ],
+    ids=" ".join,
 )
 def test_elastic_run_refuses_options_for_many_nodes(place: Place, option: tuple[str, str]) -> None:
     result = place.elastic("run", *option, "--log-dir", "logs", STEADY)
@@ -154,7 +173,13 @@ def test_elastic_run_refuses_options_for_many_nodes(place: Place, option: tuple[
     assert not (place.files / "logs").exists()
 
 
-@pytest.mark.parametrize("option", ["--checkpoint-dir", "--log-dir", "--ledger"])
+@pytest.mark.parametrize(
+    "option",
+    [
+        "--checkpoint-dir",
+        *(pytest.param(o, marks=pytest.mark.long) for o in ("--log-dir", "--ledger")),
+    ],
+)
 def test_a_path_that_is_not_writable_is_refused(place: Place, tmp_path: Path, option: str) -> None:
     (tmp_path / "file").write_text("in the way")
     below = tmp_path / "file" / "below"

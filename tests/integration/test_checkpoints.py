@@ -130,6 +130,7 @@ def test_a_full_disk_does_not_stop_training(place: Place, originals: Path, tmp_p
         assert problems(place, checkpoints) == {"6": []}
 
 
+@pytest.mark.long
 def test_a_stopped_job_that_cannot_be_saved_says_so(place: Place, tmp_path: Path) -> None:
     with tiny_disk(tmp_path / "disk", size_kib=256) as disk:
         checkpoints, filler = disk / "checkpoints", disk / "filler"

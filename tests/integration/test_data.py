@@ -36,6 +36,7 @@ def test_batch_norm_never_gets_a_single_sample(place: Place, samples: int) -> No
     assert not job.named("worker_failed")
 
 
+@pytest.mark.long
 def test_drop_last_trains_on_with_fewer_samples_than_the_group_takes(place: Place) -> None:
     """There are 10 samples. Three workers take 12 a step, two 8. A killed worker is replaced."""
     script = ["steady.py", "--samples", 10, "--drop-last", "--epochs", 100000, "--pace-s", 0.01]

@@ -15,6 +15,7 @@ from tests.integration.running import Place, wait_for_step
 from tests.waiting import eventually
 
 
+@pytest.mark.long
 def test_a_job_replaces_workers_after_its_sockets_and_logs_were_removed(place: Place) -> None:
     """A logout removes $XDG_RUNTIME_DIR."""
     script = ["steady.py", "--epochs", 100_000, "--pace-s", 0.02]

@@ -110,7 +110,7 @@ def test_no_process_is_left_behind_by_a_killed_worker_or_agent(place: Place) -> 
         pytest.param(("agent", "keeper"), marks=pytest.mark.long),
         pytest.param(("agent", "zygote"), marks=pytest.mark.long),
         pytest.param(("keeper",), marks=pytest.mark.long),
-        ("keeper", "zygote"),
+        pytest.param(("keeper", "zygote"), marks=pytest.mark.long),
     ],
     ids="-".join,
 )
@@ -130,6 +130,7 @@ def test_one_of_agent_keeper_and_zygote_is_enough_to_end_everything(
     eventually(lambda: not place.processes(), lambda: str(place.processes()))
 
 
+@pytest.mark.long
 def test_the_end_of_a_worker_does_not_end_the_daemons_of_others(place: Place) -> None:
     job = place.start("daemons.py", 100_000)
     wait_for_step(job, 3)

@@ -145,7 +145,7 @@ def test_a_module_that_cannot_be_run_is_refused_at_once(
     assert not (place.files / "logs").exists()
 
 
-@pytest.mark.parametrize("command", ["run", "agent"])
+@pytest.mark.parametrize("command", ["run", pytest.param("agent", marks=pytest.mark.long)])
 def test_a_command_without_a_module_name_is_refused(place: Place, command: str) -> None:
     etcd = ["--etcd", "127.0.0.1:1", "--insecure"] if command == "agent" else []
     result = place.elastic(command, *etcd, "-m")

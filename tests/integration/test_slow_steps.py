@@ -34,7 +34,7 @@ def test_a_first_or_compiling_step_is_no_hang(
 @pytest.mark.parametrize(
     ("index", "what", "options"),
     [
-        (3, "load", []),
+        pytest.param(3, "load", [], marks=pytest.mark.long),
         pytest.param(3, "sleep", [], marks=pytest.mark.long),
         pytest.param(0, "sleep", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),
         pytest.param(3, "compile", ["--first-step-timeout-s", "3"], marks=pytest.mark.long),

@@ -101,9 +101,9 @@ class Job:
 @pytest.mark.parametrize(
     ("streams", "output"),
     [
-        pytest.param(unread, "json", id="unread"),
+        pytest.param(unread, "json", id="unread", marks=pytest.mark.long),
         pytest.param(without_reader, "json", id="without a reader", marks=pytest.mark.long),
-        pytest.param(closed, "json", id="closed", marks=pytest.mark.long),
+        pytest.param(closed, "json", id="closed"),
         pytest.param(stopped_terminal, "live", id="a stopped terminal", marks=pytest.mark.long),
     ],
 )

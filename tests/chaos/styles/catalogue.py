@@ -82,12 +82,9 @@ _PARTICULAR = (
 IN_EVERY_RUN = frozenset(
     [
         "batch_norm",
-        "evaluation_each_epoch_by_variable",
         "gan_toggled",
-        "loop_per_epoch",
         "plain_sgd",
         "refused_bare_forward",
-        "schedulers_outside",
         "unfreezing",
     ]
 )

@@ -142,6 +142,7 @@ class Session:
         model = DistributedModel(module.to(self.device), options)
         model.on_failure = training.note_failure
         model.on_pass_outside = self._passes_outside
+        model.apart = training.apart
         training.models.append(model)
         if training.group is not None:
             model.wrap(training.control.backend)

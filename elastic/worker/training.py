@@ -52,7 +52,12 @@ _ELSEWHERE_S = 0.5
 
 _LEASE_LOOK_S = 0.01
 _ENDS_BY_ITSELF_S = 3.0
-_WAITS = ("/torch/distributed/", "/torch/nn/parallel/distributed.py", "/torch/autograd/")
+_WAITS = (
+    "/torch/distributed/",
+    "/torch/nn/parallel/distributed.py",
+    "/torch/autograd/",
+    "/elastic/worker/group/distributed_model.py",  # agrees on buckets, too
+)
 _DEEPEST_CAUSE = 20  # the most errors in a chain of causes that are looked at
 _UNKNOWN = -1  # collectives: the script is in a block, or has left it by an exception
 
@@ -263,14 +268,14 @@ class Training:
         called before an optimizer steps: if a collective came later, each step would have to copy
         what the optimizer has changed, for the undo.
         """
-        self._require_no_collectives()
+        newest = self._require_no_collectives()
         if not self.control.lease.holds():
             self._await_lease()
         self._collectives_left = _UNKNOWN
         self.in_block = True
         self._reduce_means = reduce_means
         self.part.begin_block()
-        self._reductions.begin_block()
+        self._reductions.begin_block(newest)
         for model in self.models:
             model.begin_block()
         self._call_together(True)
@@ -454,6 +459,9 @@ class Training:
             self.loss_in_block = error
 
     # ---- reductions
+
+    def apart(self, function: Callable[[], Any]) -> Any:
+        return self._reductions.apart(function)
 
     def _compare_reductions(self) -> None:
         """The block has made other reductions than the steps before let expect: raise StepMisused
@@ -1098,14 +1106,18 @@ class Training:
                 "`if step.committed and ...: break`"
             )
 
-    def _require_no_collectives(self) -> None:
+    def _require_no_collectives(self) -> int | None:
         """Raise StepMisused if the script called collectives outside of a block. They work until
-        the group changes, but then they meet other collectives of members that join."""
+        the group changes, but then they meet other collectives of members that join. Returns how
+        many the group has begun, or None if that is not known for this group alone."""
         group = self._watched
-        if group is None or self._collectives_left in (_UNKNOWN, group.collectives()):
-            return
+        if group is None:
+            return None
+        count = group.collectives()
         if group.aborted or not group.counts_collectives:
-            return
+            return None
+        if self._collectives_left in (_UNKNOWN, count):
+            return count if len(GROUPS) < 2 else None
         raise StepMisused(
             "a collective of torch.distributed was called outside of `with step:` (steps committed "
             f"so far: {self.part.progress.committed}); when a worker is lost or joins, it would "

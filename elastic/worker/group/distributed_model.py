@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import functools
 import inspect
 import operator
 import sys
@@ -99,6 +100,8 @@ class DistributedModel(nn.Module):
         """Called with what a forward pass through DDP raises."""
         self.on_pass_outside: Callable[[], None] = lambda: None
         """Called before a forward pass outside of blocks and of `session.run`."""
+        self.apart: Callable[[Callable[[], Any]], Any] = lambda function: function()
+        """Calls its argument, a forward pass in which DDP agrees on buckets by collectives."""
         self.register_load_state_dict_pre_hook(_with_prefix)  # type: ignore[no-untyped-call]
         self.module = module  # at last: from now on, other attributes are the module's
         for registry in ("_parameters", "_buffers"):
@@ -113,13 +116,16 @@ class DistributedModel(nn.Module):
             return self.module(*inputs, **named)  # DDP would broadcast buffers with no peer
         if not passes.begun:
             self._begin_pass()
-        if passes.wrapper is None:
+        ddp = passes.wrapper
+        if ddp is None:
             return self.module(*inputs, **named)
-        if torch.is_grad_enabled():
-            passes.forwarded = True
-            passes.calls += passes.reduces
         try:
-            return passes.wrapper(*inputs, **named)
+            if torch.is_grad_enabled():
+                passes.forwarded = True
+                passes.calls += passes.reduces
+                if not ddp._has_rebuilt_buckets and not ddp.find_unused_parameters:
+                    return self.apart(functools.partial(ddp, *inputs, **named))
+            return ddp(*inputs, **named)
         except Exception as error:
             self.on_failure(error)
             raise

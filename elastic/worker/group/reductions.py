@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from typing import Any
 
 import torch
 
@@ -53,30 +54,37 @@ class Reductions:
         count = self._count
         return count() - self._at_first if count is not None else 0
 
-    def begin_block(self) -> None:
-        """A step's block begins."""
+    def begin_block(self, newest: int | None) -> None:
+        """A step's block begins. newest: the collectives that the group has begun, if known."""
         count = self._count
-        try:
-            self._ended = count() if count is not None else 0
-        except RuntimeError:  # the group was aborted, which the first pass will find
-            self._ended = 0
+        if count is not None:
+            try:
+                self._ended = newest if newest is not None else count()
+            except RuntimeError:  # the group was aborted, which the first pass will find
+                self._ended = 0
 
     def end_block(self) -> None:
         """The block has ended without an error."""
-        count = self._count
-        if count is not None:
-            self._note_outside(count(), reached=0)
+        for model in self._models:
+            if model.passes.calls and self._count is not None:
+                self._note_outside(self._count())
+                break
 
-    def _note_outside(self, until: int, reached: int) -> None:
-        """Note the collectives since the last pass, up to `until`, if a model was called once more
-        than this pass explains: loss.backward() may have averaged gradients. (Without such a call
-        they may be messages between two members.) reached: the bits of models that it explains."""
-        more = False
-        for number, model in enumerate(self._models):
-            passes = model.passes
-            more |= passes.calls > (reached >> number & 1)
-            passes.calls = 0
-        if more and until > self._ended:
+    def apart(self, function: Callable[[], Any]) -> Any:
+        """Call `function`, whose collectives are not the script's."""
+        count = self._count
+        if count is None:
+            return function()
+        before = count()
+        result = function()
+        self._ended += count() - before
+        return result
+
+    def _note_outside(self, until: int) -> None:
+        """A model was called once more than its passes explain: note the collectives since the last
+        pass, up to `until`, in which loss.backward() may have averaged gradients. (Without such a
+        call they may be messages between two members.)"""
+        if until > self._ended:
             self._part.made += ((0, self._ended - until),)
 
     def begin_pass(self) -> None:
@@ -109,13 +117,17 @@ class Reductions:
         except RuntimeError:  # the group was aborted, and the pass raises that
             begun = 0
         models = self._models_reached() if self._samples else 0
-        if count is not None:
-            self._note_outside(self._before, models or 1)
-        self._ended = self._before + begun
-        frozen = 0
+        more, frozen, reached = False, 0, models or 1
         for number, model in enumerate(self._models):
-            if model.passes.frozen and (models or 1) >> number & 1:
-                frozen += model.passes.frozen << 32 * number
+            passes, explained = model.passes, reached >> number & 1
+            if passes.calls > explained:
+                more = True
+            passes.calls = 0
+            if passes.frozen and explained:
+                frozen += passes.frozen << 32 * number
+        if more and count is not None:
+            self._note_outside(self._before)
+        self._ended = self._before + begun
         part.made += ((begun, models | frozen << MOST_MODELS),)
         part.begun += begun
         return begun

@@ -10,7 +10,6 @@ import pytest
 from tests.unit.worker.leaving_out import BY_HAND, OPTIONS, RIGHT, STEPS, WRONG, Case, Outcome, play
 
 CASES = 300
-FEW = range(1000, 1010)
 PLAIN = Case(world=2, rank=1, step=9, style="", factor=0.0, model=0, options=0, every=1)
 
 
@@ -43,7 +42,9 @@ def judge(case: Case) -> None:
     if not any(outcome.refused for outcome in outcomes):
         # They stood still in collectives of two kinds. The next group begins the step again.
         assert all(o.digests == right.digests[: len(o.digests)] for o in outcomes), outcomes
-    assert len(outcomes[case.rank].digests) == case.step, "the odd rank has not committed its step"
+    odd = outcomes[case.rank]
+    lead = len(odd.digests) - case.step
+    assert lead in (0, odd.doubtful), "the odd rank's step does not count"
 
 
 @pytest.mark.parametrize("style", [*WRONG, *RIGHT])
@@ -61,6 +62,11 @@ def test_so_it_is_if_the_other_model_follows(style: str) -> None:
 @pytest.mark.parametrize("options", range(1, len(OPTIONS)))
 def test_a_model_that_is_left_out_is_refused_with_each_option_of_ddp(options: int) -> None:
     judge(replace(PLAIN, style="nothing", model=options % 2, options=options, every=3))
+
+
+def test_a_look_at_a_model_in_the_step_that_orders_its_buckets_is_no_slip() -> None:
+    """DDP agrees on the order in a forward pass, by collectives of its own."""
+    judge(replace(PLAIN, style="looks", step=1))
 
 
 def test_a_collective_too_many_is_refused_where_members_meet_next() -> None:

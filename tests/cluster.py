@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.kills import ENVIRONMENT
 from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import EtcdCluster, etcd_cluster
 from tests.hosts import Host, Network, network
@@ -49,7 +48,6 @@ class Cluster:
     @property
     def environment(self) -> dict[str, str]:
         return {
-            **ENVIRONMENT,
             "ELASTIC_ETCD": self.etcd.endpoints(),
             "ELASTIC_INSECURE": "true",
             "ELASTIC_JOB": self.job,

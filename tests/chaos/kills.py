@@ -10,8 +10,6 @@ from pathlib import Path
 from tests.chaos import records
 from tests.job_process import JobProcess
 
-ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parents[2])}
-
 
 def job_of(script: Path, out: Path, *options: str, nproc: int, **environment: str) -> JobProcess:
     """Start a job whose ledger, records and logs are in `out`."""
@@ -19,7 +17,7 @@ def job_of(script: Path, out: Path, *options: str, nproc: int, **environment: st
         *("--ledger", out / "ledger.jsonl", script, out, *options),
         nproc=nproc,
         log_dir=out / "logs",
-        environment={**ENVIRONMENT, **environment},
+        environment=environment,
     )
 
 

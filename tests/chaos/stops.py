@@ -28,7 +28,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.kills import ENVIRONMENT
 from tests.chaos.records import Record
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
@@ -152,7 +151,6 @@ class StoppingJob:
             *("--max-workers", str(shape.workers), "--min-workers", str(shape.workers)),
             *("--max-restarts", "100000", "--agent-grace-s", "4", "--gather-timeout-s", "0"),
             *("--join-timeout-s", "4", "--events-file", files / "events"),
-            environment=ENVIRONMENT,
         )
         for host in self.nodes():
             self.start_agent(host)
@@ -171,7 +169,6 @@ class StoppingJob:
             *("--grace-s", "60"),
             *(TRAINER, self.out, "--epochs", "100000", "--record-blocks"),
             *("--step-s", str(self.shape.step_s)),
-            environment=ENVIRONMENT,
         )
 
     # ---- what is true now

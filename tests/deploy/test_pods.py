@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from elastic.errors import ExitCode
-from tests.chaos.kills import ENVIRONMENT
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
 from tests.deploy.helm import Values, merged, render
@@ -54,7 +53,7 @@ class Release(LoopbackJob):
     ) -> None:
         self._given = merged(above, {"etcd": {"endpoints": etcd.endpoints().split(",")}}, values)
         self.documents = render(self._given)
-        super().__init__(place, (), etcd=etcd.endpoints(), job="gpt", **ENVIRONMENT)
+        super().__init__(place, (), etcd=etcd.endpoints(), job="gpt")
         self.volumes = place.files / "volumes"
         self.out = self.volumes / "checkpoints" / "out"
         self.out.mkdir(parents=True, exist_ok=True)

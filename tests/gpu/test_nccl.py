@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from tests.chaos import records
-from tests.chaos.kills import ENVIRONMENT, kill_at_random_steps, wait_until
+from tests.chaos.kills import kill_at_random_steps, wait_until
 from tests.chaos.test_kills import TRAINER, check_outcome
-from tests.job_process import JobProcess
+from tests.job_process import WITH_COMPILER, JobProcess
 
 SCRIPTS = Path(__file__).parent / "scripts"
 SCRIPT = SCRIPTS / "gpu_trainer.py"
@@ -41,7 +41,7 @@ def job_of(
         *(script, out, *([] if own or script != SCRIPT else ["--share"]), *options),
         nproc=nproc,
         log_dir=out / "logs",
-        environment=ENVIRONMENT,
+        environment=WITH_COMPILER,
     )
 
 

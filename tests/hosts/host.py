@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from tests.hosts.namespaces import Namespace, ip
-from tests.job_process import DEADLINE_S, DIE_WITH_PARENT, CommandProcess
+from tests.job_process import DEADLINE_S, DIE_WITH_PARENT, WITHOUT_COMPILER, CommandProcess
 
 if TYPE_CHECKING:
     from tests.hosts.network import Network
@@ -78,7 +78,11 @@ class Host:
 
     @property
     def environment(self) -> dict[str, str]:
-        return {"XDG_RUNTIME_DIR": str(self.files), "OMP_NUM_THREADS": "1"}
+        return {
+            **WITHOUT_COMPILER,
+            "XDG_RUNTIME_DIR": str(self.files),
+            "OMP_NUM_THREADS": "1",
+        }
 
     def processes(self) -> list[int]:
         """All processes that live here, whatever started them."""

@@ -11,7 +11,6 @@ from types import MappingProxyType
 from typing import Any, TypeVar
 
 from elastic.settings.tls_files import TlsFiles
-from tests.chaos.kills import ENVIRONMENT
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import free_ports
@@ -166,7 +165,7 @@ class TrainingJob(LoopbackJob):
         out = place.files / "out"
         out.mkdir()
         script = (TRAINER, out, "--epochs", "100000", "--step-s", str(step_s))
-        super().__init__(place, script, **named, **ENVIRONMENT)
+        super().__init__(place, script, **named)
         self.steps = StepRecords(out)
 
     def wait_for_full_group(self) -> None:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.job_process import DEADLINE_S, ROOT, JobProcess, is_alive
+from tests.job_process import DEADLINE_S, ROOT, WITHOUT_COMPILER, JobProcess, is_alive
 from tests.waiting import eventually
 
 SCRIPTS = Path(__file__).parent / "scripts"
@@ -28,7 +28,11 @@ class Place:
     def __init__(self, files: Path) -> None:
         self.files = files
         self.sockets = Path(tempfile.mkdtemp(prefix="el-", dir="/tmp"))  # sun_path is short
-        self.environment = {"XDG_RUNTIME_DIR": str(self.sockets), "OMP_NUM_THREADS": "1"}
+        self.environment = {
+            **WITHOUT_COMPILER,
+            "XDG_RUNTIME_DIR": str(self.sockets),
+            "OMP_NUM_THREADS": "1",
+        }
         self._jobs: list[JobProcess] = []
 
     def start(
@@ -58,7 +62,7 @@ class Place:
     def _start(
         self, command: Sequence[str | Path], cwd: Path, nproc: int, environment: dict[str, str]
     ) -> JobProcess:
-        logs, environment = self.files / "logs", {**environment, **self.environment}
+        logs, environment = self.files / "logs", {**self.environment, **environment}
         job = JobProcess(*command, nproc=nproc, log_dir=logs, environment=environment, cwd=cwd)
         self._jobs.append(job)
         return job

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Sequence
 
 import pytest
 
-from tests.chaos.kills import ENVIRONMENT
 from tests.cluster import TRAINER
 from tests.cluster_steps import StepRecords
 from tests.etcd_cluster import EtcdCluster, etcd_cluster
@@ -41,7 +40,6 @@ class Runs(LoopbackJob):
             job=JOB,
             ELASTIC_DRAIN_TIMEOUT_S="5",
             ELASTIC_CHECKPOINT_DIR=str(place.files / "checkpoints"),
-            **ENVIRONMENT,
         )
         self.etcd, self.nodes = etcd, nodes
         self.steps = StepRecords(out)

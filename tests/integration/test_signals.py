@@ -12,7 +12,7 @@ import pytest
 from elastic.runtime.leave_signals import ONE_SIGNAL_S
 from tests.chaos.problem import lineage
 from tests.integration.running import Place, steps_of, wait_for_step
-from tests.job_process import JobProcess
+from tests.job_process import WITH_COMPILER, JobProcess
 from tests.waiting import eventually
 
 INTERRUPTED, TERMINATED = 130, 143
@@ -108,7 +108,9 @@ def test_a_signal_gives_up_what_is_too_slow_and_saves_the_state_from_before_it(
     options = ["--checkpoint-dir", checkpoints, "--ledger", ledger]
     ranks, what = slow.split()
     job = place.start(
-        *["takes_long.py", 4, ranks, 3600, what, 1000], options=[*options, "--stop-grace-s", "16"]
+        *["takes_long.py", 4, ranks, 3600, what, 1000],
+        options=[*options, "--stop-grace-s", "16"],
+        **WITH_COMPILER,
     )
     wait_for_step(job, 4)
     job.process.send_signal(signal.SIGTERM)
@@ -123,7 +125,7 @@ def test_a_signal_gives_up_what_is_too_slow_and_saves_the_state_from_before_it(
     assert bool(job.named("worker_failed")) == (slow in ELSEWHERE), job.story()
     assert place.elastic("checkpoint", "verify", checkpoints).returncode == 0
 
-    job = place.start("takes_long.py", 4, ranks, 0, what, 2, options=options)
+    job = place.start(*["takes_long.py", 4, ranks, 0, what, 2], options=options, **WITH_COMPILER)
     assert job.wait() == 0, job.story()
     assert job.named("state_restored")[0]["source"] == f"checkpoint of step {saved}"
     assert steps_of(job)[0] == saved + 1

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.running import Place, steps_of
+from tests.job_process import WITH_COMPILER
 
 IMPATIENT = ["--hang-timeout-s", "2", "--hang-factor", "1", "--join-timeout-s", "1"]
 LONG_S = 6
@@ -23,7 +24,9 @@ LONG_S = 6
 def test_a_first_or_compiling_step_is_no_hang(
     place: Place, index: int, ranks: str, what: str
 ) -> None:
-    job = place.start("takes_long.py", index, ranks, LONG_S, what, 1, options=IMPATIENT)
+    job = place.start(
+        "takes_long.py", index, ranks, LONG_S, what, 1, options=IMPATIENT, **WITH_COMPILER
+    )
     assert job.wait() == 0, job.story()
     assert [g["reason"] for g in job.named("generation_formed")] == ["started"], job.story()
     assert not job.named("worker_failed")
@@ -44,7 +47,9 @@ def test_a_step_beyond_its_timeout_is_a_hang(
     place: Place, index: int, what: str, options: list[str]
 ) -> None:
     options = [*IMPATIENT, *options]
-    job = place.start("takes_long.py", index, "one", 1000, what, 1000, options=options)
+    job = place.start(
+        "takes_long.py", index, "one", 1000, what, 1000, options=options, **WITH_COMPILER
+    )
     job.wait_for_event("generation_formed", reason="stalled")
     failure = job.wait_for_event("worker_failed", kind="left_out")
     assert "takes_long.py" in Path(failure["log"]).read_text(), "its stacks tell where it hung"
@@ -57,7 +62,9 @@ def test_a_step_beyond_its_timeout_is_a_hang(
 @pytest.mark.long
 def test_a_cold_compiler_cache_costs_no_worker_its_place(place: Place, tmp_path: Path) -> None:
     cache = str(tmp_path / "inductor")
-    job = place.start("compiles.py", options=IMPATIENT, TORCHINDUCTOR_CACHE_DIR=cache)
+    job = place.start(
+        "compiles.py", options=IMPATIENT, TORCHINDUCTOR_CACHE_DIR=cache, **WITH_COMPILER
+    )
     assert job.wait() == 0, job.story()
     assert [g["reason"] for g in job.named("generation_formed")] == ["started"], job.story()
     assert max(steps_of(job)) == 8

@@ -14,7 +14,7 @@ import pytest
 
 from elastic.settings.tls_files import TlsFiles
 from tests.certificates import make_certificates, sign
-from tests.chaos.kills import ENVIRONMENT, wait_until
+from tests.chaos.kills import wait_until
 from tests.chaos.records import newest_step
 from tests.cluster import TRAINER
 from tests.etcd_cluster import EtcdCluster
@@ -65,7 +65,7 @@ def test_a_script_for_torchrun_listens_only_on_loopback(place: Place, tmp_path: 
 @pytest.mark.long
 def test_a_job_whose_groups_queue_listens_only_on_loopback(place: Place, tmp_path: Path) -> None:
     """As with NCCL; tests/nccl_manners.py."""
-    job = place.start(TRAINER, tmp_path, "--nccl-manners", "--epochs", 100_000, **ENVIRONMENT)
+    job = place.start(TRAINER, tmp_path, "--nccl-manners", "--epochs", 100_000)
     wait_until(job, lambda: newest_step(tmp_path) >= 3, "step 3")
     _check_only_loopback(place, {"worker"})
 

@@ -16,12 +16,12 @@ from typing import Any
 
 from tests.chaos.styles.catalogue import STEPS_PER_EPOCH, Style
 from tests.chaos.styles.killer import Kill, Killer
-from tests.job_process import ROOT, JobProcess
+from tests.job_process import ROOT, WITH_COMPILER, JobProcess
 
 WORKER = Path(__file__).parent / "worker.py"
 NPROC = 3
 PACE_S = 0.02
-_ENVIRONMENT = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+_ENVIRONMENT = {**WITH_COMPILER, "OMP_NUM_THREADS": "1"}
 
 Event = dict[str, Any]
 

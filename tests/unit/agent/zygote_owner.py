@@ -21,8 +21,7 @@ from elastic.runtime.log_writer import open_output
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.training_lease import TrainingLease
 from elastic.v1 import local_pb2 as pb
-
-NO_COMPILER = Path(__file__).parent / "no_compiler"
+from tests.job_process import WITHOUT_COMPILER
 
 
 async def main(directory: Path, grace_s: float) -> None:
@@ -31,7 +30,7 @@ async def main(directory: Path, grace_s: float) -> None:
     zygote = ZygoteProcess(
         run_directory=directory,
         log=directory / "zygote.log",
-        environment={"PYTHONPATH": str(NO_COMPILER), **os.environ, "OMP_NUM_THREADS": "1"},
+        environment={**WITHOUT_COMPILER, **os.environ, "OMP_NUM_THREADS": "1"},
         on_event=_heard,
         on_lost=lost.set,
         lease=TrainingLease.unlimited(),

@@ -137,6 +137,7 @@ def test_a_cut_off_host_commits_at_most_one_step_and_rejoins(cluster: Cluster, l
     assert cluster.agent("c").process.poll() is None
 
 
+@pytest.mark.long
 def test_a_leader_cut_off_with_a_minority_decides_nothing_and_is_deposed(cluster: Cluster) -> None:
     old, new = cluster.leader(), cluster.follower()
     cluster.net.cut(cluster.net.host(old), cluster.net.host("a"))

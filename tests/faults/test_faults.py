@@ -76,6 +76,7 @@ def test_a_failing_call_that_was_once_reported_badly_is_reported_well(
     assert not outcome.wrong, f"{outcome.line}\n{outcome.wrong}\n{outcome.story}"
 
 
+@pytest.mark.long
 def test_a_training_job_survives_failing_calls_that_once_broke_it(library: Path) -> None:
     points = [Point.parse(text) for text in _FOUND_LATER]
     outcomes = [*Campaign(library, "", _SEED).several(points)]

@@ -43,7 +43,7 @@ def running(running_place: Place) -> JobProcess:
     """A job that has committed a checkpoint and trains on."""
     options = ["--checkpoint-dir", running_place.files / "c", "--checkpoint-every", "2"]
     options += ["--job", "watched", "--console", "all"]
-    job = running_place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.02, options=options)
+    job = running_place.start("steady.py", "--epochs", 100_000, "--pace-s", 0.1, options=options)
     job.wait_for_event("checkpoint_committed")
     return job
 

@@ -26,7 +26,7 @@ SAMPLES = 48  # of steady.py
         pytest.param(signal.SIGTERM, 3, id="stopped-as many workers", marks=pytest.mark.long),
         pytest.param(signal.SIGTERM, 2, id="stopped-fewer workers", marks=pytest.mark.long),
         pytest.param(signal.SIGKILL, 3, id="killed-as many workers", marks=pytest.mark.long),
-        pytest.param(signal.SIGKILL, 2, id="killed-fewer workers"),
+        pytest.param(signal.SIGKILL, 2, id="killed-fewer workers", marks=pytest.mark.long),
     ],
 )
 def test_a_run_resumed_from_a_checkpoint_has_all_its_steps_in_the_ledger(

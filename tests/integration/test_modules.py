@@ -61,6 +61,7 @@ def weights(output: list[str]) -> set[float]:
     return {float(line.partition("weights ")[2]) for line in output if "weights " in line}
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("package")
 def test_an_elastic_module_trains_through_a_killed_worker(place: Place) -> None:
     alone = place.python("-m", "pkg.train")

@@ -34,6 +34,7 @@ def test_trial_raises_an_error_if_the_source_lacks_the_place_of_a_fault() -> Non
         )
 
 
+@pytest.mark.long
 def test_trial_finds_a_fault_that_breaks_a_promise_and_a_harmless_one_survives() -> None:
     found, survived = try_mutants([FATAL, HARMLESS], histories=5, tries=5, jobs=1, unit_tests=False)
     assert found.found

@@ -82,8 +82,6 @@ _PARTICULAR = (
 IN_EVERY_RUN = frozenset(
     [
         "batch_norm",
-        "gan_toggled",
-        "plain_sgd",
         "refused_bare_forward",
         "unfreezing",
     ]

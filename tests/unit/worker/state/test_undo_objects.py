@@ -357,7 +357,7 @@ class Cloning(Drawing):
         self.inner.tensor.copy_(state_dict["tensor"])
 
 
-@pytest.mark.parametrize("kind", [TooMany, Cloning])
+@pytest.mark.parametrize("kind", [pytest.param(TooMany, marks=pytest.mark.long), Cloning])
 def test_an_object_whose_changes_cannot_be_seen_is_copied_in_every_block(
     kind: type[Nested],
 ) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.chaos import problem, records
 from tests.chaos.kills import job_of, kill_at_random_steps
 
 SCRIPT = Path(__file__).parent / "scripts" / "ddp_features.py"
 
 
+@pytest.mark.long
 def test_every_ddp_feature_keeps_working_after_a_change_of_the_group(tmp_path: Path) -> None:
     with job_of(SCRIPT, tmp_path, nproc=3) as job:
         kill_at_random_steps(job, tmp_path, seed=1, kills=2)

@@ -107,6 +107,7 @@ def test_the_others_go_on_without_a_host_whose_processes_are_killed(cluster: Clu
     cluster.wait_trained(10, *NODES)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "lost",
     [
@@ -203,6 +204,7 @@ def check_no_stall(cluster: Cluster) -> None:
     assert cluster.generation() == generation
 
 
+@pytest.mark.long
 def test_training_goes_on_while_a_majority_of_the_store_is_frozen(cluster: Cluster) -> None:
     frozen, generation = cluster.etcd.members[:2], cluster.generation()
     for member in frozen:

@@ -146,6 +146,7 @@ def of_alerts(scraped: Prometheus) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_every_expression_has_data_in_a_prometheus_that_scrapes_a_job(
     scraped: tuple[Job, Prometheus],
 ) -> None:

@@ -130,6 +130,7 @@ def test_a_wrong_etcd_password_is_refused(guarded: Guarded) -> None:
         _all_refused(guarded, COMMANDS, why, ELASTIC_ETCD_PASSWORD="wrong")
 
 
+@pytest.mark.long
 def test_endpoints_that_do_not_answer_are_named_one_by_one(guarded: Guarded) -> None:
     ports = free_ports(3)
     endpoints = ",".join(f"127.0.0.1:{port}" for port in ports)

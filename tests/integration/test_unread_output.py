@@ -103,7 +103,7 @@ class Job:
     [
         pytest.param(unread, "json", id="unread", marks=pytest.mark.long),
         pytest.param(without_reader, "json", id="without a reader", marks=pytest.mark.long),
-        pytest.param(closed, "json", id="closed"),
+        pytest.param(closed, "json", id="closed", marks=pytest.mark.long),
         pytest.param(stopped_terminal, "live", id="a stopped terminal", marks=pytest.mark.long),
     ],
 )

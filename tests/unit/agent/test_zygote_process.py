@@ -260,6 +260,7 @@ def test_detached_processes_end_with_a_zygote_that_was_found(start: Start) -> No
     assert is_gone(detached)
 
 
+@pytest.mark.long
 def test_the_next_agent_ends_detached_processes_if_all_were_killed_at_once(start: Start) -> None:
     first = start(60.0)
     detached = detaching(first)
@@ -342,6 +343,7 @@ raise SystemExit(3)
 """
 
 
+@pytest.mark.long
 def test_a_log_whose_disk_hangs_holds_up_no_worker_and_no_end(start: Start) -> None:
     owner = start(60.0)
     log = owner.directory / "w1.log"
@@ -410,6 +412,7 @@ if "process.zygote" in command and "runtime.keeper" not in command:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("grace_s", [0.0, 20.0])
 def test_a_zygote_that_takes_long_to_listen_serves_the_agent_that_has_started_it(
     start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, grace_s: float
@@ -488,6 +491,7 @@ def test_a_lost_zygote_costs_no_process_outside_the_run(start: Start) -> None:
     os.kill(helper, signal.SIGKILL)
 
 
+@pytest.mark.long
 def test_a_keeper_that_nobody_reaps_counts_as_ended(start: Start) -> None:
     """This happens where the first process of a container reaps no orphans."""
     prctl(PR_SET_CHILD_SUBREAPER, 1)  # for this process, which reaps only children that it knows

@@ -5,8 +5,8 @@ from __future__ import annotations
 import enum
 import operator
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from itertools import chain, compress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from itertools import chain
 from types import (
     NoneType,
 )
@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from elastic.errors import ConfigurationError
+from elastic.worker.state.copied_tensors import CopiedTensors, all_same, has_layout_of
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.signs import (
     ADDRESS,
@@ -49,7 +50,6 @@ _GRADIENT = operator.attrgetter("grad")
 _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
 _SOME_ELEMENTS = 32
-_ALIGNED_TO = 64  # bytes, like torch's own memory
 _STAGES = "_per_optimizer_states"  # of a GradScaler
 _EXTRA_STATE = "_extra_state"  # of which ExtraState takes care
 
@@ -151,28 +151,27 @@ class ModuleTensors:
 
     def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
         tensors = self.tensors()
-        data = [t.detach() for t in present(tensors)]
         numbers = {key: _numbers(attributes) for key, attributes in self._attributes.items()}
-        return tensors, data, _copied(data, reuse[2] if reuse else None, on_host), numbers
+        return tensors, _copied(present(tensors), reuse[1] if reuse else None, on_host), numbers
 
     def put_back(self, copy: Copy) -> None:
-        tensors, data, content, numbers = copy
+        tensors, copied, numbers = copy
         for (owner, name), tensor in zip(self._slots, tensors, strict=True):
             if owner.get(name) is not tensor:
                 owner[name] = tensor
                 if id(owner) in numbers:
                     self._attributes[id(owner)].update(numbers[id(owner)])
-        for tensor, memory in zip(present(tensors), data, strict=True):
-            if tensor.data_ptr() != memory.data_ptr() or not _fits(memory, tensor):
+        for tensor, memory in zip(present(tensors), copied.data, strict=True):
+            if tensor.data_ptr() != memory.data_ptr() or not has_layout_of(memory, tensor):
                 tensor.data = memory
-        put_content(data, content)
+        copied.put_back()
 
     def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
-        tensors, _, content, _ = copy
+        tensors, copied, _ = copy
         now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
-        return not all(map(same, present(now), content))
+        return not all(map(same, present(now), copied.content))
 
     def sign(self) -> object:
         self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
@@ -307,7 +306,7 @@ class ParameterGroups(_Small):
                 own = group["params"]
                 group.clear()
                 group["params"] = own
-            if not _all_same(group["params"], parameters):
+            if not all_same(group["params"], parameters):
                 group["params"] = list(parameters)
             group.update(held)
 
@@ -315,8 +314,8 @@ class ParameterGroups(_Small):
         groups, settings, members = copy
         now = self._optimizer.param_groups
         return not (
-            _all_same(now, groups)
-            and all(_all_same(g["params"], ps) for g, ps in zip(now, members, strict=True))
+            all_same(now, groups)
+            and all(all_same(g["params"], ps) for g, ps in zip(now, members, strict=True))
             and trees_equal([_settings(group) for group in now], settings)
         )
 
@@ -341,11 +340,10 @@ class OptimizerState:
         for parameter, state in self._optimizer.state.items():
             keys.append((parameter, _containers(state)))
             tensors += tensors_of(state)
-        data = [t.detach() for t in tensors]
-        return keys, data, _copied(data, reuse[2] if reuse else None, on_host)
+        return keys, _copied(tensors, reuse[1] if reuse else None, on_host)
 
     def put_back(self, copy: Copy) -> None:
-        keys, data, content = copy
+        keys, copied = copy
         state = self._optimizer.state
         for parameter in state.keys() - {parameter for parameter, _ in keys}:
             del state[parameter]
@@ -356,15 +354,15 @@ class OptimizerState:
                 kept.update(_containers(values))
             else:
                 state[parameter] = _containers(values)
-        put_content(data, content)
+        copied.put_back()
 
     def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
-        keys, data, content = copy
+        keys, copied = copy
         state = self._optimizer.state
         if state.keys() != {parameter for parameter, _ in keys}:
             return True
         now = [t for values in state.values() for t in tensors_of(values)]
-        if len(now) != len(data) or not all(map(same, now, content)):
+        if len(now) != len(copied.data) or not all(map(same, now, copied.content)):
             return True
         return any(
             not trees_equal(_without_tensors(state[p]), _without_tensors(v)) for p, v in keys
@@ -878,32 +876,11 @@ def _slots(
 
 
 def _copied(
-    data: list[torch.Tensor], reuse: list[torch.Tensor] | None, on_host: bool
-) -> list[torch.Tensor]:
-    """Copy tensors, into the memory of `reuse` if that fits: fresh memory takes far longer."""
-    fits = reuse is not None and len(reuse) == len(data) and all(map(_fits, reuse, data))
-    copies = reuse if fits and reuse is not None else _room_for(data, on_host)
-    if data:
-        torch._foreach_copy_(copies, data)
-    return copies
-
-
-def _room_for(data: list[torch.Tensor], on_host: bool) -> list[torch.Tensor]:
-    """Return memory for copies of the tensors. On the host it is one block, for which NumPy asks
-    the kernel for huge pages: the first touch of 40 MB in small pages takes 20 ms."""
-    together = [(on_host or t.device.type == "cpu") and t.is_contiguous() for t in data]
-    sizes = [-(-t.numel() * t.element_size() // _ALIGNED_TO) * _ALIGNED_TO for t in data]
-    block = torch.from_numpy(np.empty(sum(compress(sizes, together)), np.uint8))
-    stop = 0
-    room = []
-    for tensor, size, inside in zip(data, sizes, together, strict=True):
-        if inside:
-            start, stop = stop, stop + size
-            memory = block[start : start + tensor.numel() * tensor.element_size()]
-            room.append(memory.view(tensor.dtype).view(tensor.shape))
-        else:
-            room.append(torch.empty_like(tensor, device="cpu" if on_host else tensor.device))
-    return room
+    tensors: list[torch.Tensor], reuse: CopiedTensors | None, on_host: bool
+) -> CopiedTensors:
+    if reuse is not None:
+        return reuse.fill(tensors, on_host=on_host)
+    return CopiedTensors(tensors, on_host=on_host)
 
 
 def _seems_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
@@ -917,29 +894,8 @@ def _seems_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
     return same_tensor(some, same)
 
 
-def _all_same(some: Sequence[object], others: Sequence[object]) -> bool:
-    """Return whether two lists have the same objects."""
-    return len(some) == len(others) and all(map(operator.is_, some, others))
-
-
-def _fits(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
-    return (copy.shape, copy.dtype, copy.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
-
-
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in attributes.items() if type(value) in UNCHANGING}
-
-
-def put_content(
-    tensors: Sequence[torch.Tensor | None], content: Sequence[torch.Tensor | None]
-) -> None:
-    """Copy `content` into the tensors; None stands for nothing on both sides."""
-    data, content = present(tensors), present(content)
-    if not data:
-        return
-    # A tensor that was made in inference mode can be written to only in it.
-    with torch.inference_mode() if any(t.is_inference() for t in data) else torch.no_grad():
-        torch._foreach_copy_(data, content)
 
 
 def _settings(group: Mapping[str, Any]) -> dict[str, Any]:
@@ -959,7 +915,7 @@ def _held(live: Any, value: Any) -> Any:
     """Return the copied value, a tensor in the live one if it fits: others may refer to that."""
     if not (isinstance(live, torch.Tensor) and isinstance(value, torch.Tensor)):
         return copy_tree(value)
-    if not _fits(value, live):
+    if not has_layout_of(value, live):
         return value.clone()
     with torch.no_grad():
         return live.copy_(value)

@@ -36,9 +36,9 @@ from elastic.worker.state.cells import (
     OptimizerState,
     cells_of,
     is_large,
-    put_content,
     seems_to_differ,
 )
+from elastic.worker.state.copied_tensors import put_content
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.signs import is_own
 from elastic.worker.state.tree import UNCHANGING, copy_tree
@@ -82,6 +82,8 @@ class Undo:
         self._version = -1
         self._large: list[Cell] = []
         self._small: list[Cell] = []
+        self._tensors: list[tuple[int, ModuleTensors]] = []
+        """Of the small cells, with their indices: those whose copies have memory to use again."""
         self._copy_small: list[Callable[[], Copy]] = []
         self._copy_for_commit: list[Callable[[], Copy]] = []
         self._sign_large: list[Callable[[], object]] = []
@@ -536,6 +538,8 @@ class Undo:
     ) -> _Mark:
         copies = self._copy_for_commit if for_commit else self._copy_small
         small = [copy() for copy in copies]
+        for index, cell in self._tensors:
+            small[index] = cell.copy(reuse.small[index] if reuse and reuse.small else None)
         large = self._copy_large(wanted, reuse.large if reuse is not None else {}) if wanted else {}
         return _Mark(small=small, large=large, signs=signs or [])
 
@@ -578,10 +582,14 @@ class Undo:
                 gap.update(known.gap_set)
                 self._blocks, self._learns = known.blocks, False
                 self._learning_s, self._learnt_at_s = known.learning_s, time.perf_counter()
-        self._copy_small = [cell.copy for cell in self._small]
+        cells = enumerate(self._small)
+        self._tensors = [(i, cell) for i, cell in cells if isinstance(cell, ModuleTensors)]
+        self._copy_small = [
+            _nothing if isinstance(cell, ModuleTensors) else cell.copy for cell in self._small
+        ]
         self._copy_for_commit = [
-            (lambda: None) if isinstance(cell, DefaultGenerators) else cell.copy
-            for cell in self._small  # default generators are not sent to others
+            _nothing if isinstance(cell, DefaultGenerators) else copy  # not sent to others
+            for cell, copy in zip(self._small, self._copy_small, strict=True)
         ]
         self._looks = None
         self._sign_large = [cell.sign for cell in self._large]
@@ -596,6 +604,10 @@ class Undo:
         self._commit = self._call = None
         self._calls = {}
         self._begin = _Mark()
+
+
+def _nothing() -> Copy:
+    return None
 
 
 def _copy_s(cell: Cell) -> float:

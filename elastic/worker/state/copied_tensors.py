@@ -1,0 +1,145 @@
+"""Copies of tensors, in memory that is laid out once and used again in every block."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from itertools import compress
+
+import numpy as np
+import torch
+
+from elastic.worker.state.signs import ADDRESS, address_of, present
+
+# map() with these takes half as long as a loop, and every block pays for it.
+_SHAPE = operator.attrgetter("shape")
+_STRIDES = torch.Tensor.stride
+_ALIGNED_TO = 64  # bytes, like torch's own memory
+_FEW_ELEMENTS = 4096  # up to which torch.cat takes a third of the time of single copies
+
+
+class CopiedTensors:
+    """The content of some tensors, and aliases of the memory that they have.
+
+    `fill` uses the room of an earlier copy again: to make room for a hundred small tensors takes
+    five times as long as to copy them.
+
+    on_host: copy tensors of a device to the host.
+    data: the aliases. content: tensors with the copied values.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor], *, on_host: bool = False) -> None:
+        self._tensors = list(tensors)
+        self._on_host = on_host
+        self._layout = _layout_of(tensors)
+        self.data = [tensor.detach() for tensor in tensors]
+        self.content: list[torch.Tensor] = []
+        self._joined: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
+        self._each: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
+        self._make_room()
+        self._copy()
+
+    def fill(self, tensors: Sequence[torch.Tensor], *, on_host: bool = False) -> CopiedTensors:
+        """Copy what the tensors hold now: into this memory, if these are the same ones as before,
+        where they were, else into memory that is made for them. Returns the copy."""
+        if on_host is not self._on_host or not self._are_still(tensors):
+            return CopiedTensors(tensors, on_host=on_host)
+        self._copy()
+        return self
+
+    def put_back(self) -> None:
+        """Copy the values back to the memory that they come from."""
+        put_content(self.data, self.content)
+
+    def _are_still(self, tensors: Sequence[torch.Tensor]) -> bool:
+        return all_same(tensors, self._tensors) and _layout_of(tensors) == self._layout
+
+    def _make_room(self) -> None:
+        """Small tensors of one dtype on the host follow each other, so that one call of torch.cat
+        copies them."""
+        joins = list(map(_can_join, self.data))
+        each = [data for data, small in zip(self.data, joins, strict=True) if not small]
+        self._each = _room_for(each, self._on_host), each
+        rooms = iter(self._each[0])
+        views: dict[int, torch.Tensor] = {}
+        for dtype in {data.dtype for data in compress(self.data, joins)}:
+            chosen = [
+                index
+                for index, data in enumerate(self.data)
+                if joins[index] and data.dtype is dtype
+            ]
+            sizes = [self.data[index].numel() for index in chosen]
+            together = torch.empty(sum(sizes), dtype=dtype)
+            for index, part in zip(chosen, torch.split(together, sizes), strict=True):
+                views[index] = part.view(self.data[index].shape)
+            self._joined.append((together, [self.data[index].view(-1) for index in chosen]))
+        self.content = [views[index] if small else next(rooms) for index, small in enumerate(joins)]
+
+    def _copy(self) -> None:
+        for together, parts in self._joined:
+            torch.cat(parts, out=together)
+        content, data = self._each
+        if data:
+            torch._foreach_copy_(content, data)
+
+
+def put_content(
+    tensors: Sequence[torch.Tensor | None], content: Sequence[torch.Tensor | None]
+) -> None:
+    """Copy `content` into the tensors; None stands for nothing on both sides."""
+    data, content = present(tensors), present(content)
+    if not data:
+        return
+    # A tensor that was made in inference mode can be written to only in it.
+    with torch.inference_mode() if any(t.is_inference() for t in data) else torch.no_grad():
+        torch._foreach_copy_(data, content)
+
+
+def all_same(some: Sequence[object], others: Sequence[object]) -> bool:
+    """Return whether two sequences have the same objects."""
+    return len(some) == len(others) and all(map(operator.is_, some, others))
+
+
+def has_layout_of(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
+    return (copy.shape, copy.dtype, copy.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
+
+
+def _layout_of(tensors: Sequence[torch.Tensor]) -> tuple[list[object], ...]:
+    """Where the tensors are, and how. None of it needs a look at their content."""
+    try:
+        places: list[object] = list(map(ADDRESS, tensors))
+        return places, list(map(_SHAPE, tensors)), list(map(_STRIDES, tensors))
+    except (RuntimeError, ValueError):  # sparse ones have no such place
+        places = [(address_of(t), t.dtype) for t in tensors]
+        return places, [t.shape if not t.is_sparse else object() for t in tensors]
+
+
+def _can_join(data: torch.Tensor) -> bool:
+    return (
+        type(data) is torch.Tensor
+        and data.device.type == "cpu"
+        and data.layout is torch.strided
+        and not data.is_quantized
+        and 0 < data.numel() <= _FEW_ELEMENTS
+        and data.is_contiguous()
+    )
+
+
+def _room_for(data: list[torch.Tensor], on_host: bool) -> list[torch.Tensor]:
+    """Return memory for copies of the tensors. On the host it is one block, for which NumPy asks
+    the kernel for huge pages: the first touch of 40 MB in small pages takes 20 ms."""
+    together = [
+        (on_host or t.device.type == "cpu") and t.is_contiguous() and t.numel() > 0 for t in data
+    ]
+    sizes = [-(-t.numel() * t.element_size() // _ALIGNED_TO) * _ALIGNED_TO for t in data]
+    block = torch.from_numpy(np.empty(sum(compress(sizes, together)), np.uint8))
+    stop = 0
+    room = []
+    for tensor, size, inside in zip(data, sizes, together, strict=True):
+        if inside:
+            start, stop = stop, stop + size
+            memory = block[start : start + tensor.numel() * tensor.element_size()]
+            room.append(memory.view(tensor.dtype).view(tensor.shape))
+        else:
+            room.append(torch.empty_like(tensor, device="cpu" if on_host else tensor.device))
+    return room

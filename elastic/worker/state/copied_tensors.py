@@ -49,7 +49,11 @@ class CopiedTensors:
 
     def put_back(self) -> None:
         """Copy the values back to the memory that they come from."""
-        put_content(self.data, self.content)
+        once = [
+            (_once(data, data), _once(copy, data))
+            for data, copy in zip(self.data, self.content, strict=True)
+        ]
+        put_content([data for data, _ in once], [copy for _, copy in once])
 
     def _are_still(self, tensors: Sequence[torch.Tensor]) -> bool:
         return all_same(tensors, self._tensors) and _layout_of(tensors) == self._layout
@@ -93,6 +97,14 @@ def put_content(
     # A tensor that was made in inference mode can be written to only in it.
     with torch.inference_mode() if any(t.is_inference() for t in data) else torch.no_grad():
         torch._foreach_copy_(data, content)
+
+
+def _once(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """Return the elements of `tensor` at one place of each dimension over which `like` is expanded:
+    torch writes to no memory twice."""
+    if like.layout is not torch.strided or 0 not in like.stride():
+        return tensor
+    return tensor[tuple(slice(0, 1) if stride == 0 else slice(None) for stride in like.stride())]
 
 
 def all_same(some: Sequence[object], others: Sequence[object]) -> bool:

@@ -592,7 +592,7 @@ class Gradients:
         self._modules: dict[str, dict[str, nn.Parameter]] = {}
         self._accumulates: dict[str, bool] = {}
         self._at_begin: dict[str, bool] = {}
-        self._left: dict[str, frozenset[tuple[int, int]]] = {}
+        self._left: dict[str, tuple[list[int], list[int]]] = {}
         """By module: ids and versions of the gradients at the block's start."""
 
     def watch(self, name: str, module: nn.Module) -> bool:
@@ -610,7 +610,7 @@ class Gradients:
             gradients = list(map(_GRADIENT, parameters.values()))
             if not {NoneType}.issuperset(map(type, gradients)):
                 left = present(gradients)
-                self._left[name] = frozenset(zip(map(id, left), map(VERSION, left), strict=True))
+                self._left[name] = list(map(id, left)), list(map(VERSION, left))
         return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
@@ -667,11 +667,14 @@ class Gradients:
                 gradient = _from_stored(gradients.get(name))
                 parameter.grad = None if gradient is None else gradient.to(parameter.device)
 
-    def _unchanged(self, name: str, left: frozenset[tuple[int, int]]) -> bool:
+    def _unchanged(self, name: str, left: tuple[list[int], list[int]]) -> bool:
         """True if a gradient of the block's start is still there, unchanged, and is not zero. A
         script may zero those of one optimizer only."""
         now = present(map(_GRADIENT, self._modules[name].values()))
-        there = [_dense(g) for g in now if (id(g), g._version) in left]
+        if not now:
+            return False
+        was_there = frozenset(zip(*left, strict=True))
+        there = [_dense(g) for g in now if (id(g), g._version) in was_there]
         ends = there[:1] + there[-1:]  # they nearly always tell
         return any(bool(g.any()) for g in chain(ends, there[1:-1]))
 

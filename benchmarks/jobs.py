@@ -85,6 +85,15 @@ class Job:
                 raise RuntimeError(f"no {what} within {limit_s} s\n{self.story()}")
             time.sleep(_POLL_S)
 
+    def wait_for_end(self, limit_s: float) -> None:
+        """Wait until the job has ended well; RuntimeError otherwise."""
+        try:
+            code = self._process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            raise RuntimeError(f"no end within {limit_s} s\n{self.story()}") from None
+        if code != 0:
+            raise RuntimeError(f"the job ended with exit code {code}\n{self.story()}")
+
     def events(self, name: str) -> list[dict[str, Any]]:
         """Return elastic's JSON events of this name."""
         found = []

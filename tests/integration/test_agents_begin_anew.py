@@ -96,6 +96,7 @@ def test_an_agent_with_pid_1_restarts_in_its_process(
         _begins_anew(job, agent, pid, times=times)
 
 
+@pytest.mark.long
 def test_an_agent_runs_on_when_its_new_settings_are_invalid(
     job: TrainingJob, place_of_job: Place, http_of_b: str
 ) -> None:

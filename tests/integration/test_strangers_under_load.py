@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import sys
 import time
@@ -124,11 +125,12 @@ def test_a_minute_of_strangers_costs_a_job_nothing(job: TrainingJob, made: Certi
         refused = int(strangers.output[-1])
     told = coordinator.events[log:]
     refusals = [e for e in told if e["event"] == "peer_refused"]
+    log_bytes = sum(len(json.dumps(e)) + 1 for e in told)
     usual_s = sorted(status_s)[len(status_s) // 2]
     print(
         f"{refused} refused calls; status: median {usual_s:.3f} s, longest "
         f"{max(status_s):.3f} s; memory of the coordinator + {peak_mib - memory:.0f} MiB; "
-        f"{len(refusals)} events of refusals; {job.steps.newest() - steps} steps"
+        f"{len(refusals)} events of refusals in {log_bytes} bytes of log; {job.steps.newest() - steps} steps"
     )
     job.wait_for_more_steps()
     assert (job.generation(), coordinator.process.poll()) == (generation, None)
@@ -137,6 +139,8 @@ def test_a_minute_of_strangers_costs_a_job_nothing(job: TrainingJob, made: Certi
     assert usual_s < 0.2
     assert peak_mib - memory < 50 + CONNECTIONS * HANDSHAKE_MIB
     assert len(refusals) <= 20
+    assert log_bytes < 1_000_000
+    assert not coordinator.messages, "something other than events was written"
 
 
 async def _watched(

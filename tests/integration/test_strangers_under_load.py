@@ -130,7 +130,8 @@ def test_a_minute_of_strangers_costs_a_job_nothing(job: TrainingJob, made: Certi
     print(
         f"{refused} refused calls; status: median {usual_s:.3f} s, longest "
         f"{max(status_s):.3f} s; memory of the coordinator + {peak_mib - memory:.0f} MiB; "
-        f"{len(refusals)} events of refusals in {log_bytes} bytes of log; {job.steps.newest() - steps} steps"
+        f"{len(refusals)} events of refusals in {log_bytes} bytes of log; "
+        f"{job.steps.newest() - steps} steps"
     )
     job.wait_for_more_steps()
     assert (job.generation(), coordinator.process.poll()) == (generation, None)

@@ -125,11 +125,10 @@ def test_a_process_that_was_stopped_while_it_waited_says_so_when_it_runs_again()
 
 
 async def test_waiting_is_no_pause() -> None:
-    told = Told()
-    with watched_loop(told.journal):
+    with watched_loop(Told().journal) as watch:
         await asyncio.sleep(0.3)
-        await asyncio.to_thread(hold_up, 0.2)
-    assert told.events == []
+        await asyncio.to_thread(hold_up, 0.3)
+    assert watch.pauses.longest_s < 0.2  # a busy machine may hold up the loop itself
 
 
 async def test_the_start_of_the_watch_is_no_pause(monkeypatch: pytest.MonkeyPatch) -> None:

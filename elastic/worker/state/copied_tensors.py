@@ -29,21 +29,29 @@ class CopiedTensors:
     """
 
     def __init__(self, tensors: Sequence[torch.Tensor], *, on_host: bool = False) -> None:
-        self._tensors = list(tensors)
         self._on_host = on_host
-        self._layout = _layout_of(tensors)
-        self.data = [tensor.detach() for tensor in tensors]
-        self.content: list[torch.Tensor] = []
-        self._joined: list[tuple[torch.Tensor, list[torch.Tensor]]] = []
-        self._each: tuple[list[torch.Tensor], list[torch.Tensor]] = [], []
-        self._make_room()
+        self._see(tensors)
+        joins = list(map(_can_join, self.data))
+        self._single = [index for index, small in enumerate(joins) if not small]
+        self._kinds = [
+            [i for i, data in enumerate(self.data) if joins[i] and data.dtype is dtype]
+            for dtype in {data.dtype for data in compress(self.data, joins)}
+        ]
+        self._together: list[torch.Tensor] = []
+        self.content = self._room()
+        self._prepare()
         self._copy()
 
     def fill(self, tensors: Sequence[torch.Tensor], *, on_host: bool = False) -> CopiedTensors:
-        """Copy what the tensors hold now: into this memory, if these are the same ones as before,
-        where they were, else into memory that is made for them. Returns the copy."""
-        if on_host is not self._on_host or not self._are_still(tensors):
+        """Copy what the tensors hold now, into this memory if it fits, else into memory that is
+        made for them. Returns the copy."""
+        if on_host is not self._on_host:
             return CopiedTensors(tensors, on_host=on_host)
+        if not self._are_still(tensors):
+            if not self._fits(tensors):
+                return CopiedTensors(tensors, on_host=on_host)
+            self._see(tensors)
+            self._prepare()
         self._copy()
         return self
 
@@ -58,26 +66,49 @@ class CopiedTensors:
     def _are_still(self, tensors: Sequence[torch.Tensor]) -> bool:
         return all_same(tensors, self._tensors) and _layout_of(tensors) == self._layout
 
-    def _make_room(self) -> None:
-        """Small tensors of one dtype on the host follow each other, so that one call of torch.cat
-        copies them."""
-        joins = list(map(_can_join, self.data))
-        each = [data for data, small in zip(self.data, joins, strict=True) if not small]
-        self._each = _room_for(each, self._on_host), each
-        rooms = iter(self._each[0])
-        views: dict[int, torch.Tensor] = {}
-        for dtype in {data.dtype for data in compress(self.data, joins)}:
-            chosen = [
-                index
-                for index, data in enumerate(self.data)
-                if joins[index] and data.dtype is dtype
-            ]
-            sizes = [self.data[index].numel() for index in chosen]
-            together = torch.empty(sum(sizes), dtype=dtype)
-            for index, part in zip(chosen, torch.split(together, sizes), strict=True):
-                views[index] = part.view(self.data[index].shape)
-            self._joined.append((together, [self.data[index].view(-1) for index in chosen]))
-        self.content = [views[index] if small else next(rooms) for index, small in enumerate(joins)]
+    def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether these are tensors of the same kinds, as where a script assigns another one to a
+        buffer in each step."""
+        return len(tensors) == len(self.data) and all(
+            tensor.layout is data.layout is torch.strided
+            and tensor.device == data.device
+            and has_layout_of(data, tensor)
+            for data, tensor in zip(self.data, tensors, strict=True)
+        )
+
+    def _see(self, tensors: Sequence[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._layout = _layout_of(tensors)
+        self.data = [tensor.detach() for tensor in tensors]
+
+    def _room(self) -> list[torch.Tensor]:
+        """Make memory for the copies. Small tensors of one dtype on the host follow each other, so
+        that one call of torch.cat copies them."""
+        rooms = dict(
+            zip(
+                self._single,
+                _room_for([self.data[index] for index in self._single], self._on_host),
+                strict=True,
+            )
+        )
+        for indices in self._kinds:
+            sizes = [self.data[index].numel() for index in indices]
+            together = torch.empty(sum(sizes), dtype=self.data[indices[0]].dtype)
+            self._together.append(together)
+            for index, part in zip(indices, torch.split(together, sizes), strict=True):
+                rooms[index] = part.view(self.data[index].shape)
+        return [rooms[index] for index in range(len(self.data))]
+
+    def _prepare(self) -> None:
+        """List what each call copies."""
+        self._joined = [
+            (together, [self.data[index].view(-1) for index in indices])
+            for together, indices in zip(self._together, self._kinds, strict=True)
+        ]
+        self._each = (
+            [self.content[index] for index in self._single],
+            [self.data[index] for index in self._single],
+        )
 
     def _copy(self) -> None:
         for together, parts in self._joined:

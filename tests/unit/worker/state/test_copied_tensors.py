@@ -62,10 +62,6 @@ def test_the_memory_is_used_again() -> None:
     assert_same(again, live)
 
 
-def other_memory(live: list[torch.Tensor]) -> None:
-    live[0].data = torch.rand(64)
-
-
 def other_shape(live: list[torch.Tensor]) -> None:
     live[1].data = live[1].data.view(5, 3)
 
@@ -82,8 +78,8 @@ def smaller(live: list[torch.Tensor]) -> None:
     live[0].resize_(32)
 
 
-def another_tensor(live: list[torch.Tensor]) -> None:
-    live[3] = live[3].clone()
+def other_dtype_of_a_tensor(live: list[torch.Tensor]) -> None:
+    live[3] = live[3].to(torch.float64)
 
 
 def one_more(live: list[torch.Tensor]) -> None:
@@ -94,11 +90,28 @@ def one_less(live: list[torch.Tensor]) -> None:
     del live[5]
 
 
+def test_tensors_that_replace_others_of_their_kind_use_their_memory_and_are_put_back() -> None:
+    """A script may assign a buffer in each step, and other memory to a parameter's `.data`."""
+    live = [t for t in tensors() if not t.is_sparse]
+    copied = CopiedTensors(live)
+    places = [t.data_ptr() for t in copied.content]
+    live[3], live[4] = live[3] + 1, live[4] + 1
+    live[0].data = torch.rand(64)
+    again = copied.fill(live)
+    assert [t.data_ptr() for t in again.content] == places
+    then = [t.clone() for t in live]
+    assert_same(again, then)
+    for tensor in live[:5]:
+        tensor.zero_()
+    again.put_back()
+    assert all(map(same_tensor, live, then))
+
+
 @pytest.mark.parametrize(
     "change",
     [
-        *(other_memory, other_shape, other_strides, other_dtype),
-        *(smaller, another_tensor, one_more, one_less),
+        *(other_shape, other_strides, other_dtype),
+        *(smaller, other_dtype_of_a_tensor, one_more, one_less),
     ],
 )
 def test_what_has_changed_in_more_than_values_is_copied_afresh(
@@ -112,6 +125,13 @@ def test_what_has_changed_in_more_than_values_is_copied_afresh(
     assert after is not before
     assert_same(after, live)
     assert_same(before, then)
+
+
+def test_sparse_tensors_are_copied_each_time() -> None:
+    live = [torch.rand(4, 8).to_sparse(), torch.rand(3)]
+    copied = CopiedTensors(live)
+    live[1] += 1
+    assert_same(copied.fill(live), live)
 
 
 def test_tensors_of_inference_mode_are_copied_and_put_back() -> None:

@@ -116,9 +116,8 @@ def test_leaving_the_loop_early_finishes_the_job_and_saves_it(place: Place, tmp_
     )
 
 
-@pytest.mark.parametrize(
-    "how", [[], pytest.param(["raise"], marks=pytest.mark.long)], ids=["ends", "raises"]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("how", [[], ["raise"]], ids=["ends", "raises"])
 def test_files_that_a_script_leaves_open_are_written_as_under_plain_python(
     place: Place, how: list[str]
 ) -> None:

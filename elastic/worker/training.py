@@ -905,10 +905,14 @@ class Training:
             return
         committed, every = self.part.progress.committed, self.control.checkpoints.every
         order = self._data.order if self._data is not None else ""
-        orders = membership.meet(group, self._standing(), "replicas", _COMPARISON, order)
-        if orders:
-            self._refuse_orders(orders)
-        self._require_equal(group, saves=every > 0 and committed % every == 0)
+        self.clock.wait_began()  # the coordinator looks for a cut link only where members wait
+        try:
+            orders = membership.meet(group, self._standing(), "replicas", _COMPARISON, order)
+            if orders:
+                self._refuse_orders(orders)
+            self._require_equal(group, saves=every > 0 and committed % every == 0)
+        finally:
+            self.clock.wait_ended()
 
     def _refuse_orders(self, orders: Mapping[int, str]) -> NoReturn:
         odd = next(rank for rank in orders if orders[rank] != orders[0])

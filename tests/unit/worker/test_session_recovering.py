@@ -21,6 +21,7 @@ from torch.utils.data import Dataset
 from elastic.errors import StepMisused
 from elastic.worker import control
 from elastic.worker.data_loader import DataLoader
+from elastic.worker.group import membership
 from elastic.worker.group.process_group import shut_down
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.undo import Undo
@@ -477,6 +478,28 @@ def test_copies_for_a_retry_are_made_before_a_call_is_repeated(
         assert seat.exchange(mine) == [mine, mine]
 
     run_together(go, go)
+
+
+@in_sessions(2)
+def test_a_member_that_waits_to_compare_replicas_says_so(peer: Peer) -> None:
+    """Else nobody looks for a cut link between nodes that begin to send at that moment."""
+    training, waits = peer.session._training, list[float]()
+    meet = membership.meet
+
+    def noted(*arguments: Any) -> Any:
+        time.sleep(0.001)
+        waits.append(training.clock.waiting_s())
+        return meet(*arguments)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(membership, "meet", noted)
+        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+            with step:
+                backward(peer, step)
+                peer.update()
+    assert len(waits) == 4  # after 1, 2 and 4 steps, and at the end of the loop
+    assert all(wait_s > 0.0 for wait_s in waits), waits
+    assert training.clock.waiting_s() == 0.0
 
 
 # ---- optimizers outside of a block

@@ -7,7 +7,7 @@ LONG_SEEDS ?= 0:500000
 MINUTES ?= 60
 SEED ?= 0
 POINTS ?= 2000
-TESTS_AT_ONCE ?= 3
+TESTS_AT_ONCE ?= 4
 IMAGE ?= elastic:$(shell sed -n "s/^version = \"\(.*\)\"/\1/p" pyproject.toml)
 VARIANT ?= cuda
 BUILD_ARGS ?=

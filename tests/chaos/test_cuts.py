@@ -25,7 +25,6 @@ pytestmark = pytest.mark.timeout(2400)
 HOSTS, CONTROL = ("a", "b", "c", "d"), "e1"
 CUTS = 40
 GOES_ON_S = 2.0
-FOUND_S = 10.0  # on a busy machine; a hang is found after 60 s
 Pair = tuple[str, str]
 
 
@@ -106,20 +105,6 @@ def paused_s(cluster: CutCluster, size: int, cut_at: float, *, deadline_s: float
     cluster.wait(lambda: cluster.steps.commits(since_s=looked_at), "a step")
     at = [cut_at, *(row["at"] for row in cluster.steps.commits(since_s=cut_at))]
     return max(later - earlier for earlier, later in itertools.pairwise(at))
-
-
-@pytest.mark.long
-def test_a_link_that_is_cut_while_members_compare_replicas_is_found(tmp_path: Path) -> None:
-    """They do so after 8 steps of a group, at the store of rank 0, and send each other nothing."""
-    with cut_cluster(tmp_path, *HOSTS) as cluster:
-        group = cluster.steps.generation()
-        steps = [row["step"] for row in cluster.steps.commits() if row["generation"] == group]
-        first = min(steps)
-        cluster.wait(lambda: cluster.steps.newest() >= first + 6, "7 steps of the group")
-        time.sleep(0.06)  # a step
-        assert paused_s(cluster, 3, cluster.cut(("b", "a"))) < FOUND_S
-        cluster.restore()
-        no_step_is_lost(cluster)
 
 
 @pytest.mark.long

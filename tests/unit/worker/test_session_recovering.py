@@ -487,7 +487,6 @@ def test_a_member_that_waits_to_compare_replicas_says_so(peer: Peer) -> None:
     meet = membership.meet
 
     def noted(*arguments: Any) -> Any:
-        time.sleep(0.001)
         waits.append(training.clock.waiting_s())
         return meet(*arguments)
 

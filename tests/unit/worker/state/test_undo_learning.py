@@ -160,7 +160,7 @@ def test_a_worker_that_tracks_something_else_learns_by_itself() -> None:
 
 @pytest.mark.parametrize(
     "values",
-    [{str(n): {"n": n} for n in range(3_000)}, np.ones(5_000_000)],
+    [{str(n): {"n": n} for n in range(10_000)}, np.ones(5_000_000)],
     ids=["dicts", "array"],
 )
 def test_small_state_that_takes_long_to_copy_is_reported_once(

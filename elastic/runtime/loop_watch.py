@@ -15,17 +15,16 @@ import ctypes
 import gc
 import os
 import selectors
-import sys
 import threading
 import time
-import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from types import FrameType
 from typing import Any
 
+from elastic.core.whereabouts import Frame
 from elastic.errors import TransientError
 from elastic.runtime.journal import Journal
+from elastic.runtime.stack_file import stacks_of_threads
 
 _LONG_S = 0.05
 _ALARM_S = 0.03  # the thread looks before a round counts as long
@@ -140,7 +139,7 @@ class LoopWatch:
     def _follow(self, began: float) -> None:
         """Record where the unfinished round is, and how late this thread itself runs."""
         due = began + _ALARM_S
-        where = _stack(sys._current_frames().get(self._loop_thread))
+        where = _stack(stacks_of_threads().get(self._loop_thread, ()))
         late_s = 0.0
         while self._busy_since == began and not self._ends:
             now = time.monotonic()
@@ -196,12 +195,11 @@ def _boot_time_s() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _stack(frame: FrameType | None) -> str:
+def _stack(frames: Sequence[Frame]) -> str:
     """Return the innermost frames, one a line, the innermost one last."""
-    if frame is None or frame.f_code.co_filename == selectors.__file__:
+    if not frames or frames[0].file == selectors.__file__:
         return ""  # the loop waits, or its event has come and the machine is too busy to run it
-    frames = traceback.extract_stack(frame)[-_FRAMES:]
-    return "\n".join(f"{f.filename}:{f.lineno} in {f.name}" for f in frames)
+    return "\n".join(f"{f.file}:{f.line} in {f.function}" for f in reversed(frames[:_FRAMES]))
 
 
 @contextlib.contextmanager

@@ -10,13 +10,14 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from types import FrameType
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
+from elastic.core.whereabouts import Frame
+from elastic.runtime.stack_file import stacks_of_threads
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2, stacks_pb2
 from elastic.worker.compilation import COMPILATIONS, Compilations
@@ -412,7 +413,7 @@ _MOST_THREADS, _MOST_FRAMES, _LONGEST_PATH = 64, 60, 500
 def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
     """The Python stacks of this process, the main thread's first. brief: only that one. Takes no
     lock, since a thread of the script may hold it."""
-    running = sys._current_frames()
+    running = stacks_of_threads()
     main = threading.main_thread().ident or 0
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
     idents = [main] if brief else [main, *(i for i in running if i != main)]
@@ -424,22 +425,12 @@ def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
     return stacks_pb2.ProcessStacks(pid=os.getpid(), name=_text(sys.argv[0]), threads=threads)
 
 
-def _thread(name: str, frame: FrameType | None) -> stacks_pb2.ThreadStack:
-    frames: list[stacks_pb2.Frame] = []
-    left_out = 0
-    while frame is not None:
-        if len(frames) < _MOST_FRAMES:
-            code = frame.f_code
-            frames.append(
-                stacks_pb2.Frame(
-                    file=_text(code.co_filename),
-                    line=max(frame.f_lineno or 0, 0),
-                    function=_text(code.co_name),
-                )
-            )
-        else:
-            left_out += 1
-        frame = frame.f_back
+def _thread(name: str, stack: Sequence[Frame]) -> stacks_pb2.ThreadStack:
+    frames = [
+        stacks_pb2.Frame(file=_text(f.file), line=f.line, function=_text(f.function))
+        for f in stack[:_MOST_FRAMES]
+    ]
+    left_out = len(stack) - len(frames)
     return stacks_pb2.ThreadStack(name=_text(name), frames=frames, left_out=left_out)
 
 

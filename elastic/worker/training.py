@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import Any, NoReturn
@@ -28,6 +28,7 @@ from elastic.core.whereabouts import Place
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Participation, Progress, Steps
 from elastic.errors import ConfigurationError, GroupLost, StateTorn, StepMisused, Stranded
+from elastic.runtime.stack_file import stacks_of_threads
 from elastic.worker.compilation import COMPILATIONS
 from elastic.worker.control import Control
 from elastic.worker.data_loader import BatchPlan, BatchPlanner, DataLoader
@@ -1307,18 +1308,27 @@ def _shown(odd: Mapping[int, list[str]], group: Group) -> str:
 def _place_of_main_thread() -> tuple[str, bool]:
     """The file name and line of the script's innermost frame, and whether the thread is inside of
     torch's code for collectives or for backward passes."""
-    frame = sys._current_frames().get(threading.main_thread().ident or 0)
-    inside = frame is not None and any(p in frame.f_code.co_filename for p in _WAITS)
-    return place_of_script(frame), inside
+    frames = stacks_of_threads().get(threading.main_thread().ident or 0, ())
+    inside = bool(frames) and any(p in frames[0].file for p in _WAITS)
+    return _place((frame.file, frame.line) for frame in frames), inside
 
 
 def place_of_script(frame: FrameType | None) -> str:
-    """The file name and line of the innermost frame of the script, from `frame` on outwards."""
-    packages = ("/elastic/worker/", "/site-packages/", "/lib/python3")
-    script = getattr(sys.modules.get("__main__"), "__dict__", None)
+    """The file name and line of the innermost frame of the script, from `frame` on outwards.
+    frame: one of the calling thread."""
+    return _place((f.f_code.co_filename, f.f_lineno) for f in _outwards(frame))
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
-        name = frame.f_code.co_filename
-        if frame.f_globals is script or not any(p in name for p in packages):
-            return f"{name.rpartition('/')[2]}:{frame.f_lineno}"
+        yield frame
         frame = frame.f_back
+
+
+def _place(calls: Iterable[tuple[str, int]]) -> str:
+    packages = ("/elastic/worker/", "/elastic/runtime/", "/site-packages/", "/lib/python3")
+    script = getattr(sys.modules.get("__main__"), "__file__", None)
+    for file, line in calls:
+        if file == script or not any(p in file for p in packages):
+            return f"{file.rpartition('/')[2]}:{line}"
     return "an unknown place"

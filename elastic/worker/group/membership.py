@@ -209,19 +209,27 @@ class Membership:
             if isinstance(effect, AbortGroup):
                 group = self._group
                 if group is not None and group.generation.number == effect.generation:
-                    self._watch(group)  # first: NCCL's abort may itself block
+                    cut = threading.Event()
+                    self._watch(group, cut)  # first: NCCL's abort may itself block
                     group.abort()
+                    cut.set()
             else:
                 self._report(effect.status)
 
     def _leaves_block(self) -> bool:
         return self.machine.is_out_of_time and self._leave_block()
 
-    def _watch(self, group: Group) -> None:
+    def _watch(self, group: Group, cut: threading.Event) -> None:
         """Give the process up if the script's thread does not leave the aborted group."""
         threading.Thread(
             target=watch_script,
-            args=(lambda: self._group is not group, self._give_up, STUCK_S, self._leaves_block),
+            args=(
+                lambda: self._group is not group,
+                self._give_up,
+                STUCK_S,
+                self._leaves_block,
+                cut.is_set,
+            ),
             name="elastic-stuck",
             daemon=True,
         ).start()

@@ -39,6 +39,7 @@ def watch_script(
     give_up: Callable[[float], None],
     stuck_s: float,
     leaves_block: Callable[[], bool] = lambda: False,
+    is_cut: Callable[[], bool] = lambda: True,
 ) -> None:
     """Call `give_up` once the script's thread (the main one) has stood still for `stuck_s` seconds
     in a call of torch, asleep. Return when `left` says that it has left the group.
@@ -53,6 +54,8 @@ def watch_script(
 
     leaves_block: asked after `_SURE_S` and again, wherever the thread is. True: another thread
     leaves the job in its place, so there is nothing left to watch.
+
+    is_cut: whether the connections are cut. On a busy machine it may take a second to find them.
     """
     began = time.monotonic()
     stood_since, before = began, _where()
@@ -66,7 +69,7 @@ def watch_script(
         if where is None or where != before:
             stood_since, before = now, where
             sure_since, looped, asleep = now, loops, sleepers
-        elif sleepers != asleep or not _waits_for_collective():
+        elif sleepers != asleep or not _waits_for_collective() or not is_cut():
             sure_since, looped, asleep = now, loops, sleepers
         sure = now - sure_since >= _SURE_S and loops - looped >= _SURE_LOOPS
         if sure or now - stood_since >= stuck_s:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -18,6 +19,7 @@ from elastic.runtime.stack_file import (
     ALL_STACKS_SIGNAL,
     descendants,
     parse_stacks,
+    stacks_of_threads,
     state_of,
     written_stacks,
 )
@@ -135,3 +137,26 @@ def test_the_output_of_faulthandler_is_parsed() -> None:
     assert other == "Thread 0x00007f2c"
     assert parse_stacks("what a script has written\n") == []
     assert parse_stacks('  File "x.py", line 1 in f\n') == []
+
+
+def test_the_stacks_of_this_process_have_every_thread_and_the_letters_of_its_files() -> None:
+    names = {"done": threading.Event(), "ready": threading.Event()}
+    exec(
+        compile("def wartet():\n    ready.set()\n    done.wait()\n", "/ö/\u4e2d/x.py", "exec"),
+        names,
+    )
+    thread = threading.Thread(target=names["wartet"], daemon=True)  # type: ignore[arg-type]
+    thread.start()
+    assert names["ready"].wait(PATIENCE_S)
+    try:
+        found = stacks_of_threads()
+    finally:
+        names["done"].set()
+        thread.join()
+    own = found[threading.get_ident()]
+    assert own[0].function == "stacks_of_threads"
+    assert own[1].function == sys._getframe().f_code.co_name
+    assert thread.ident is not None
+    assert [f for f in found[thread.ident] if f.file == "/ö/\u4e2d/x.py"] == [
+        Frame("/ö/\u4e2d/x.py", 3, "wartet")
+    ]

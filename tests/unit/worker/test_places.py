@@ -15,6 +15,7 @@ def test_a_place_of_the_script_is_short_and_found_in_any_folder(
     folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     main = ModuleType("__main__")
+    main.__file__ = f"{folder}/train.py"
     monkeypatch.setitem(sys.modules, "__main__", main)
     script = "def tell(place):\n    return place()\n"
     exec(compile(script, f"{folder}/train.py", "exec"), main.__dict__)

@@ -81,6 +81,31 @@ def test_a_thread_that_waits_for_a_processor_is_not_given_up(
     assert not given_up(wait_in_torch)
 
 
+def test_a_thread_is_not_certainly_stuck_before_the_connections_are_cut(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """On a busy machine it takes a second to find them, and only then can gloo wake the thread."""
+    loops = iter(range(0, 10**6, stuck._SURE_LOOPS))
+    monkeypatch.setattr(stuck, "_gloo", lambda: (next(loops), frozenset()))
+    monkeypatch.setattr(stuck, "_waits_for_collective", lambda: True)
+    began, cut_s, calls = time.monotonic(), 1.5, list[float]()
+
+    def is_cut() -> bool:
+        return time.monotonic() - began >= cut_s
+
+    watch = threading.Thread(
+        target=lambda: watch_script(
+            lambda: False, lambda _: calls.append(time.monotonic() - began), 600.0, is_cut=is_cut
+        )
+    )
+    watch.start()
+    released = torch.futures.Future[None]()
+    threading.Timer(4.0, released.set_result, [None]).start()
+    released.wait()
+    watch.join()
+    assert cut_s + 0.4 <= calls[0] < 4.0
+
+
 def test_a_thread_that_has_left_the_group_is_not_given_up() -> None:
     assert not given_up(lambda: time.sleep(3 * STUCK_S), left=lambda: True)
 

@@ -13,7 +13,7 @@ ElasticError
 ├── CheckpointDamaged       a stored checkpoint does not match its digests
 ├── NotInGroup              the script asked for rank or world size before the group formed
 └── GroupLost               the process group broke; `with step` and `session.run` absorb it
-    └── StateTorn           the same, in a call that changed the state and cannot be undone
+    └── StateTorn           the same, and the state has changed in a way that cannot be undone
 """
 
 from __future__ import annotations
@@ -132,7 +132,8 @@ class GroupLost(ElasticError):
 
 
 class StateTorn(GroupLost):
-    """The group was lost in a call that had changed the state, and the change cannot be undone."""
+    """The group was lost, and a call, or code below a block that does not count, had changed the
+    state in a way that cannot be undone."""
 
 
 _PASSING = {

@@ -683,13 +683,7 @@ class Training:
     def _join(self, join: act.Join) -> act.Seat:
         """Join a group. Meanwhile, read the state for its digests, which takes milliseconds."""
         if join.held and not self._reads.has_digests():  # an earlier attempt may have left them
-            discarded = self.in_block and join.at_begin and self._handed_over is None
-            self._reads.begin(
-                self.state,
-                self._undo,
-                at_begin=join.at_begin,
-                keeps=discarded and not self.control.backend.queues,  # copies on a device are fast
-            )
+            self._reads.begin(self.state, self._undo, at_begin=join.at_begin)
         self.place.now = Place.JOINING, time.monotonic()
         group = self.control.join()
         return act.Seat(generation=group.generation, rank=group.rank)
@@ -1218,46 +1212,35 @@ class Training:
 
 
 class _Reads:
-    """Reads the state on a thread of its own while a group forms: its digests at both marks, then
-    the copies for the retry of a block that does not count."""
+    """Reads the state on a thread of its own while a group forms: its digests at both marks."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._digested = threading.Event()
-        self._digested.set()
         self._digests: tuple[int, int] | None = None
         self._error: Exception | None = None
 
-    def begin(self, state: JobState, undo: Undo, *, at_begin: bool, keeps: bool) -> None:
-        """Begin to read. Nothing may change the state before `wait` has returned. keeps: copy the
-        state for a retry, too."""
+    def begin(self, state: JobState, undo: Undo, *, at_begin: bool) -> None:
+        """Begin to read. Nothing may change the state before `wait` has returned."""
         self.wait()
-        self._digested.clear()
 
         def read() -> None:
             try:
                 self._digests = _digests(state, undo, at_begin=at_begin)
-                self._digested.set()
-                if keeps:
-                    undo.keep_ahead()
             except Exception as error:  # noqa: BLE001 - raised where it is asked for
                 self._error = error
-            finally:
-                self._digested.set()
 
         self._thread = threading.Thread(target=read, name="elastic-digest", daemon=True)
         self._thread.start()
 
     def has_digests(self) -> bool:
         """Whether digests were begun that `digests` has not returned yet."""
-        return self._digests is not None or not self._digested.is_set()
+        return self._digests is not None or self._thread is not None
 
     def digests(self) -> tuple[int, int]:
         """Wait for (the digest at the commit mark, the one at the begin mark). 0: this member does
         not have that state. Raises an error of the reading thread."""
-        self._digested.wait()
+        self.wait()
         digests, self._digests = self._digests, None
-        self._raise()
         return digests or (0, 0)
 
     def wait(self) -> None:
@@ -1265,9 +1248,6 @@ class _Reads:
         if self._thread is not None:
             self._thread.join()
             self._thread = None
-            self._raise()
-
-    def _raise(self) -> None:
         error, self._error = self._error, None
         if error is not None:
             raise error

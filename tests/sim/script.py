@@ -526,8 +526,12 @@ class Script:
         self.process.reach("undone")
         return whole
 
-    def _put_back_for_retry(self, _: act.PutBackForRetry) -> None:
-        self.content = self.undo.put_back_for_retry(self.content)
+    def _put_back_for_retry(self, _: act.PutBackForRetry) -> bool:
+        self.content, whole = self.undo.put_back_for_retry(self.content)
+        if not whole:
+            self.process.world.journal.undo_missed = True
+            self.process.drop()
+        return whole
 
     def _compare_replicas(self, _: act.CompareReplicas) -> Body:
         process, committed = self.process, self.part.progress.committed

@@ -13,16 +13,17 @@ class Undo:
         """The state at the commit mark; None if it is lost."""
         self._begin = BLANK
         self._retry: Content | None = None
-        self._misses = False
+        self._misses = self._misses_gap = False
         self.missed = False
         """A commit mark was lost, or a block could not be undone."""
 
     def begin(self, content: Content, *, misses_gap: bool, misses_block: bool) -> None:
         """A step begins. `misses_gap`: changes since the commit were not copied. `misses_block`:
-        the block changes something that is not copied."""
+        the block changes something that is not copied. A void block's gap misses as the last one.
+        """
         if misses_gap and self.commit is not None and self.commit != content:
             self.commit, self.missed = None, True
-        self._begin, self._misses = content, misses_block
+        self._begin, self._misses, self._misses_gap = content, misses_block, misses_gap
 
     def end(self, content: Content) -> None:
         """The block has ended and its step is committed."""
@@ -41,6 +42,12 @@ class Undo:
     def keep_for_retry(self, content: Content) -> None:
         self._retry = content
 
-    def put_back_for_retry(self, content: Content) -> Content:
+    def put_back_for_retry(self, content: Content) -> tuple[Content, bool]:
+        """Return the state as it was kept, and whether it was restored whole."""
         kept, self._retry = self._retry, None
-        return content if kept is None else kept
+        if kept is None or content == kept:
+            return content, True
+        if self._misses_gap:
+            self.missed = True
+            return kept._replace(weights=hash((content.weights, -2))), False
+        return kept, True

@@ -229,7 +229,8 @@ class KeepForRetry:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PutBackForRetry:
-    """Undo what the script did since `KeepForRetry`: the same step is handed out again."""
+    """Undo what the script did since `KeepForRetry`: the same step is handed out again. Returns
+    whether that was possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -461,7 +462,7 @@ class Participation:
             try:
                 if self._last_block_discarded:
                     self._last_block_discarded = False
-                    yield PutBackForRetry()
+                    yield from self._put_back_for_retry()
                 self._at_begin = True
                 if self.seat is None or self._worker.following is not None:  # rare
                     yield from self._be_in_current_group()
@@ -624,6 +625,18 @@ class Participation:
         self._at_begin = True
         if self.runs_done != self._runs_at_begin:  # calls above the block will be made again
             self.runs_done, self._last_call = self._runs_at_begin, None
+
+    def _put_back_for_retry(self) -> Steps:
+        whole = yield PutBackForRetry()
+        if whole or not self.intact:
+            return
+        yield DropState()
+        self.intact = False
+        raise StateTorn(
+            "a worker was lost in the block, and code below it changed what is tracked in a way "
+            "that no operation of torch shows (compiled code, NumPy, another thread), which it had "
+            "not done before: that cannot be undone"
+        )
 
     # ---- at a boundary
 

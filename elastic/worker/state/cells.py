@@ -10,7 +10,7 @@ from itertools import chain
 from types import (
     NoneType,
 )
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeGuard
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import nn
 
 from elastic.errors import ConfigurationError
 from elastic.worker.state.copied_tensors import CopiedTensors, all_same, has_layout_of
+from elastic.worker.state.copy_on_write import CopyOnWrite, HeldTensors
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.signs import (
     ADDRESS,
@@ -41,7 +42,6 @@ from elastic.worker.state.tree import (
 )
 
 Copy = Any
-Compare = Callable[[torch.Tensor, torch.Tensor], bool]
 SMALL_BYTES = 2**16
 # map() with these takes half as long as a loop, and every block pays for it.
 _TRAINED = operator.attrgetter("requires_grad")
@@ -49,7 +49,6 @@ _MODE = operator.attrgetter("training")
 _GRADIENT = operator.attrgetter("grad")
 _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
-_SOME_ELEMENTS = 32
 _STAGES = "_per_optimizer_states"  # of a GradScaler
 _EXTRA_STATE = "_extra_state"  # of which ExtraState takes care
 
@@ -106,11 +105,12 @@ def is_large(cell: Cell) -> bool:
     return cell.size_bytes() > SMALL_BYTES
 
 
-def seems_to_differ(cell: Cell, copy: Copy) -> bool:
-    """Compare a sample of the content: hardly any write to a tensor changes no sampled element."""
-    if isinstance(cell, (ModuleTensors, OptimizerState)):
-        return cell.differs(copy, _seems_same)
-    return cell.differs(copy)
+def is_written_by_operations(cell: Cell) -> TypeGuard[ModuleTensors | OptimizerState]:
+    """Return whether only operations of torch change the cell. BatchNorm in eager mode changes
+    buffers by one that does not say so, and objects may do anything."""
+    return isinstance(cell, OptimizerState) or (
+        isinstance(cell, ModuleTensors) and not cell.are_buffers
+    )
 
 
 # ---- tensors of modules
@@ -140,7 +140,7 @@ class ModuleTensors:
     ) -> None:
         self.name = name
         self._attributes = {id(each["_buffers"]): each for each in attributes}
-        self._are_buffers = are_buffers
+        self.are_buffers = are_buffers
         self._slots = list(slots)
         owners = {id(owner): owner for owner, _ in self._slots}
         self._held = [owner.values() for owner in owners.values()]  # views, so always current
@@ -149,10 +149,13 @@ class ModuleTensors:
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in present(self.tensors()))
 
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
+    def copy(
+        self, reuse: Copy | None = None, *, on_host: bool = False, writes: CopyOnWrite | None = None
+    ) -> Copy:
         tensors = self.tensors()
         numbers = {key: _numbers(attributes) for key, attributes in self._attributes.items()}
-        return tensors, _copied(present(tensors), reuse[1] if reuse else None, on_host), numbers
+        content = _kept(present(tensors), reuse[1] if reuse else None, on_host, writes)
+        return tensors, content, numbers
 
     def put_back(self, copy: Copy) -> None:
         tensors, copied, numbers = copy
@@ -166,12 +169,12 @@ class ModuleTensors:
                 tensor.data = memory
         copied.put_back()
 
-    def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
+    def differs(self, copy: Copy) -> bool:
         tensors, copied, _ = copy
         now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
-        return not all(map(same, present(now), copied.content))
+        return not all(map(same_tensor, present(now), copied.content))
 
     def sign(self) -> object:
         self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
@@ -186,14 +189,17 @@ class ModuleTensors:
         return bool(
             versions != sign[0]
             or list(map(ADDRESS, self._marked)) != sign[1]
-            or (self._are_buffers and self._ids() != sign[2])  # another one was assigned
+            or (self.are_buffers and self._ids() != sign[2])  # another one was assigned
         )
 
     def _ids(self) -> list[int]:
         return [id(t) for t in chain.from_iterable(self._held) if t is not None]
 
     def tensors(self) -> list[torch.Tensor | None]:
-        return [owner.get(name) for owner, name in self._slots]
+        try:
+            return [owner[name] for owner, name in self._slots]
+        except KeyError:
+            return [owner.get(name) for owner, name in self._slots]
 
 
 class RequiresGrad(_Small):
@@ -202,11 +208,22 @@ class RequiresGrad(_Small):
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
         self._slots = list(slots)
+        owners = {id(owner): owner for owner, _ in self._slots}
+        self._names = owners.values()
+        self._held = [owner.values() for owner in owners.values()]  # views, so always current
+        self._seen: list[object] = []
+        self._parameters: list[nn.Parameter] = []
+        """Those of the slots, when the owners had what was seen last."""
 
     def copy(self) -> Copy:
+        held = list(chain(chain.from_iterable(self._held), chain.from_iterable(self._names)))
         try:
-            return list(map(_TRAINED, [owner[name] for owner, name in self._slots]))
+            if not all_same(held, self._seen):
+                self._parameters = [owner[name] for owner, name in self._slots]
+                self._seen = held
+            return list(map(_TRAINED, self._parameters))
         except (KeyError, AttributeError):
+            self._seen = []
             raise self._gone() from None
 
     def put_back(self, copy: Copy) -> None:
@@ -334,13 +351,15 @@ class OptimizerState:
         held = [t for state in self._optimizer.state.values() for t in tensors_of(state)]
         return max(sum(t.numel() * t.element_size() for t in each) for each in (parameters, held))
 
-    def copy(self, reuse: Copy | None = None, *, on_host: bool = False) -> Copy:
+    def copy(
+        self, reuse: Copy | None = None, *, on_host: bool = False, writes: CopyOnWrite | None = None
+    ) -> Copy:
         keys: list[tuple[Any, dict[str, Any]]] = []
         tensors: list[torch.Tensor] = []
         for parameter, state in self._optimizer.state.items():
             keys.append((parameter, _containers(state)))
             tensors += tensors_of(state)
-        return keys, _copied(tensors, reuse[1] if reuse else None, on_host)
+        return keys, _kept(tensors, reuse[1] if reuse else None, on_host, writes)
 
     def put_back(self, copy: Copy) -> None:
         keys, copied = copy
@@ -356,13 +375,16 @@ class OptimizerState:
                 state[parameter] = _containers(values)
         copied.put_back()
 
-    def differs(self, copy: Copy, same: Compare = same_tensor) -> bool:
+    def tensors(self) -> list[torch.Tensor]:
+        return [t for state in self._optimizer.state.values() for t in tensors_of(state)]
+
+    def differs(self, copy: Copy) -> bool:
         keys, copied = copy
         state = self._optimizer.state
         if state.keys() != {parameter for parameter, _ in keys}:
             return True
-        now = [t for values in state.values() for t in tensors_of(values)]
-        if len(now) != len(copied.data) or not all(map(same, now, copied.content)):
+        now = self.tensors()
+        if len(now) != len(copied.data) or not all(map(same_tensor, now, copied.content)):
             return True
         return any(
             not trees_equal(_without_tensors(state[p]), _without_tensors(v)) for p, v in keys
@@ -878,23 +900,17 @@ def _slots(
 # ---- content
 
 
-def _copied(
-    tensors: list[torch.Tensor], reuse: CopiedTensors | None, on_host: bool
-) -> CopiedTensors:
+def _kept(
+    tensors: list[torch.Tensor],
+    reuse: CopiedTensors | None,
+    on_host: bool,
+    writes: CopyOnWrite | None,
+) -> CopiedTensors | HeldTensors:
+    if writes is not None:
+        return writes.hold(tensors)
     if reuse is not None:
         return reuse.fill(tensors, on_host=on_host)
     return CopiedTensors(tensors, on_host=on_host)
-
-
-def _seems_same(tensor: torch.Tensor, copy: torch.Tensor) -> bool:
-    """Return whether some elements of two tensors, from the first to the last, are equal."""
-    if tensor.shape != copy.shape or tensor.dtype != copy.dtype:
-        return False
-    if tensor.numel() <= _SOME_ELEMENTS or not (tensor.is_contiguous() and copy.is_contiguous()):
-        return same_tensor(tensor, copy)
-    places = torch.linspace(0, tensor.numel() - 1, _SOME_ELEMENTS, dtype=torch.int64)
-    some, same = (t.detach().view(-1)[places.to(t.device)] for t in (tensor, copy))
-    return same_tensor(some, same)
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:

@@ -14,6 +14,9 @@ from elastic.worker.state.signs import ADDRESS, address_of, present
 # map() with these takes half as long as a loop, and every block pays for it.
 _SHAPE = operator.attrgetter("shape")
 _STRIDES = torch.Tensor.stride
+_ELEMENTS = torch.Tensor.numel
+_DIMENSIONS = torch.Tensor.dim
+_HAS_NO_GAPS = torch.Tensor.is_contiguous
 _ALIGNED_TO = 64  # bytes, like torch's own memory
 _FEW_ELEMENTS = 4096  # up to which torch.cat takes a third of the time of single copies
 
@@ -64,7 +67,26 @@ class CopiedTensors:
         put_content([data for data, _ in once], [copy for _, copy in once])
 
     def _are_still(self, tensors: Sequence[torch.Tensor]) -> bool:
-        return all_same(tensors, self._tensors) and _layout_of(tensors) == self._layout
+        return all_same(tensors, self._tensors) and self._layout_of_all() == self._layout
+
+    def _layout_of_all(self) -> tuple[list[object], ...]:
+        """Where the tensors are, and how. None of it needs a look at their content.
+
+        Vectors and scalars without gaps need no shape and strides, for which each takes seven times
+        as long as for its address.
+        """
+        try:
+            places: list[object] = list(map(ADDRESS, self._tensors))
+        except (RuntimeError, ValueError):  # sparse ones have none, and are copied each time
+            places = [address_of(t) or object() for t in self._tensors]
+        return (
+            places,
+            list(map(_ELEMENTS, self._vectors)),
+            list(map(_DIMENSIONS, self._vectors)),
+            list(map(_HAS_NO_GAPS, self._vectors)),
+            list(map(_SHAPE, self._others)),
+            list(map(_STRIDES, self._others)),
+        )
 
     def _fits(self, tensors: Sequence[torch.Tensor]) -> bool:
         """Whether these are tensors of the same kinds, as where a script assigns another one to a
@@ -78,7 +100,10 @@ class CopiedTensors:
 
     def _see(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = list(tensors)
-        self._layout = _layout_of(tensors)
+        dense = [t for t in tensors if t.layout is torch.strided]
+        self._vectors = [t for t in dense if t.dim() < 2 and t.is_contiguous()]
+        self._others = [t for t in dense if t.dim() > 1 or not t.is_contiguous()]
+        self._layout = self._layout_of_all()
         self.data = [tensor.detach() for tensor in tensors]
 
     def _room(self) -> list[torch.Tensor]:
@@ -145,16 +170,6 @@ def all_same(some: Sequence[object], others: Sequence[object]) -> bool:
 
 def has_layout_of(copy: torch.Tensor, tensor: torch.Tensor) -> bool:
     return (copy.shape, copy.dtype, copy.stride()) == (tensor.shape, tensor.dtype, tensor.stride())
-
-
-def _layout_of(tensors: Sequence[torch.Tensor]) -> tuple[list[object], ...]:
-    """Where the tensors are, and how. None of it needs a look at their content."""
-    try:
-        places: list[object] = list(map(ADDRESS, tensors))
-        return places, list(map(_SHAPE, tensors)), list(map(_STRIDES, tensors))
-    except (RuntimeError, ValueError):  # sparse ones have no such place
-        places = [(address_of(t), t.dtype) for t in tensors]
-        return places, [t.shape if not t.is_sparse else object() for t in tensors]
 
 
 def _can_join(data: torch.Tensor) -> bool:

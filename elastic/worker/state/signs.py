@@ -48,13 +48,18 @@ def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], list[in
     """Return the versions, addresses and ids of tensors."""
     try:
         versions = list(map(VERSION, tensors))
-    except RuntimeError:  # one was made in torch.inference_mode(): it counts no versions
-        versions = [0 if t.is_inference() else t._version for t in tensors]
+    except RuntimeError:
+        versions = versions_of(tensors)
     try:
         places = list(map(ADDRESS, tensors))
     except (RuntimeError, ValueError):
         places = list(map(address_of, tensors))
     return versions, places, list(map(id, tensors))
+
+
+def versions_of(tensors: list[torch.Tensor]) -> list[int]:
+    """Return their versions, 0 for those made in torch.inference_mode(), which count none."""
+    return [0 if t.is_inference() else t._version for t in tensors]
 
 
 def address_of(tensor: torch.Tensor) -> int:

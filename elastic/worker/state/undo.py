@@ -13,6 +13,8 @@ checkpoint, so the set of what to copy is learned:
 - In other blocks, version counters, optimizers' hooks and objects' attributes show changes outside
   of the sets. Such a change extends the set from the next block on. If the group is lost in that
   very block, the state cannot be put back, and `put_back` returns False.
+- Below a block that does not count, memory is copied when it is about to be written to
+  (`copy_on_write`), beside small state, the gap set and other objects.
 
 Version counters alone are not enough: fused optimizers and writes through `.data` do not move them.
 """
@@ -36,9 +38,10 @@ from elastic.worker.state.cells import (
     OptimizerState,
     cells_of,
     is_large,
-    seems_to_differ,
+    is_written_by_operations,
 )
 from elastic.worker.state.copied_tensors import put_content
+from elastic.worker.state.copy_on_write import CopyOnWrite
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.signs import is_own
 from elastic.worker.state.tree import UNCHANGING, copy_tree
@@ -110,7 +113,8 @@ class Undo:
         self._begin = _Mark()
         self._commit: _Mark | None = None
         self._retry: _Mark | None = None
-        self._ahead: dict[int, Copy] | None = None
+        self._writes = CopyOnWrite()
+        """Those of the code below a block that does not count."""
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
         self._call_signs: list[object] = []
@@ -206,7 +210,7 @@ class Undo:
 
     def received(self, *, at_commit: bool) -> None:
         """Another member's state, or a checkpoint, is in place. at_commit: it is a commit mark."""
-        self._commit = self._ahead = self._call = self._call_undo = None
+        self._commit = self._call = self._call_undo = None
         if at_commit:
             self._mark_commit()
 
@@ -244,37 +248,38 @@ class Undo:
         self._renew_commit_signs()
         return not self._missed and changed <= self._begin.large.keys()
 
-    def keep_ahead(self) -> None:
-        """Make the copies for `keep_for_retry`, on any thread while nothing changes the state."""
-        self._ahead = self._copy_large(set(range(len(self._large))))
-
     def keep_for_retry(self) -> None:
-        """Copy everything before the script runs what stands below a block that does not count.
+        """Prepare to undo what the script does below a block that does not count.
 
-        The script may change something there for the first time.
+        Parameters and optimizers' states are copied when that code writes to them; what it is known
+        to change, and any other object, now.
         """
-        if self._ahead is None:
-            self.keep_ahead()
-        self._retry = self._copy(set(), signs=[sign() for sign in self._sign_large])
-        self._retry.large, self._ahead = self._ahead or {}, None
+        self._writes.end()
+        self._writes = CopyOnWrite()
+        self._retry = self._copy(set())
+        for index, cell in enumerate(self._large):
+            if index not in self._gap_set and is_written_by_operations(cell):
+                self._retry.large[index] = cell.copy(writes=self._writes)
+            else:
+                self._retry.large |= self._copy_large({index})
         self._retry_gradients = self._state.gradients.copy()
         self._attributes_at_begin = list(map(dict.copy, self._attributes))
+        self._writes.begin()
 
-    def put_back_for_retry(self) -> None:
-        """The same step is handed out again: put small state back, and large if it has changed."""
+    def put_back_for_retry(self) -> bool:
+        """The same step is handed out again: undo what the script has done since `keep_for_retry`.
+        Returns whether that was possible: compiled code is not seen when it writes."""
+        if self._retry is None:
+            return True
+        self._writes.end()
+        whole = not self._writes.has_missed()
         self._remove_late(self._attributes_at_begin)
         self._state.put_back_late()
-        if self._retry is not None:
-            changed = self._changed_since(self._retry) | self._gap_set
-            self._retry.large = {
-                index: copy
-                for index, copy in self._retry.large.items()
-                if index in changed or seems_to_differ(self._large[index], copy)
-            }
-            self._restore(self._retry)
-            self._state.gradients.put_back(self._retry_gradients)
-            self._retry, self._retry_gradients = None, []
-            self._renew_commit_signs()
+        self._restore(self._retry)
+        self._state.gradients.put_back(self._retry_gradients)
+        self._retry, self._retry_gradients, self._writes = None, [], CopyOnWrite()
+        self._renew_commit_signs()
+        return whole
 
     def _remove_late(self, at_begin: list[dict[str, Any]], since: int = 0) -> None:
         """Remove the buffers that were registered meanwhile, and put back numbers of their modules,
@@ -393,6 +398,10 @@ class Undo:
             yield
             return
         now = self._copy(set(commit.large))
+        if self._retry is not None:  # this may be another thread than that whose writes are seen
+            for index in commit.large:
+                if is_written_by_operations(cell := self._large[index]):
+                    self._writes.keep(cell.tensors())
         self._restore(commit)
         try:
             yield

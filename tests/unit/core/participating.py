@@ -154,7 +154,7 @@ class Driver:
                 self.machine.group_left(self.part.progress.committed)
             case act.Break(held=held):
                 self._break(held)
-            case act.PutBack():
+            case act.PutBack() | act.PutBackForRetry():
                 return True if given is None else given
             case act.AwaitSettlement():
                 return given(action) if given is not None else False

@@ -183,6 +183,26 @@ def test_a_block_that_does_not_count_is_undone_and_handed_out_again() -> None:
     assert driver.part.progress.committed_in == 2
 
 
+def test_a_member_that_cannot_undo_what_stands_below_a_void_block_receives_the_state() -> None:
+    driver = struck(3, "a", "b")
+    driver.peers(ME, veteran(3, begin_digest=7))
+    assert driver.give_up() is False
+    driver.taken()
+    driver.answer(act.PutBackForRetry, False)
+    driver.announce(3, "a", "b")
+    driver.peers(ME, veteran(3, begin_digest=7))
+    driver.answer(act.Receive, Progress(committed=3, committed_in=1))
+    driver.boundary()
+    assert driver.taken() == [
+        "PutBackForRetry",
+        "DropState",
+        "TearDown",
+        "Break",
+        *joined(3, "Receive rank=1 loop=0 BEGIN", committed=3, marks="at_begin"),
+    ]
+    assert driver.part.intact
+
+
 def test_a_block_that_others_completed_counts_with_their_state_of_its_end() -> None:
     driver = struck(3, "a", "b")
     driver.peers(ME, veteran(4))

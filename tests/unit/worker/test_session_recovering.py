@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -24,7 +23,6 @@ from elastic.worker.data_loader import DataLoader
 from elastic.worker.group import membership
 from elastic.worker.group.process_group import shut_down
 from elastic.worker.state.checkpointing import Checkpointing
-from elastic.worker.state.undo import Undo
 from elastic.worker.step import Step
 from tests.unit.worker.together import Seat, die, in_processes, run_together
 from tests.unit.worker.training_together import Peer, in_sessions, numbers, train_together
@@ -425,59 +423,6 @@ def test_a_call_above_a_block_is_repeated_with_a_member_that_was_still_in_the_ca
     mine = [peer.weight, peer.session.state["calls"], peer.session.committed]
     assert mine[1:] == [4, 4]
     assert peer.seat.exchange(mine) == [mine, mine]
-
-
-def test_copies_for_a_retry_are_made_before_a_call_is_repeated(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A thread makes the copies, which takes a while with a large model. The call swaps in other
-    weights to evaluate with, and these must not be copied."""
-    keep_ahead = Undo.keep_ahead
-
-    def slowly(undo: Undo) -> None:
-        time.sleep(0.5)
-        keep_ahead(undo)
-
-    monkeypatch.setattr(Undo, "keep_ahead", slowly)
-
-    def go(seat: Seat) -> None:
-        features = 20_000  # large: not copied at every block
-        peer = Peer(seat, features=features)
-        peer.announce(1)
-        lost = False
-
-        def evaluate() -> None:
-            weight, before = peer.model.weight, peer.model.weight.clone()
-            with torch.no_grad():
-                weight.fill_(-1.0)
-                dist.all_reduce(torch.ones(1))
-                if lost:
-                    time.sleep(1.0)
-                elif seat.rank == 1:
-                    lose()
-                weight.copy_(before)
-
-        def lose() -> None:
-            nonlocal lost
-            lost = True
-            seat.exchange("one is in the block, the other one in the call")
-            peer.announce(2)
-
-        for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
-            with step:
-                if seat.rank == 0 and step.index == 3 and not lost:
-                    lose()
-                for (inputs,) in step.batches():
-                    step.backward(peer.model(inputs.expand(-1, features)).sum())
-                peer.update()
-            if step.committed and step.index == 2:
-                peer.session.run(evaluate)
-        assert lost
-        mine = [min(peer.weight), max(peer.weight), peer.session.committed]
-        assert mine == [-14.0, -14.0, 4]
-        assert seat.exchange(mine) == [mine, mine]
-
-    run_together(go, go)
 
 
 @in_sessions(2)

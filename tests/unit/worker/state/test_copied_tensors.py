@@ -74,6 +74,22 @@ def other_dtype(live: list[torch.Tensor]) -> None:
     live[0].data = live[0].data.to(torch.float64)
 
 
+def a_scalar(live: list[torch.Tensor]) -> None:
+    live[0].data = live[0].data[0]
+
+
+def another_dimension(live: list[torch.Tensor]) -> None:
+    live[0].unsqueeze_(0)
+
+
+def a_vector(live: list[torch.Tensor]) -> None:
+    live[2].resize_(1)
+
+
+def gaps(live: list[torch.Tensor]) -> None:
+    live[0].data = live[0].data[::2]
+
+
 def smaller(live: list[torch.Tensor]) -> None:
     live[0].resize_(32)
 
@@ -111,7 +127,16 @@ def test_tensors_that_replace_others_of_their_kind_use_their_memory_and_are_put_
     "change",
     [
         *(other_shape, other_strides, other_dtype),
-        *(smaller, other_dtype_of_a_tensor, one_more, one_less),
+        *(
+            a_scalar,
+            a_vector,
+            another_dimension,
+            gaps,
+            smaller,
+            other_dtype_of_a_tensor,
+            one_more,
+            one_less,
+        ),
     ],
 )
 def test_what_has_changed_in_more_than_values_is_copied_afresh(

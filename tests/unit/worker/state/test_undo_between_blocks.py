@@ -156,19 +156,3 @@ def test_a_fused_step_below_a_void_block_is_undone(optimizer: str) -> None:
     script.learn(after=fused.step)
     assert script.lost()
     script.below_void_block(both(lambda: gradients(module), fused.step))
-
-
-def test_copies_made_ahead_serve_the_retry() -> None:
-    net, script = learnt()
-    assert script.lost()
-    script.undo.keep_ahead()
-    script.below_void_block(add(net))
-
-
-def test_copies_made_ahead_are_dropped_when_another_members_state_is_received() -> None:
-    net, script = learnt()
-    assert script.lost()
-    script.undo.keep_ahead()
-    add(net)()  # stands for the received state
-    script.undo.received(at_commit=False)
-    script.below_void_block(add(net))

@@ -29,11 +29,12 @@ def test_a_large_buffer_that_is_reassigned_now_and_then_is_put_back() -> None:
     assert script.lost(assign)
 
 
-def test_removing_a_parameter_for_good_is_refused() -> None:
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_removing_a_parameter_for_good_is_refused(name: str) -> None:
     net, script = tracking()
     script.block()
-    prune.l1_unstructured(net, "weight", amount=0.3)
-    with pytest.raises(ConfigurationError, match=r"model has lost .* \(weight, as by pruning"):
+    prune.l1_unstructured(net, name, amount=0.3)
+    with pytest.raises(ConfigurationError, match=rf"model has lost .* \({name}, as by pruning"):
         script.block()
 
 

@@ -84,7 +84,7 @@ class Script:
         self.undo.keep_for_retry()
         change()
         assert not same(self.everything(), at_begin)
-        self.undo.put_back_for_retry()
+        assert self.undo.put_back_for_retry()
         assert same(self.everything(), at_begin)
 
     def learn(self, before: Action = nothing, after: Action = nothing) -> None:

@@ -268,7 +268,7 @@ class Undo:
 
     def put_back_for_retry(self) -> bool:
         """The same step is handed out again: undo what the script has done since `keep_for_retry`.
-        Returns whether that was possible: compiled code is not seen when it writes."""
+        Returns whether that was possible: compiled code, NumPy and threads write unseen."""
         if self._retry is None:
             return True
         self._writes.end()

@@ -36,7 +36,13 @@ from elastic.worker.group import membership
 from elastic.worker.group.distributed_model import DistributedModel, Passes
 from elastic.worker.group.process_group import GROUPS, Group, is_group_loss
 from elastic.worker.group.reductions import Reductions
-from elastic.worker.group.transfer import receive_json, receive_tensors, send_json, send_tensors
+from elastic.worker.group.transfer import (
+    digests_of,
+    receive_json,
+    receive_tensors,
+    send_json,
+    send_tensors,
+)
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.digest import digest_of
@@ -163,6 +169,8 @@ class Training:
         self._seed: int | None = None
         """The one that the script gave torch above its first loop."""
         self._restored_noise: list[Json] | None = None
+        self._sent: dict[Mark, dict[str, int]] = {}
+        """Digests of what this member has sent in this group."""
         """The generators of each rank, if this member has restored a checkpoint for the group that
         forms; empty if they are those of a group of another size."""
         self._reads = _Reads()
@@ -689,7 +697,7 @@ class Training:
         return act.Seat(generation=group.generation, rank=group.rank)
 
     def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
-        self.outcome, self._restored_noise = Outcome(), None
+        self.outcome, self._restored_noise, self._sent = Outcome(), None, {}
         commit, begin = self._reads.digests()
         mine = replace(
             declare.mine,
@@ -748,7 +756,10 @@ class Training:
                 "generators": self._restored_generators(send.rank),
             }
             send_json(group, document, send.rank)
-            send_tensors(group, {s.name: tensors[s.name] for s in specs}, send.rank)
+            tensors = {spec.name: tensors[spec.name] for spec in specs}
+            if send.mark not in self._sent:
+                self._sent[send.mark] = digests_of(tensors)
+            send_tensors(group, tensors, send.rank, self._sent[send.mark])
 
     def _receive(self, receive: act.Receive) -> Progress:
         self._reads.wait()
@@ -762,7 +773,8 @@ class Training:
             group,
             from_table(document["tensors"]),
             receive.rank,
-            into=self.state.receivable() if in_place and not later else {},
+            {} if later else self.state.receivable(),
+            in_place=in_place,
         )
         extra = document["extra"]
         # A survivor's generators go on, and those of a worker that begins the job are the script's.

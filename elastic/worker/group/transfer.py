@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from types import MappingProxyType
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from elastic.worker.group.process_group import COLLECTIVE_TIMEOUT, Group
-from elastic.worker.state.digest import bytes_of
+from elastic.worker.state.digest import bytes_of, digest_of
 from elastic.worker.state.tensor_specs import TensorSpec, describe
 
 CHUNK_BYTES = 32 * 2**20
@@ -36,13 +37,29 @@ def receive_json(group: Group, rank: int) -> Any:
     return json.loads(content.cpu().numpy().tobytes())
 
 
-def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -> int:
-    """Send the tensors to `rank`, which calls receive_tensors; return their size in bytes.
+def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
+    """Return the digest of each tensor, which `send_tensors` needs."""
+    return {name: digest_of([tensor]) for name, tensor in tensors.items()}
+
+
+def send_tensors(
+    group: Group, tensors: Mapping[str, torch.Tensor], rank: int, digests: Mapping[str, int]
+) -> int:
+    """Send to `rank`, which calls receive_tensors, those of the tensors that are not the same
+    there; return their size in bytes.
 
     Needs memory for one more chunk.
     """
+    if not tensors:
+        return 0
+    names = sorted(tensors)
+    device = group.backend.device
+    _send(group, torch.tensor([digests[name] for name in names], device=device), rank)
+    lacks = torch.empty(len(names), dtype=torch.uint8, device=device)
+    _receive(group, lacks, rank)
+    wanted = {name: tensors[name] for name in compress(names, lacks.tolist())}
     total = 0
-    for parts in _chunks(describe(tensors)):
+    for parts in _chunks(describe(wanted)):
         pieces = [bytes_of(b) for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
         chunk = pieces[0] if len(pieces) == 1 else torch.cat(pieces)
         _send(group, chunk.to(group.backend.device), rank)
@@ -54,22 +71,39 @@ def receive_tensors(
     group: Group,
     specs: Sequence[TensorSpec],
     rank: int,
-    into: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    live: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    *,
+    in_place: bool = False,
 ) -> tuple[dict[str, torch.Tensor], int]:
-    """Return the tensors that `rank` sends, as `specs` describes them, and their size in bytes.
+    """Return the tensors of `rank`, as `specs` describes them, and the size in bytes of what came.
 
-    A tensor of `into` is overwritten if the one of its name has the same shape, type and place. For
-    the others, new tensors are made on the host or on the group's device. So a member that passes
-    its live state needs memory for one more chunk, not for a second state.
+    A tensor of `live` that is the same is returned as it is. With `in_place`, others are
+    overwritten if the one of their name has the same shape, type and place. For the rest, new
+    tensors are made on the host or on the group's device. So a member that receives in place needs
+    memory for one more chunk, not for a second state.
 
-    Before the call, the caller must have declared that it holds no state that others can use
-    (dropped, not intact). From the first byte on, the tensors of `into` are neither the old state
-    nor the new one, and they stay so if the group is lost. Afterwards the caller must load the
-    result: what is not in `into`, such as what a state_dict() has computed, is no live object.
+    Before a call with `in_place`, the caller must have declared that it holds no state that others
+    can use (dropped, not intact). From the first byte on, the tensors of `live` are neither the old
+    state nor the new one, and they stay so if the group is lost. Afterwards the caller must load
+    the result: what is not in `live`, such as what a state_dict() has computed, is no live object.
     """
-    tensors = {s.name: _target(s, group.backend.device, into.get(s.name)) for s in specs}
+    if not specs:
+        return {}, 0
+    device = group.backend.device
+    by_name = sorted(specs, key=lambda s: s.name)
+    known = {s.name: live[s.name] for s in specs if _is_like(s, device, live.get(s.name))}
+    mine = digests_of(known)  # while `rank` computes its own
+    theirs = torch.empty(len(by_name), dtype=torch.int64, device=device)
+    _receive(group, theirs, rank)
+    differs = [
+        mine.get(s.name) != digest for s, digest in zip(by_name, theirs.tolist(), strict=True)
+    ]
+    _send(group, torch.tensor(differs, dtype=torch.uint8, device=device), rank)
+    lacking = list(compress(by_name, differs))
+    into = known if in_place else {}
+    tensors = known | {s.name: _target(s, device, into.get(s.name)) for s in lacking}
     total = 0
-    for parts in _chunks(specs):
+    for parts in _chunks(lacking):
         blocks = [b for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
         total += _receive_blocks(group, blocks, rank)
     return {s.name: tensors[s.name] for s in specs}, total
@@ -93,17 +127,27 @@ def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
 
 
 def _target(spec: TensorSpec, device: torch.device, live: torch.Tensor | None) -> torch.Tensor:
-    """Return the tensor to receive into: the live one if it fits, else a new one."""
-    device = torch.device("cpu") if spec.place == "cpu" else device
-    if live is not None and _fits(spec, device, live):
+    """Return the tensor to receive into: the live one if it can be overwritten, else a new one."""
+    if live is not None and _can_be_overwritten(live):
         return live.detach()
-    return torch.empty(spec.shape, dtype=spec.torch_dtype, device=device)
+    return torch.empty(spec.shape, dtype=spec.torch_dtype, device=_place(spec, device))
 
 
-def _fits(spec: TensorSpec, device: torch.device, live: torch.Tensor) -> bool:
+def _place(spec: TensorSpec, device: torch.device) -> torch.device:
+    return torch.device("cpu") if spec.place == "cpu" else device
+
+
+def _is_like(spec: TensorSpec, device: torch.device, live: torch.Tensor | None) -> bool:
+    return live is not None and (tuple(live.shape), live.dtype, live.device) == (
+        spec.shape,
+        spec.torch_dtype,
+        _place(spec, device),
+    )
+
+
+def _can_be_overwritten(live: torch.Tensor) -> bool:
     return (
-        (tuple(live.shape), live.dtype, live.device) == (spec.shape, spec.torch_dtype, device)
-        and not live.is_inference()
+        not live.is_inference()
         and not (live.is_conj() or live.is_neg())
         # Each element has its own memory, unlike in an expanded tensor.
         and torch.empty_like(live, device="meta").stride() == live.stride()

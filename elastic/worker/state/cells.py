@@ -28,6 +28,7 @@ from elastic.worker.state.signs import (
     present,
     signs_of,
     steps_of,
+    strided_parts,
 )
 from elastic.worker.state.tree import (
     UNCHANGING,
@@ -145,16 +146,17 @@ class ModuleTensors:
         owners = {id(owner): owner for owner, _ in self._slots}
         self._held = [owner.values() for owner in owners.values()]  # views, so always current
         self._marked: list[torch.Tensor] = []
+        self._any_sparse = any(t.layout is not torch.strided for t in present(self.tensors()))
 
     def size_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in present(self.tensors()))
+        return sum(t.numel() * t.element_size() for t in self.strided())
 
     def copy(
         self, reuse: Copy | None = None, *, on_host: bool = False, writes: CopyOnWrite | None = None
     ) -> Copy:
         tensors = self.tensors()
         numbers = {key: _numbers(attributes) for key, attributes in self._attributes.items()}
-        content = _kept(present(tensors), reuse[1] if reuse else None, on_host, writes)
+        content = _kept(self.strided(tensors), reuse[1] if reuse else None, on_host, writes)
         return tensors, content, numbers
 
     def put_back(self, copy: Copy) -> None:
@@ -164,7 +166,7 @@ class ModuleTensors:
                 owner[name] = tensor
                 if id(owner) in numbers:
                     self._attributes[id(owner)].update(numbers[id(owner)])
-        for tensor, memory in zip(present(tensors), copied.data, strict=True):
+        for tensor, memory in zip(self.strided(tensors), copied.data, strict=True):
             if tensor.data_ptr() != memory.data_ptr() or not has_layout_of(memory, tensor):
                 tensor.data = memory
         copied.put_back()
@@ -174,7 +176,7 @@ class ModuleTensors:
         now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
-        return not all(map(same_tensor, present(now), copied.content))
+        return not all(map(same_tensor, self.strided(now), copied.content))
 
     def sign(self) -> object:
         self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
@@ -200,6 +202,12 @@ class ModuleTensors:
             return [owner[name] for owner, name in self._slots]
         except KeyError:
             return [owner.get(name) for owner, name in self._slots]
+
+    def strided(self, tensors: list[torch.Tensor | None] | None = None) -> list[torch.Tensor]:
+        """Return the memory of these tensors, by default of those that are there now: indices and
+        values of sparse ones, such as a graph that its module does not save."""
+        found = present(self.tensors() if tensors is None else tensors)
+        return list(chain.from_iterable(map(strided_parts, found))) if self._any_sparse else found
 
 
 class RequiresGrad(_Small):
@@ -377,6 +385,8 @@ class OptimizerState:
 
     def tensors(self) -> list[torch.Tensor]:
         return [t for state in self._optimizer.state.values() for t in tensors_of(state)]
+
+    strided = tensors
 
     def differs(self, copy: Copy) -> bool:
         keys, copied = copy

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import ctypes
+from collections.abc import Iterable, Sequence
 
 import torch
 import xxhash
 
 _ON_DEVICE_ELEMENTS = 2**24
+_COPIED_BYTES = 2**22
 _MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
 """An odd number without a pattern: 2^64 divided by the golden ratio, as a signed integer."""
 
@@ -23,14 +25,23 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
     for tensor in tensors:
         if not tensor.numel():
             continue
-        words = bytes_of(tensor)
-        if tensor.device.type == "cpu":
-            hasher.update(words.numpy().data)
-        else:
-            sums.append(_weighted_sum(words))
+        if tensor.device.type != "cpu":
+            sums.append(_weighted_sum(bytes_of(tensor)))
+            continue
+        for words in map(bytes_of, _parts(tensor.detach())):
+            # Not by numpy(), after which torch never lets a script resize the tensor.
+            hasher.update((ctypes.c_ubyte * words.numel()).from_address(words.data_ptr()))
     if sums:
         hasher.update(torch.stack(sums).cpu().numpy().tobytes())
     return (hasher.intdigest() & (2**63 - 1)) or 1
+
+
+def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+    """Return the tensor, or some of its rows at a time if `bytes_of` copies it."""
+    if tensor.is_contiguous():
+        return [tensor]
+    row = tensor.numel() * tensor.itemsize // len(tensor)
+    return torch.split(tensor, max(1, _COPIED_BYTES // row))
 
 
 def _weighted_sum(content: torch.Tensor) -> torch.Tensor:

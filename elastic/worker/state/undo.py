@@ -5,14 +5,16 @@ changed by then must be undone. Copying all tracked state at every block would c
 checkpoint, so the set of what to copy is learned:
 
 - Small state (rates, schedulers, scalers, `session.state`, generators) is copied at every block.
-- Of large state (tensors of modules, of optimizers, of large objects) everything is copied in the
-  blocks that `_schedule` selects, and compared afterwards. What changed before the last collective
-  belongs to the *block set*, which every block copies from then on. What changed between the end of
-  a block and the start of the next one belongs to the *gap set*, which every commit copies. A
-  worker that joins takes over both sets with the state.
+- Large state (tensors of modules, of optimizers, large objects) is compared with what it was, in
+  the blocks that `_schedule` selects: with a copy if there is little of it, else by its digest,
+  which takes a fraction of the time and no memory. What changed before the last collective belongs
+  to the *block set*, which every block copies from then on. What changed between the end of a block
+  and the start of the next one belongs to the *gap set*, which every commit copies. A worker that
+  joins takes over both sets with the state.
 - In other blocks, version counters, optimizers' hooks and objects' attributes show changes outside
-  of the sets. Such a change extends the set from the next block on. If the group is lost in that
-  very block, the state cannot be put back, and `put_back` returns False.
+  of the sets. Such a change extends the set from the next block on. If the group is lost in the
+  very block that first changes something that was not copied, the state cannot be put back, and
+  `put_back` returns False.
 - Below a block that does not count, memory is copied when it is about to be written to
   (`copy_on_write`), beside small state, the gap set and other objects.
 
@@ -24,7 +26,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -42,6 +44,7 @@ from elastic.worker.state.cells import (
 )
 from elastic.worker.state.copied_tensors import put_content
 from elastic.worker.state.copy_on_write import CopyOnWrite
+from elastic.worker.state.digest import digest_of
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.signs import is_own
 from elastic.worker.state.tree import UNCHANGING, copy_tree
@@ -52,7 +55,7 @@ _LEARNT_AT_ONCE = 3  # blocks
 # Later, learning takes at most one part of the time in this many. Members do not always choose the
 # same blocks, and all wait for one that learns.
 _LEARNING_FACTOR = 300.0
-_QUICKLY_LEARNT_BYTES = 2**24
+_QUICKLY_LEARNT_BYTES = 2**24  # up to which learning copies, so that first blocks can be undone
 _RARE_CALL_FACTOR = 50.0  # calls are rare if this many copies of everything fit between two
 _COSTLY_BYTES = 2**20
 _SLOW_S = 0.001
@@ -155,14 +158,19 @@ class Undo:
             self._copy(set())  # raises if parameters are gone, as by pruning
             self._enumerate(is_new=True)
         signs = [sign() for sign in self._sign_large]
-        if self._commit is not None:
-            self._note_gap(self._commit, signs)
         self._learning = self._learns
-        wanted = set(range(len(self._large))) if self._learning else self._block_set
+        compared = self._compared_by_digest(self._block_set) if self._learning else set()
+        if self._commit is not None:
+            digests = self._digests(compared | self._commit.digests.keys())
+            self._note_gap(self._commit, signs, digests)
+        else:
+            digests = self._digests(compared)
+        wanted = self._all - compared if self._learning else self._block_set
         if self._cost_unreported and not self._learning and wanted <= self._begin.large.keys():
             self._begin = self._tell_cost(signs)
         else:
             self._begin = self._copy(wanted, reuse=self._begin, signs=signs)
+            self._begin.digests = {index: digests[index] for index in compared}
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
@@ -241,7 +249,7 @@ class Undo:
     def put_back(self) -> bool:
         """Undo what the block has changed; return whether that was possible."""
         self._remove_late(self._attributes_at_begin)
-        changed = set() if self._learning else self._changed_since(self._begin)
+        changed = self._changed_since(self._begin)
         self._restore(self._begin)
         self._state.gradients.put_back(self._gradients)
         self._state.put_back_late()
@@ -319,7 +327,7 @@ class Undo:
         known = self._calls.setdefault(place, _Calls())
         began_s = time.perf_counter()
         is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
-        wanted = set(range(len(self._large))) if is_rare else known.changes
+        wanted = self._all if is_rare else known.changes
         self._call = self._copy(wanted, signs=self._call_signs)
         known.at_s = time.perf_counter()
         if is_rare:
@@ -358,7 +366,7 @@ class Undo:
             finally:
                 self._renew_other_signs(signs)
             return
-        now = self._copy(set(range(len(self._large))), signs=signs)
+        now = self._copy(self._all, signs=signs)
         late = self._state.buffers.late[self._call_late :]
         contents = [copy_tree(each.tensor) for each in late]
         if call is not None:
@@ -440,16 +448,19 @@ class Undo:
 
     def _mark_commit(self) -> None:
         began_s = time.perf_counter()
-        wanted = set(range(len(self._large))) if self._learns else self._gap_set
+        compared = self._compared_by_digest(self._gap_set) if self._learns else set()
+        wanted = self._all - compared if self._learns else self._gap_set
         signs = [sign() for sign in self._sign_large]
         self._commit = self._copy(wanted, reuse=self._commit, signs=signs, for_commit=True)
+        self._commit.digests = self._digests(compared)
         if self._learns:
             self._learning_s += time.perf_counter() - began_s
 
-    def _note_gap(self, commit: _Mark, signs: list[object]) -> None:
+    def _note_gap(self, commit: _Mark, signs: list[object], digests: Mapping[int, int]) -> None:
         """Add what has changed since the commit to the gap set: the next commits copy it."""
-        if len(commit.large) == len(self._large):  # compare the content itself
+        if len(commit.large) + len(commit.digests) == len(self._large):  # compare the content
             changed = {i for i, copy in commit.large.items() if self._large[i].differs(copy)}
+            changed |= {i for i, digest in commit.digests.items() if digests[i] != digest}
         elif signs == commit.signs:
             return
         else:
@@ -468,14 +479,14 @@ class Undo:
         """Add what has changed since the block's start to the block set: the next ones copy it."""
         if not self._learning and not self._looks_changed():
             return
-        changed = self._changed_since(self._begin)  # also while learning: put_back uses signs later
+        began_s = time.perf_counter()
+        changed = self._changed_since(self._begin)
         if self._learning:
-            began_s = time.perf_counter()
             changed |= {i for i, c in self._begin.large.items() if self._large[i].differs(c)}
             self._learning_s += time.perf_counter() - began_s
-        changed -= self._block_set
-        if changed and not self._learning:
+        if changed - self._begin.large.keys():
             self._missed = True
+        changed -= self._block_set
         if changed:
             self._block_set |= changed
             self._looks = None
@@ -490,10 +501,11 @@ class Undo:
         return any(moved(signs[index]) for index, moved in self._looks)
 
     def _changed_since(self, earlier: _Mark) -> set[int]:
+        """Return the cells that signs show to have changed, or digests where the mark has them."""
         now = [sign() for sign in self._sign_large]
-        if now == earlier.signs:
-            return set()
-        return self._differing(now, earlier.signs)
+        changed = set() if now == earlier.signs else self._differing(now, earlier.signs)
+        unseen = self._digests(earlier.digests.keys() - changed)
+        return changed | {i for i, digest in unseen.items() if digest != earlier.digests[i]}
 
     def _differing(self, now: list[object], before: list[object]) -> set[int]:
         """Return the cells whose signs differ; if an optimizer has stepped, also what it trains."""
@@ -535,7 +547,23 @@ class Undo:
             self._slow_names.update(slow)
             self._on_slow([*slow], sum(slow.values()))
 
-    # ---- copies
+    # ---- copies and digests
+
+    @property
+    def _all(self) -> set[int]:
+        return set(range(len(self._large)))
+
+    def _compared_by_digest(self, known: set[int]) -> set[int]:
+        """Return the large cells that learning compares by digests. known: those copied anyway."""
+        if self._large_bytes <= _QUICKLY_LEARNT_BYTES:
+            return set()
+        return {i for i, cell in enumerate(self._large) if _has_digest(cell)} - known
+
+    def _digests(self, indices: Iterable[int]) -> dict[int, int]:
+        """Return the digests of the content of cells that have tensors only."""
+        cells = ((index, self._large[index]) for index in indices)
+        kinds = (ModuleTensors, OptimizerState)
+        return {i: digest_of(c.strided()) for i, c in cells if isinstance(c, kinds)}
 
     def _copy(
         self,
@@ -615,6 +643,13 @@ class Undo:
         self._begin = _Mark()
 
 
+def _has_digest(cell: Cell) -> bool:
+    """Return whether tensors are all that the cell has, and their memory can be read."""
+    return isinstance(cell, (ModuleTensors, OptimizerState)) and all(
+        t.device.type != "meta" for t in cell.strided()
+    )
+
+
 def _nothing() -> Copy:
     return None
 
@@ -645,10 +680,12 @@ class Learnt:
 
 @dataclass(slots=True)
 class _Mark:
-    """Copies of the small cells and of some large ones, by index, and signs of all large ones."""
+    """Copies of the small cells and of some large ones, digests of others, by index, and signs of
+    all large ones."""
 
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
+    digests: dict[int, int] = field(default_factory=dict)
     signs: list[object] = field(default_factory=list)
 
 

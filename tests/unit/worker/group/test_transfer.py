@@ -125,8 +125,8 @@ def test_a_state_arrives_unchanged_in_another_process(
     def send(seat: Seat) -> None:
         group, sent = seat.join(backend=manners), state()
         transfer.send_json(group, document, 1)
-        assert transfer.send_tensors(group, sent, 1) == sum(s.size_bytes for s in specs)
-        assert transfer.send_tensors(group, {}, 1) == 0
+        assert send_all(group, sent) == sum(s.size_bytes for s in specs)
+        assert send_all(group, {}) == 0
 
     def receive(seat: Seat) -> None:
         group = seat.join(backend=manners)
@@ -141,6 +141,10 @@ def test_a_state_arrives_unchanged_in_another_process(
     run_together(send, receive)
 
 
+def send_all(group: Group, tensors: dict[str, torch.Tensor]) -> int:
+    return transfer.send_tensors(group, tensors, 1, transfer.digests_of(tensors))
+
+
 def other_state() -> dict[str, torch.Tensor]:
     """Return tensors with the layout of `state()`, all zero."""
     return {name: torch.zeros_like(tensor) for name, tensor in state().items()}
@@ -152,15 +156,43 @@ def test_a_live_state_is_overwritten_in_place(size: int, monkeypatch: pytest.Mon
     specs = describe(state())
 
     def send(seat: Seat) -> None:
-        transfer.send_tensors(seat.join(), state(), 1)
+        send_all(seat.join(), state())
 
     def receive(seat: Seat) -> None:
         live = other_state()
-        received, _ = transfer.receive_tensors(seat.join(), specs, 0, live)
+        received, _ = transfer.receive_tensors(seat.join(), specs, 0, live, in_place=True)
         for name, tensor in state().items():
             assert same_tensor(live[name].detach(), tensor.detach()), name
             assert received[name].data_ptr() == live[name].data_ptr(), name
             assert live[name].stride() == tensor.stride(), name
+
+    run_together(send, receive)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_only_what_differs_is_sent(in_place: bool) -> None:
+    changed = ("scalar", "transposed", "channels")
+    size = sum(s.size_bytes for s in describe({name: state()[name] for name in changed}))
+
+    def send(seat: Seat) -> None:
+        group = seat.join()
+        assert send_all(group, state()) == size
+        assert send_all(group, state()) == 0
+
+    def receive(seat: Seat) -> None:
+        group, live = seat.join(), state()
+        for name in changed:
+            live[name] = torch.zeros_like(live[name])
+        received, count = transfer.receive_tensors(
+            group, describe(state()), 0, live, in_place=in_place
+        )
+        assert count == size
+        for name, tensor in state().items():
+            assert same_tensor(received[name].detach(), tensor.detach()), name
+            assert (received[name].data_ptr() == live[name].data_ptr()) == (
+                in_place or name not in changed or not tensor.numel()
+            ), name
+        assert transfer.receive_tensors(group, describe(state()), 0, state())[1] == 0
 
     run_together(send, receive)
 
@@ -178,10 +210,10 @@ def test_a_live_tensor_that_does_not_fit_is_left_alone() -> None:
     }
 
     def send(seat: Seat) -> None:
-        transfer.send_tensors(seat.join(), sent, 1)
+        send_all(seat.join(), sent)
 
     def receive(seat: Seat) -> None:
-        received, _ = transfer.receive_tensors(seat.join(), describe(sent), 0, live)
+        received, _ = transfer.receive_tensors(seat.join(), describe(sent), 0, live, in_place=True)
         assert received.keys() == sent.keys()
         assert all(torch.equal(r, torch.arange(4.0)) for r in received.values())
         assert not any(t.any() for t in live.values())
@@ -196,12 +228,12 @@ def test_receiving_into_a_large_live_state_needs_no_memory_for_a_second_one(
     shape = (64, 2**18)  # 64 MiB; transposed, so that it is never contiguous
 
     def send(seat: Seat) -> None:
-        transfer.send_tensors(seat.join(), {"w": torch.ones(shape).t()}, 1)
+        send_all(seat.join(), {"w": torch.ones(shape).t()})
 
     def receive(seat: Seat) -> None:
         group, live = seat.join(), {"w": torch.zeros(shape).t()}
         before = peak_kb()
-        transfer.receive_tensors(group, describe(live), 0, live)
+        transfer.receive_tensors(group, describe(live), 0, live, in_place=True)
         assert peak_kb() - before < 32 * 2**10
         assert bool((live["w"] == 1).all())
 
@@ -282,7 +314,7 @@ def test_an_abort_frees_a_member_that_waits_for_a_stopped_one(
         if stopped == "sender":
             stop_in_the_middle(group)
         big = {"big": torch.zeros(HUGE, dtype=torch.uint8)}
-        expect_freedom(group, lambda: transfer.send_tensors(group, big, 1))
+        expect_freedom(group, lambda: send_all(group, big))
         os.kill(pids[1], signal.SIGKILL)
 
     def receive(seat: Seat) -> None:

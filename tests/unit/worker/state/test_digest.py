@@ -28,6 +28,14 @@ WAYS = pytest.mark.parametrize("way", [on_host, on_device])
 Way = Callable[..., int]
 
 
+def test_a_tensor_may_be_resized_after_its_digest() -> None:
+    """torch forbids it once NumPy has seen the memory."""
+    tensor = torch.arange(4.0)
+    digest_of([tensor])
+    assert tensor.resize_(2).tolist() == [0.0, 1.0]
+    assert tensor.resize_(200).numel() == 200
+
+
 @WAYS
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_a_digest_changes_with_any_flipped_bit_only(way: Way, dtype: torch.dtype) -> None:

@@ -15,6 +15,7 @@ from tests.unit.worker.state.undoing import (
     both,
     gradients,
     layer,
+    learn_by_digests,
     learnt,
     scheduled,
     step_of,
@@ -70,6 +71,24 @@ def test_the_commit_mark_is_lost_with_an_unexpected_change_between_blocks() -> N
     committed = script.everything()
     add(net)()
     script.undo.begin()
+    assert script.undo.holds_commit
+    assert same(as_of_commit(script), committed)
+
+
+def test_a_change_between_blocks_that_only_digests_show_is_copied_by_later_commits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    learn_by_digests(monkeypatch)
+    net, script = tracking()
+    script.block()
+    write_data(net)()
+    assert not script.undo.holds_commit
+    script.undo.begin()
+    assert not script.undo.holds_commit
+    script.reduce()
+    script.end()
+    committed = script.everything()
+    write_data(net)()
     assert script.undo.holds_commit
     assert same(as_of_commit(script), committed)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -9,13 +10,16 @@ import pytest
 import torch
 
 from elastic.worker.state import undo
-from elastic.worker.state.cells import ModuleTensors
+from elastic.worker.state.cells import ModuleTensors, OptimizerState
+from elastic.worker.state.digest import digest_of
 from tests.unit.worker.state.undoing import (
     LEARNT,
+    WIDE,
     Script,
     add,
     both,
     layer,
+    learn_by_digests,
     learnt,
     nothing,
     step_of,
@@ -110,26 +114,66 @@ def test_learning_is_repeated_after_many_blocks() -> None:
 def test_learning_takes_a_small_part_of_the_time(
     monkeypatch: pytest.MonkeyPatch, factor: float, blocks: list[int]
 ) -> None:
-    """The first blocks always learn. Later copies wait until they cost little in comparison."""
+    """The first blocks always learn. Later ones wait until that costs little in comparison."""
     _, script = tracking()
-    copied: list[int] = []
-    number = 0
-    copy = ModuleTensors.copy
+    begun: list[int] = []
+    compared: set[int] = set()
 
-    def counted(self: ModuleTensors, *arguments: Any, **named: Any) -> Any:
-        copied.append(number)
-        return copy(self, *arguments, **named)
+    def counted(tensors: Iterable[torch.Tensor]) -> int:
+        compared.update(begun[-1:])
+        return digest_of(tensors)
 
-    monkeypatch.setattr(undo, "_QUICKLY_LEARNT_BYTES", 0)
+    learn_by_digests(monkeypatch)
     monkeypatch.setattr(undo, "_LEARNING_FACTOR", factor)
-    monkeypatch.setattr(ModuleTensors, "copy", counted)
-    for number in range(LEARNT):  # noqa: B007 - `counted` reads it
+    monkeypatch.setattr(undo, "digest_of", counted)
+    for number in range(LEARNT):
+        begun.append(number)
         script.undo.begin()
         script.reduce()
-        monkeypatch.setattr(ModuleTensors, "copy", copy)
+        begun.clear()  # the commit prepares for the next block
         script.end()
-        monkeypatch.setattr(ModuleTensors, "copy", counted)
-    assert copied == blocks
+    assert sorted(compared) == blocks
+
+
+def test_much_state_is_learned_about_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn_by_digests(monkeypatch)
+    net, optimizer, script = trained(torch.optim.AdamW, fused=True)
+    for kind in (ModuleTensors, OptimizerState):
+        monkeypatch.setattr(kind, "copy", None)
+    script.learn(after=step_of(optimizer, net))
+
+
+def test_the_first_change_to_much_state_is_reported_as_not_undone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also one that only the digests show."""
+    learn_by_digests(monkeypatch)
+    net, script = tracking()
+    assert not script.lost(write_data(net))
+    assert not script.lost(write_data(net), nothing)
+    script.block(write_data(net))
+    assert script.lost(write_data(net))
+
+
+@pytest.mark.parametrize("by_digests", [False, True])
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr"])
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
+def test_state_in_a_sparse_tensor_is_learned_about(
+    monkeypatch: pytest.MonkeyPatch, kind: str, by_digests: bool
+) -> None:
+    if by_digests:
+        learn_by_digests(monkeypatch)
+    net = layer()
+    graph = torch.eye(WIDE).to_sparse(layout=getattr(torch, kind))
+    net.register_buffer("graph", graph, persistent=False)
+    net.register_buffer("more", torch.zeros(WIDE, WIDE))
+    script = Script(model=net)
+
+    def rewire() -> None:
+        net.graph = (torch.rand(WIDE, WIDE) > 0.5).float().to_sparse(layout=graph.layout)
+
+    script.learn(rewire)
+    assert script.lost(rewire)
 
 
 def test_a_worker_that_joins_takes_over_what_a_member_has_learnt() -> None:

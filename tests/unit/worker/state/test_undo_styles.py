@@ -20,6 +20,7 @@ from tests.unit.worker.state.undoing import (
     Script,
     add,
     layer,
+    learn_by_digests,
     nothing,
     step_of,
     write_data,
@@ -298,9 +299,14 @@ def an_optimizer_without_state_steps_before_a_collective(net: nn.Linear) -> Any:
     return {"model": net, "optimizer": optimizer}, step_of(optimizer, net), nothing
 
 
+@pytest.mark.parametrize("by_digests", [False, True])
 @pytest.mark.parametrize("name", STYLES)
-def test_repeated_changes_are_undone_in_each_of_the_first_blocks(name: str, net: nn.Linear) -> None:
-    """The first block that is not copied in order to learn is one of them."""
+def test_repeated_changes_are_undone_in_each_of_the_first_blocks(
+    monkeypatch: pytest.MonkeyPatch, name: str, net: nn.Linear, by_digests: bool
+) -> None:
+    """The first block that does not learn is one of them."""
+    if by_digests:
+        learn_by_digests(monkeypatch)
     tracked, before, after = STYLES[name](net)
     script = Script(**tracked)
     for _ in range(9):

@@ -6,10 +6,12 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from elastic.worker.optimizers import Optimizers
+from elastic.worker.state import undo
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.undo import Undo
 from tests.unit.worker.trees import same
@@ -100,6 +102,12 @@ class Script:
         flags = {n: [p.requires_grad for p in m.parameters()] for n, m in modules(self.state)}
         modes = {n: [each.training for each in m.modules()] for n, m in modules(self.state)}
         return found, flags, modes
+
+
+def learn_by_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let large state be learned about as if it were too large to be copied for that."""
+    monkeypatch.setattr(undo, "_QUICKLY_LEARNT_BYTES", 0)
+    monkeypatch.setattr(undo, "_LEARNING_FACTOR", 0.0)
 
 
 def modules(state: JobState) -> list[tuple[str, nn.Module]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator
 
 import torch
 import xxhash
@@ -28,7 +28,7 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
         if tensor.device.type != "cpu":
             sums.append(_weighted_sum(bytes_of(tensor)))
             continue
-        for words in map(bytes_of, _parts(tensor.detach())):
+        for words in _contents(tensor.detach()):
             # Not by numpy(), after which torch never lets a script resize the tensor.
             hasher.update((ctypes.c_ubyte * words.numel()).from_address(words.data_ptr()))
     if sums:
@@ -36,12 +36,17 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
     return (hasher.intdigest() & (2**63 - 1)) or 1
 
 
-def _parts(tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-    """Return the tensor, or some of its rows at a time if `bytes_of` copies it."""
+def _contents(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """Yield the content as `bytes_of` does, some rows at a time if they must be copied for that."""
     if tensor.is_contiguous():
-        return [tensor]
+        yield bytes_of(tensor)
+        return
     row = tensor.numel() * tensor.itemsize // len(tensor)
-    return torch.split(tensor, max(1, _COPIED_BYTES // row))
+    room = tensor[:0]
+    for rows in torch.split(tensor, max(1, _COPIED_BYTES // row)):
+        if len(room) != len(rows):
+            room = torch.empty_like(rows, memory_format=torch.contiguous_format)
+        yield bytes_of(room.copy_(rows))
 
 
 def _weighted_sum(content: torch.Tensor) -> torch.Tensor:

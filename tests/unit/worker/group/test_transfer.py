@@ -231,7 +231,7 @@ def test_receiving_into_a_large_live_state_needs_no_memory_for_a_second_one(
         send_all(seat.join(), {"w": torch.ones(shape).t()})
 
     def receive(seat: Seat) -> None:
-        group, live = seat.join(), {"w": torch.zeros(shape).t()}
+        group, live = seat.join(), {"w": torch.full(shape, 2.0).t()}  # touched, unlike zeros
         before = peak_kb()
         transfer.receive_tensors(group, describe(live), 0, live, in_place=True)
         assert peak_kb() - before < 32 * 2**10

@@ -123,3 +123,15 @@ def test_a_lazy_conjugate_or_negative_has_the_digest_of_its_resolved_value(way: 
 
 def test_a_zero_tensor_differs_from_a_shorter_one_on_the_host() -> None:
     assert on_host(torch.zeros(2)) != on_host(torch.zeros(3))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.bool], ids=str)
+def test_rows_without_a_place_of_their_own_count_as_those_of_a_copy(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(digest, "_COPIED_BYTES", 100)
+    tensor = make_tensor(dtype, (7, 5, 3)).transpose(0, 1)
+    for each in (tensor, tensor[1], tensor[:, :1].expand(5, 4, 3), tensor[:1, :1, :1]):
+        assert digest_of([each]) == digest_of([each.clone(memory_format=torch.contiguous_format)])
+    if dtype.is_complex:
+        assert digest_of([tensor.conj()]) == digest_of([tensor.conj().resolve_conj().contiguous()])

@@ -61,6 +61,7 @@ _COSTLY_BYTES = 2**20
 _SLOW_S = 0.001
 _SLOW_PART = 0.01  # of a block, which makes two copies
 _NO_COPIES: Mapping[int, Copy] = {}
+_NO_DIGESTS: Mapping[int, int] = {}
 
 
 class Undo:
@@ -159,18 +160,19 @@ class Undo:
             self._enumerate(is_new=True)
         signs = [sign() for sign in self._sign_large]
         self._learning = self._learns
-        compared = self._compared_by_digest(self._block_set) if self._learning else set()
+        wanted, digests = self._block_set, _NO_DIGESTS
+        if self._learning:
+            compared = self._compared_by_digest(self._block_set)
+            wanted = self._all - compared
+            since_commit = self._commit.digests.keys() if self._commit is not None else set()
+            digests = self._digests(compared | since_commit)
         if self._commit is not None:
-            digests = self._digests(compared | self._commit.digests.keys())
             self._note_gap(self._commit, signs, digests)
-        else:
-            digests = self._digests(compared)
-        wanted = self._all - compared if self._learning else self._block_set
         if self._cost_unreported and not self._learning and wanted <= self._begin.large.keys():
             self._begin = self._tell_cost(signs)
         else:
             self._begin = self._copy(wanted, reuse=self._begin, signs=signs)
-            self._begin.digests = {index: digests[index] for index in compared}
+            self._begin.digests = digests
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
@@ -448,11 +450,13 @@ class Undo:
 
     def _mark_commit(self) -> None:
         began_s = time.perf_counter()
-        compared = self._compared_by_digest(self._gap_set) if self._learns else set()
-        wanted = self._all - compared if self._learns else self._gap_set
+        wanted, digests = self._gap_set, _NO_DIGESTS
+        if self._learns:
+            compared = self._compared_by_digest(self._gap_set)
+            wanted, digests = self._all - compared, self._digests(compared)
         signs = [sign() for sign in self._sign_large]
         self._commit = self._copy(wanted, reuse=self._commit, signs=signs, for_commit=True)
-        self._commit.digests = self._digests(compared)
+        self._commit.digests = digests
         if self._learns:
             self._learning_s += time.perf_counter() - began_s
 
@@ -504,6 +508,8 @@ class Undo:
         """Return the cells that signs show to have changed, or digests where the mark has them."""
         now = [sign() for sign in self._sign_large]
         changed = set() if now == earlier.signs else self._differing(now, earlier.signs)
+        if not earlier.digests:
+            return changed
         unseen = self._digests(earlier.digests.keys() - changed)
         return changed | {i for i, digest in unseen.items() if digest != earlier.digests[i]}
 
@@ -685,7 +691,7 @@ class _Mark:
 
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
-    digests: dict[int, int] = field(default_factory=dict)
+    digests: Mapping[int, int] = field(default_factory=dict)
     signs: list[object] = field(default_factory=list)
 
 

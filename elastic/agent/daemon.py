@@ -7,6 +7,7 @@ import contextlib
 import functools
 import os
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -47,6 +48,7 @@ from elastic.rpc.codec import (
 )
 from elastic.rpc.control_client import ControlClient
 from elastic.rpc.stacks import stack_lines
+from elastic.runtime.death_notice import DeathNotice
 from elastic.runtime.driver import Driver
 from elastic.runtime.journal import Journal
 from elastic.runtime.log_retention import ZYGOTE_LOG, prune
@@ -133,6 +135,8 @@ class AgentDaemon:
         settings = options.settings
         self._liveness = Liveness(settings.silence_timeout_s, settings.first_step_timeout_s)
         self._compiling: set[str] = set()
+        self._awaited: set[str] = set()
+        """Workers for whose death a thread waits."""
         self._times = TimeReports(
             lambda found: self._link.send(worker_time=found),
             lambda found: self._link.send(worker_pace=found),
@@ -374,8 +378,30 @@ class AgentDaemon:
         for worker in list(self._pids):
             self._exited(worker, 0, signal.SIGKILL, with_zygote=True)
 
+    def _watch_death(self, worker: str, pid: int) -> None:
+        """Wait, on a thread of its own, for the kernel to begin to end the worker."""
+        loop = asyncio.get_running_loop()
+
+        def watch() -> None:
+            with contextlib.suppress(OSError, RuntimeError):  # it has ended, or this agent has
+                number = DeathNotice(pid).wait()
+                loop.call_soon_threadsafe(self._dying, worker, pid, number)
+
+        with contextlib.suppress(RuntimeError):  # the system has no thread left
+            threading.Thread(target=watch, name=f"death of {worker}", daemon=True).start()
+
+    def _dying(self, worker: str, pid: int, number: int) -> None:
+        if number and self._pids.get(worker) == pid:
+            self._exited(worker, 0, number, gone=False)
+
     def _exited(
-        self, worker: str, exit_code: int, number: int, *, with_zygote: bool = False
+        self,
+        worker: str,
+        exit_code: int,
+        number: int,
+        *,
+        with_zygote: bool = False,
+        gone: bool = True,
     ) -> None:
         out_of_memory = self._out_of_memory.has_killed(time.monotonic())
         if number == signal.SIGKILL and (pid := self._pids.get(worker)):
@@ -387,8 +413,13 @@ class AgentDaemon:
             signal=number,
             out_of_memory=out_of_memory,
             with_zygote=with_zygote,
+            gone=gone,
         )
-        self._ended(exited)
+        if gone:
+            self._ended(exited)
+        else:
+            self._judge_lease()
+            self._driver.post(exited)
 
     def _ended(self, exited: ev.WorkerExited) -> None:
         self._judge_lease()  # the keeper may have ended it because the node was cut off
@@ -398,6 +429,7 @@ class AgentDaemon:
         self._unwatch(worker)
         self._liveness.forget(worker)
         self._compiling.discard(worker)
+        self._awaited.discard(worker)
         self._stacks.forget(worker)
         self._times.forget(worker, time.monotonic())
         self._driver.post(exited)
@@ -505,6 +537,9 @@ class AgentDaemon:
             self._committed = max(self._committed, (progress.generation, progress.committed))
             self._stacks.progressed(worker, progress)
             self._note_compiling(worker, message.progress)
+        if worker not in self._awaited:  # from now on it holds what tells of its death
+            self._awaited.add(worker)
+            self._watch_death(worker, pid)
         compiling = worker in self._compiling
         self._liveness.heard(worker, pid, time.monotonic(), compiling=compiling)
         if kind == "status":

@@ -319,7 +319,8 @@ class Node:
         if self._stopped is not None:
             self._stopped.append(event)
             return
-        self.processes.pop(event.worker, None)
+        if event.gone:
+            self.processes.pop(event.worker, None)
         self.tell(event)  # an agent that comes later does not find it
 
     def progressed(self, event: coordinator_events.ProgressReported) -> None:

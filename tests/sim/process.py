@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from elastic.core.agent import events as ev
@@ -293,13 +294,20 @@ class Process:
         self.alive, self.ended_at = False, self.clock.now
         self.thread.stop()
         self.down.open = False
-        if self._group is not None:
-            self._group.leave(self, died=True, silent=silent)
         self.note("ends", exit_code, signal)
         self.world.journal.gone_at.setdefault(self.name, self.clock.now)
-        self.up.send(
-            self.node.exited, ev.WorkerExited(worker=self.name, exit_code=exit_code, signal=signal)
-        )
+        exited = ev.WorkerExited(worker=self.name, exit_code=exit_code, signal=signal)
+        if signal and not silent and self.clock.chance(0.3):  # the kernel frees its memory first
+            self.up.send(self.node.exited, replace(exited, gone=False))
+            self.clock.after(self.clock.between(0.0, 1.5), self._gone, exited)
+        else:
+            self._gone(exited, silent=silent)
+
+    def _gone(self, exited: ev.WorkerExited, *, silent: bool = False) -> None:
+        """The process's connections break, and its parent can reap it."""
+        if self._group is not None:
+            self._group.leave(self, died=True, silent=silent or not self.node.alive)
+        self.up.send(self.node.exited, exited)
 
     def freeze(self, *, deaf: bool) -> None:
         """Stop the script's thread for good; `deaf`: all other threads of the process, too."""

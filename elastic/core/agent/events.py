@@ -72,7 +72,7 @@ class WorkerReportedFailure:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerExited:
-    """The process has ended. `signal` is 0 when it exited by itself."""
+    """The process has ended, or is about to. `signal` is 0 when it exited by itself."""
 
     worker: WorkerId
     exit_code: int
@@ -83,6 +83,9 @@ class WorkerExited:
     """The kernel has just killed a process of the node because memory was short."""
     with_zygote: bool = False
     """The kernel has ended it because the zygote, its parent, had ended."""
+    gone: bool = True
+    """False: it was killed, but the kernel still frees its memory, and it may hold a device. The
+    event comes again when that is done."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -261,9 +261,14 @@ class Agent:
         return []
 
     def _worker_exited(self, event: ev.WorkerExited, now: float) -> list[fx.Effect]:
-        process = self._processes.pop(event.worker, None)
+        process = self._processes.get(event.worker)
         if process is None:
             return []
+        if event.gone:
+            del self._processes[event.worker]
+        if process.dying:
+            return []
+        process.dying, process.deadline = True, None
         if process.ended_well(event) or self.phase is AgentPhase.ENDING:
             return []
         if process.retired:
@@ -501,7 +506,7 @@ class Agent:
         self, worker: WorkerId, kind: FailureKind, message: str, place: str = ""
     ) -> list[fx.Effect]:
         process = self._processes.get(worker)
-        if process is None or process.ending is not None or process.retired:
+        if process is None or process.ending is not None or process.retired or process.dying:
             return []
         process.ending = Failure(
             worker=worker,
@@ -607,7 +612,7 @@ class Agent:
 
     def _survivors(self) -> list[WorkerId]:
         found = self._processes.items()
-        return [name for name, process in found if process.trained and process.ending is None]
+        return [name for name, p in found if p.trained and p.ending is None and not p.dying]
 
     def _adopting(self) -> bool:
         return any(p.adopted for p in self._processes.values())
@@ -615,7 +620,9 @@ class Agent:
     def _view(self) -> tuple[WorkerStatus, ...] | None:
         """The report for the coordinator. None while it is unknown what adopted workers do: if they
         were reported as starting, the group in which they train would leave them out."""
-        return None if self._adopting() else tuple([p.status for p in self._processes.values()])
+        if self._adopting():
+            return None
+        return tuple([p.status for p in self._processes.values() if not p.dying])
 
 
 _RUNNING = (WorkerPhase.JOINING, WorkerPhase.TRAINING)
@@ -632,6 +639,8 @@ class Process:
     """An earlier agent left the worker, and it has not reported to this one: it may have a slot."""
     ending: Failure | None = None
     """Why this agent ends the worker, if it does."""
+    dying: bool = False
+    """It was killed, and its failure is reported, but it keeps its slot until it is gone."""
     reported: Failure | None = None
     """What the script raised, if it did."""
     group: int = 0
@@ -647,7 +656,8 @@ class Process:
 
     @property
     def idle(self) -> bool:
-        return self.status.phase is WorkerPhase.SPARE and self.status.slot is None
+        is_spare = self.status.phase is WorkerPhase.SPARE and self.status.slot is None
+        return is_spare and not self.dying
 
     @property
     def runs(self) -> bool:

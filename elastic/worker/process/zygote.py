@@ -46,6 +46,7 @@ from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ConfigurationError, ElasticError, ExitCode, StateLost, Stranded
 from elastic.rpc.codec import failure_to_pb
 from elastic.rpc.framing import BadFrame, FrameDecoder, encode
+from elastic.runtime import death_notice
 from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.log_writer import LogWriter
 from elastic.runtime.orphans import (
@@ -441,6 +442,8 @@ def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease, o
     _reseed(torchs=request.classic)
     faulthandler.enable()  # a segmentation fault leaves its stacks in the log
     write_stacks_on_signal()
+    with contextlib.suppress(OSError):  # no descriptor is left: its end is known a little later
+        death_notice.hold()
     variables = LateVariables()
     if request.classic:
         return run_classic(request, variables)

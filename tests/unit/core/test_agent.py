@@ -162,6 +162,32 @@ def test_a_worker_that_could_not_be_forked_is_retried_after_growing_delays() -> 
     assert not agent.handle(ev.WorkerNotSpawned(worker="a-99"), now + 100.0)[:-1]
 
 
+def test_a_killed_worker_is_reported_before_its_memory_is_freed_and_keeps_its_slot() -> None:
+    agent = full()
+    dying = agent.handle(replace(killed("a-2"), gone=False), 3.0)
+    (failure,) = of(fx.ReportFailure, dying)
+    assert isinstance(failure, fx.ReportFailure)
+    assert failure.failure.message == "was ended by SIGKILL (signal 9)"
+    (view,) = of(fx.ReportNode, dying)
+    assert isinstance(view, fx.ReportNode)
+    assert [status.worker for status in view.workers] == ["a-1", "a-3"]
+    assert not of(fx.AssignSlot, dying)
+    assert not of(fx.ReportFailure, agent.handle(ev.WorkerFrozen(worker="a-2", silent_s=9.0), 3.5))
+    gone = agent.handle(killed("a-2"), 4.0)
+    assert not of(fx.ReportFailure, gone)
+    assert of(fx.AssignSlot, gone) == [fx.AssignSlot(worker="a-3", slot=1)]
+
+
+def test_a_killed_spare_gets_no_slot_and_no_deadline_while_its_memory_is_freed() -> None:
+    agent = full()
+    agent.handle(replace(killed("a-3"), gone=False), 3.0)
+    effects = agent.handle(killed("a-2"), 3.1)
+    assert not of(fx.AssignSlot, effects)
+    (timer,) = of(fx.SetTimer, agent.handle(replace(killed("a-1"), gone=False), 500.0))
+    assert isinstance(timer, fx.SetTimer)
+    assert timer.at is None or timer.at > 500.0
+
+
 def test_an_exception_of_the_script_is_reported_instead_of_its_exit_code() -> None:
     agent, raised = full(), Failure(worker="a-1", kind=FailureKind.EXCEPTION, signature="x")
     agent.handle(ev.WorkerReportedFailure(failure=raised), 3.0)

@@ -177,7 +177,7 @@ def _style(rng: random.Random) -> Style:
         turns=rng.random() < 0.5,
         scaling=rng.choice((None, LinearScaling(warmup_steps=0), LinearScaling(warmup_steps=7))),
         misses_block=rng.choice((0.0, 0.02, 0.2)) if misses else 0.0,
-        misses_gap=rng.choice((0.0, 0.02, 0.2)) if misses else 0.0,
+        misses_gap=rng.choice((0.0, 0.02)) if misses else 0.0,
         uneven=rng.choice(("skipped", "other")) if rng.random() < 0.02 else "",
     )
 

@@ -234,9 +234,13 @@ class Journal:
 
     @property
     def overdue(self) -> bool:
-        """True if a stop's grace was short and is spent: the job ends as it is."""
-        short, asked_at = self.stop_grace_s < _TIME_TO_SAVE_S, self.stopped_at
-        return short and asked_at is not None and self.ended_at >= asked_at + self.stop_grace_s
+        """True if a stop's grace is spent, and was short, or a worker froze when too little of it
+        was left: the job ends as it is."""
+        if self.stopped_at is None:
+            return False
+        over_at = self.stopped_at + self.stop_grace_s
+        late = any(over_at - _TIME_TO_SAVE_S < at < over_at for at in self.gone_at.values())
+        return (self.stop_grace_s < _TIME_TO_SAVE_S or late) and self.ended_at >= over_at
 
     def counted_as_gone(self, since: float) -> set[str]:
         """Workers that a leader ordered to be ended shortly before `since` or later. An agent's

@@ -642,7 +642,8 @@ class World:
         return bool(holders) and all(p.frozen for p in holders)
 
     def _deadline_s(self) -> float:
-        return self.faults.last_at + SETTLING_TIME_S
+        hang_s = self._settings.stall.floor_s  # until an unexplained one is found
+        return self.faults.last_at + SETTLING_TIME_S + hang_s
 
     def _over(self) -> bool:
         return self.leader.ended and all(

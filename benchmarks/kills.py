@@ -38,6 +38,8 @@ def parse_kill_options(description: str | None) -> argparse.Namespace:
     )
     parser.add_argument("--workers", type=int, default=3, help="workers of the job (3)")
     parser.add_argument("--size", choices=SIZES, default="5m", help="size of the model (5m)")
+    parser.add_argument("--tracked-mb", type=int, default=0, help="more state under elastic (0)")
+    parser.add_argument("--held-mb", type=int, default=0, help="other memory of each worker (0)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the victims and times (0)")
     return parser.parse_args()
 

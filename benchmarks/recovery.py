@@ -39,8 +39,9 @@ def main() -> None:
 
 
 def _start(side: str, scratch: Path, options: argparse.Namespace) -> Job:
-    arguments = ["--size", options.size]
+    arguments = ["--size", options.size, "--held-mb", str(options.held_mb)]
     if side == "elastic":
+        arguments += ["--tracked-mb", str(options.tracked_mb)]
         return elastic_job(scratch, *arguments, workers=options.workers)
     arguments += ["--checkpoint", str(scratch / "checkpoint.pt"), "--checkpoint-every", "20"]
     return torchrun_job(scratch, *arguments, workers=options.workers)

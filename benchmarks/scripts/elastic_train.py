@@ -8,7 +8,7 @@ from torch import nn
 import elastic
 from benchmarks.scripts import mlp
 from benchmarks.scripts.arguments import parse
-from benchmarks.scripts.step_log import BEGIN, COMMIT, StepLog
+from benchmarks.scripts.step_log import BEGIN, COMMIT, READY, StepLog
 from benchmarks.scripts.turns import Turns
 
 
@@ -18,11 +18,14 @@ def main() -> None:
     session = elastic.init()
     model = session.distribute(mlp.build(size))
     optimizer = mlp.optimizer(model)
-    session.track(model=model, optimizer=optimizer)
+    more = {"more": mlp.frozen(options.tracked_mb)} if options.tracked_mb else {}
+    session.track(model=model, optimizer=optimizer, **more)
+    held = bytearray(b"1") * (options.held_mb * 2**20)
     samples = mlp.dataset(size, one_by_one=options.one_by_one)
     data = elastic.DataLoader(samples, batch_size=size.batch_size, drop_last=True)
     log, turns = StepLog(options.log_dir), Turns(options.turns)
 
+    log.mark(READY, 0, generation=0, rank=0, world_size=0)
     for step in session.steps(data, epochs=options.epochs):
         if not turns.wait(step.index):
             break  # in all workers at the same step
@@ -41,6 +44,7 @@ def main() -> None:
             step.report(loss=loss)
         if step.committed:
             log.mark(COMMIT, step.index, **group)
+    del held
 
 
 if __name__ == "__main__":

@@ -32,6 +32,8 @@ SIZES = {
     "5m": Size(inputs=512, hidden=(1536, 1536, 1024), batch_size=32, samples=10_000),  # 50 ms
     # 75 ms for 2 workers
     "11m": Size(inputs=512, hidden=(2432, 2432, 1536), batch_size=32, samples=10_000),
+    # A GB of parameters, gradients and momentum
+    "0.3gb": Size(inputs=1024, hidden=(8192, 8192), batch_size=4, samples=20_000),
     # As many buffers as in a deep ResNet: 300, beside 402 parameters.
     "100bn": Size(inputs=128, hidden=(128,) * 100, batch_size=64, samples=20_000, normalizes=True),
     "1002t": Size(inputs=32, hidden=(32,) * 500, batch_size=32, samples=20_000),  # parameters
@@ -48,6 +50,12 @@ def build(size: Size) -> nn.Sequential:
         layers += [nn.BatchNorm1d(following)] if size.normalizes else []
         layers += [nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
+
+
+def frozen(megabytes: int) -> nn.Module:
+    """Return a module with so much state, in tensors of 4 MB, that is not trained."""
+    tensors = [nn.Parameter(torch.ones(2**20), requires_grad=False) for _ in range(megabytes // 4)]
+    return nn.ParameterList(tensors)
 
 
 class _OneByOne(TensorDataset):

@@ -12,12 +12,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-BEGIN, COMMIT = "begin", "commit"
+READY, BEGIN, COMMIT = "ready", "begin", "commit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mark:
-    """A worker began or committed step `step` (from 0) as `rank` of a group of `world_size`."""
+    """A worker began or committed step `step` (from 0) as `rank` of a group of `world_size`, or has
+    built all that it needs to form a group."""
 
     at_s: float
     what: str

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.scripts import mlp
 from benchmarks.scripts.arguments import parse
-from benchmarks.scripts.step_log import BEGIN, COMMIT, StepLog
+from benchmarks.scripts.step_log import BEGIN, COMMIT, READY, StepLog
 from benchmarks.scripts.turns import Turns
 
 
@@ -45,15 +45,17 @@ def main() -> None:
     if torch.cuda.is_available():
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
+    log, turns = StepLog(options.log_dir), Turns(options.turns)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
     module = mlp.build(size).to(device)
     optimizer = mlp.optimizer(module)
     steps = load(options.checkpoint, model=module, optimizer=optimizer)
+    held = bytearray(b"1") * (options.held_mb * 2**20)
+    log.mark(READY, 0, generation=0, rank=0, world_size=0)
     model = DistributedDataParallel(module)
     data = mlp.dataset(size, one_by_one=options.one_by_one)
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=size.batch_size, sampler=sampler, drop_last=True)
-    log, turns = StepLog(options.log_dir), Turns(options.turns)
     group = {
         "generation": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
         "rank": dist.get_rank(),
@@ -64,6 +66,7 @@ def main() -> None:
         sampler.set_epoch(epoch)
         for inputs, labels in islice(loader, steps % len(loader), None):
             if not turns.wait(steps):
+                del held
                 return
             log.mark(BEGIN, steps, **group)
             inputs, labels = (

@@ -169,10 +169,10 @@ class Training:
         self._seed: int | None = None
         """The one that the script gave torch above its first loop."""
         self._restored_noise: list[Json] | None = None
-        self._sent: dict[Mark, dict[str, int]] = {}
-        """Digests of what this member has sent in this group."""
         """The generators of each rank, if this member has restored a checkpoint for the group that
         forms; empty if they are those of a group of another size."""
+        self._sent: dict[Mark, dict[str, int]] = {}
+        """Digests of what this member has sent in this group."""
         self._reads = _Reads()
         self.in_block = False
         """The script is inside of `with step:`."""
@@ -773,8 +773,8 @@ class Training:
             group,
             from_table(document["tensors"]),
             receive.rank,
-            {} if later else self.state.receivable(),
-            in_place=in_place,
+            into=self.state.receivable() if in_place and not later else {},
+            known={} if later else self.state.comparable(),
         )
         extra = document["extra"]
         # A survivor's generators go on, and those of a worker that begins the job are the script's.

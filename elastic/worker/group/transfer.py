@@ -71,28 +71,28 @@ def receive_tensors(
     group: Group,
     specs: Sequence[TensorSpec],
     rank: int,
-    live: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    into: Mapping[str, torch.Tensor] = MappingProxyType({}),
     *,
-    in_place: bool = False,
+    known: Mapping[str, torch.Tensor] = MappingProxyType({}),
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Return the tensors of `rank`, as `specs` describes them, and the size in bytes of what came.
 
-    A tensor of `live` that is the same is returned as it is. With `in_place`, others are
-    overwritten if the one of their name has the same shape, type and place. For the rest, new
-    tensors are made on the host or on the group's device. So a member that receives in place needs
-    memory for one more chunk, not for a second state.
+    A tensor of `known` that is the same is returned as it is. A tensor of `into` is overwritten if
+    the one of its name has the same shape, type and place. For the others, new tensors are made on
+    the host or on the group's device. So a member that passes its live state needs memory for one
+    more chunk, not for a second state.
 
-    Before a call with `in_place`, the caller must have declared that it holds no state that others
-    can use (dropped, not intact). From the first byte on, the tensors of `live` are neither the old
+    Before a call with `into`, the caller must have declared that it holds no state that others can
+    use (dropped, not intact). From the first byte on, the tensors of `into` are neither the old
     state nor the new one, and they stay so if the group is lost. Afterwards the caller must load
-    the result: what is not in `live`, such as what a state_dict() has computed, is no live object.
+    the result: what is not in `into`, such as what a state_dict() has computed, is no live object.
     """
     if not specs:
         return {}, 0
     device = group.backend.device
     by_name = sorted(specs, key=lambda s: s.name)
-    known = {s.name: live[s.name] for s in specs if _is_like(s, device, live.get(s.name))}
-    mine = digests_of(known)  # while `rank` computes its own
+    alike = {s.name: known[s.name] for s in specs if _is_like(s, device, known.get(s.name))}
+    mine = digests_of(alike)  # while `rank` computes its own
     theirs = torch.empty(len(by_name), dtype=torch.int64, device=device)
     _receive(group, theirs, rank)
     differs = [
@@ -100,8 +100,7 @@ def receive_tensors(
     ]
     _send(group, torch.tensor(differs, dtype=torch.uint8, device=device), rank)
     lacking = list(compress(by_name, differs))
-    into = known if in_place else {}
-    tensors = known | {s.name: _target(s, device, into.get(s.name)) for s in lacking}
+    tensors = alike | {s.name: _target(s, device, into.get(s.name)) for s in lacking}
     total = 0
     for parts in _chunks(lacking):
         blocks = [b for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
@@ -127,8 +126,8 @@ def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
 
 
 def _target(spec: TensorSpec, device: torch.device, live: torch.Tensor | None) -> torch.Tensor:
-    """Return the tensor to receive into: the live one if it can be overwritten, else a new one."""
-    if live is not None and _can_be_overwritten(live):
+    """Return the tensor to receive into: the live one if it fits, else a new one."""
+    if live is not None and _is_like(spec, device, live) and _can_be_overwritten(live):
         return live.detach()
     return torch.empty(spec.shape, dtype=spec.torch_dtype, device=_place(spec, device))
 

@@ -10,7 +10,7 @@ from itertools import chain
 from types import (
     NoneType,
 )
-from typing import Any, Protocol, TypeGuard
+from typing import Any, Protocol, TypeAlias, TypeGuard
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from torch import nn
 from elastic.errors import ConfigurationError
 from elastic.worker.state.copied_tensors import CopiedTensors, all_same, has_layout_of
 from elastic.worker.state.copy_on_write import CopyOnWrite, HeldTensors
+from elastic.worker.state.digest import digest_of
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.signs import (
     ADDRESS,
@@ -28,13 +29,13 @@ from elastic.worker.state.signs import (
     present,
     signs_of,
     steps_of,
-    strided_parts,
 )
 from elastic.worker.state.tree import (
     UNCHANGING,
     Copies,
     copy_tree,
     keep,
+    parts_of,
     refill,
     same_tensor,
     tensors_of,
@@ -43,6 +44,8 @@ from elastic.worker.state.tree import (
 )
 
 Copy = Any
+Digest: TypeAlias = tuple[int, Any]
+"""A digest of tensors' content, and what else tells states apart. Compare by `trees_equal`."""
 SMALL_BYTES = 2**16
 # map() with these takes half as long as a loop, and every block pays for it.
 _TRAINED = operator.attrgetter("requires_grad")
@@ -146,17 +149,16 @@ class ModuleTensors:
         owners = {id(owner): owner for owner, _ in self._slots}
         self._held = [owner.values() for owner in owners.values()]  # views, so always current
         self._marked: list[torch.Tensor] = []
-        self._any_sparse = any(t.layout is not torch.strided for t in present(self.tensors()))
 
     def size_bytes(self) -> int:
-        return sum(t.numel() * t.element_size() for t in self.strided())
+        return sum(t.numel() * t.element_size() for t in present(self.tensors()))
 
     def copy(
         self, reuse: Copy | None = None, *, on_host: bool = False, writes: CopyOnWrite | None = None
     ) -> Copy:
         tensors = self.tensors()
         numbers = {key: _numbers(attributes) for key, attributes in self._attributes.items()}
-        content = _kept(self.strided(tensors), reuse[1] if reuse else None, on_host, writes)
+        content = _kept(present(tensors), reuse[1] if reuse else None, on_host, writes)
         return tensors, content, numbers
 
     def put_back(self, copy: Copy) -> None:
@@ -166,8 +168,10 @@ class ModuleTensors:
                 owner[name] = tensor
                 if id(owner) in numbers:
                     self._attributes[id(owner)].update(numbers[id(owner)])
-        for tensor, memory in zip(self.strided(tensors), copied.data, strict=True):
-            if tensor.data_ptr() != memory.data_ptr() or not has_layout_of(memory, tensor):
+        for tensor, memory in zip(present(tensors), copied.data, strict=True):
+            if tensor.layout is torch.strided and (
+                tensor.data_ptr() != memory.data_ptr() or not has_layout_of(memory, tensor)
+            ):
                 tensor.data = memory
         copied.put_back()
 
@@ -176,7 +180,11 @@ class ModuleTensors:
         now = self.tensors()
         if any(a is not b for a, b in zip(now, tensors, strict=True)):
             return True
-        return not all(map(same_tensor, self.strided(now), copied.content))
+        return not all(map(same_tensor, present(now), copied.content))
+
+    def digest(self) -> Digest:
+        found = present(self.tensors())
+        return _digest(found, list(map(id, found)))
 
     def sign(self) -> object:
         self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
@@ -185,12 +193,12 @@ class ModuleTensors:
     def moved(self, sign: Any) -> bool:
         """Look at the tensors that were there at the last `sign`."""
         try:
-            versions = list(map(VERSION, self._marked))
-        except RuntimeError:
-            return True
+            versions, places = list(map(VERSION, self._marked)), list(map(ADDRESS, self._marked))
+        except (RuntimeError, ValueError):
+            versions, places, _ = signs_of(self._marked)
         return bool(
             versions != sign[0]
-            or list(map(ADDRESS, self._marked)) != sign[1]
+            or places != sign[1]
             or (self.are_buffers and self._ids() != sign[2])  # another one was assigned
         )
 
@@ -202,12 +210,6 @@ class ModuleTensors:
             return [owner[name] for owner, name in self._slots]
         except KeyError:
             return [owner.get(name) for owner, name in self._slots]
-
-    def strided(self, tensors: list[torch.Tensor | None] | None = None) -> list[torch.Tensor]:
-        """Return the memory of these tensors, by default of those that are there now: indices and
-        values of sparse ones, such as a graph that its module does not save."""
-        found = present(self.tensors() if tensors is None else tensors)
-        return list(chain.from_iterable(map(strided_parts, found))) if self._any_sparse else found
 
 
 class RequiresGrad(_Small):
@@ -386,8 +388,6 @@ class OptimizerState:
     def tensors(self) -> list[torch.Tensor]:
         return [t for state in self._optimizer.state.values() for t in tensors_of(state)]
 
-    strided = tensors
-
     def differs(self, copy: Copy) -> bool:
         keys, copied = copy
         state = self._optimizer.state
@@ -399,6 +399,10 @@ class OptimizerState:
         return any(
             not trees_equal(_without_tensors(state[p]), _without_tensors(v)) for p, v in keys
         )
+
+    def digest(self) -> Digest:
+        state = self._optimizer.state
+        return _digest(self.tensors(), [(id(p), _without_tensors(s)) for p, s in state.items()])
 
     def sign(self) -> object:
         """Return the step count and, for a script that changes the state itself, signs of all its
@@ -921,6 +925,11 @@ def _kept(
     if reuse is not None:
         return reuse.fill(tensors, on_host=on_host)
     return CopiedTensors(tensors, on_host=on_host)
+
+
+def _digest(tensors: list[torch.Tensor], more: list[Any]) -> Digest:
+    layouts = [(tuple(t.shape), str(t.dtype), str(t.layout)) for t in tensors]
+    return digest_of(chain.from_iterable(map(parts_of, tensors))), [layouts, more]
 
 
 def _numbers(attributes: dict[str, Any]) -> dict[str, Any]:

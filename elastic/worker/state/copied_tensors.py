@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from elastic.worker.state.signs import ADDRESS, address_of, present
+from elastic.worker.state.tree import parts_of
 
 # map() with these takes half as long as a loop, and every block pays for it.
 _SHAPE = operator.attrgetter("shape")
@@ -35,7 +36,8 @@ class CopiedTensors:
         self._on_host = on_host
         self._see(tensors)
         joins = list(map(_can_join, self.data))
-        self._single = [index for index, small in enumerate(joins) if not small]
+        strided = [data.layout is torch.strided for data in self.data]
+        self._single = [i for i, small in enumerate(joins) if strided[i] and not small]
         self._kinds = [
             [i for i, data in enumerate(self.data) if joins[i] and data.dtype is dtype]
             for dtype in {data.dtype for data in compress(self.data, joins)}
@@ -60,9 +62,16 @@ class CopiedTensors:
 
     def put_back(self) -> None:
         """Copy the values back to the memory that they come from."""
+        for index in self._sparse:
+            tensor, copy = self._tensors[index], self.content[index]
+            if tensor.layout is torch.sparse_coo:
+                tensor.data = copy.clone()
+            else:  # torch ignores that for the other kinds, and writes to them where they are
+                put_content(parts_of(tensor), parts_of(copy))
         once = [
             (_once(data, data), _once(copy, data))
             for data, copy in zip(self.data, self.content, strict=True)
+            if data.layout is torch.strided
         ]
         put_content([data for data, _ in once], [copy for _, copy in once])
 
@@ -105,6 +114,8 @@ class CopiedTensors:
         self._others = [t for t in dense if t.dim() > 1 or not t.is_contiguous()]
         self._layout = self._layout_of_all()
         self.data = [tensor.detach() for tensor in tensors]
+        self._sparse = [i for i, t in enumerate(tensors) if t.layout is not torch.strided]
+        """Writing to a sparse tensor may give it other memory, so these are copied as a whole."""
 
     def _room(self) -> list[torch.Tensor]:
         """Make memory for the copies. Small tensors of one dtype on the host follow each other, so
@@ -122,7 +133,7 @@ class CopiedTensors:
             self._together.append(together)
             for index, part in zip(indices, torch.split(together, sizes), strict=True):
                 rooms[index] = part.view(self.data[index].shape)
-        return [rooms[index] for index in range(len(self.data))]
+        return [rooms.get(index, data) for index, data in enumerate(self.data)]
 
     def _prepare(self) -> None:
         """List what each call copies."""
@@ -136,6 +147,8 @@ class CopiedTensors:
         )
 
     def _copy(self) -> None:
+        for index in self._sparse:
+            self.content[index] = self._tensors[index].detach().clone()
         for together, parts in self._joined:
             torch.cat(parts, out=together)
         content, data = self._each

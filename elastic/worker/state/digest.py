@@ -8,8 +8,12 @@ from collections.abc import Iterable, Iterator
 import torch
 import xxhash
 
-_ON_DEVICE_ELEMENTS = 2**24
+_ON_DEVICE_ELEMENTS = 2**22
 _COPIED_BYTES = 2**22
+_READ = 0x100  # PyBUF_READ
+_view = ctypes.pythonapi.PyMemoryView_FromMemory
+_view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
+_view.restype = ctypes.py_object
 _MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
 """An odd number without a pattern: 2^64 divided by the golden ratio, as a signed integer."""
 
@@ -30,7 +34,7 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
             continue
         for words in _contents(tensor.detach()):
             # Not by numpy(), after which torch never lets a script resize the tensor.
-            hasher.update((ctypes.c_ubyte * words.numel()).from_address(words.data_ptr()))
+            hasher.update(_view(words.data_ptr(), words.numel(), _READ))
     if sums:
         hasher.update(torch.stack(sums).cpu().numpy().tobytes())
     return (hasher.intdigest() & (2**63 - 1)) or 1
@@ -51,7 +55,9 @@ def _contents(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 def _weighted_sum(content: torch.Tensor) -> torch.Tensor:
     """Return the sum of each word times a number mixed from its position, modulo 2^64."""
-    padded = torch.nn.functional.pad(content, (0, -content.numel() % 4)).view(torch.int32)
+    lacks = -content.numel() % 4
+    padded = torch.nn.functional.pad(content, (0, lacks)) if lacks else content
+    padded = padded.view(torch.int32)
     total = torch.zeros((), dtype=torch.int64, device=content.device)
     for start in range(0, padded.numel(), _ON_DEVICE_ELEMENTS):
         words = padded[start : start + _ON_DEVICE_ELEMENTS].to(torch.int64)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import operator
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol, cast, runtime_checkable
 
@@ -382,6 +383,22 @@ class JobState:
         Another object's load_state_dict() may clear its own tensor if it is given that."""
         return self._of_modules_and_optimizers(self.capture())
 
+    def comparable(self) -> dict[str, torch.Tensor]:
+        """Return parameters by their names in `capture`, if restoring them from themselves leaves
+        them as they are: loading has no code of the script's, and nothing else has their memory."""
+        found = {
+            f"{name}.{path}.{key}" if path else f"{name}.{key}": parameter
+            for name, module in self.modules().items()
+            if _loads_plainly(module)
+            for path, inner in module.named_modules()
+            for key, parameter in inner.named_parameters(recurse=False)
+            if parameter.layout is torch.strided and parameter.device.type != "meta"
+        }
+        others = tensors_of(self.values.state_dict())
+        strided = [t for t in others if t.layout is torch.strided]
+        users = Counter(t.untyped_storage().data_ptr() for t in (*found.values(), *strided))
+        return {n: p for n, p in found.items() if users[p.untyped_storage().data_ptr()] == 1}
+
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
         """Return everything else, as JSON, with `progress` in place of the present one if given."""
         progress = progress or self.progress
@@ -626,6 +643,23 @@ class JobState:
                 "script's model, there: the saved one); build the model it was saved from, or use "
                 "another checkpoint directory"
             )
+
+
+def _loads_plainly(module: nn.Module) -> bool:
+    """Return whether only torch's own code loads the module's state."""
+    return not any(map(_loads_in_its_own_way, module.modules()))
+
+
+def _loads_in_its_own_way(module: nn.Module) -> bool:
+    kind, plain = type(module), nn.Module
+    if kind.__module__.startswith("elastic."):  # DistributedModel passes everything on
+        return False
+    if module._load_state_dict_pre_hooks or module._load_state_dict_post_hooks:
+        return True
+    return not kind.__module__.startswith("torch.nn.") and (
+        kind.load_state_dict is not plain.load_state_dict
+        or kind._load_from_state_dict is not plain._load_from_state_dict
+    )
 
 
 def _is_copy(name: str, tensor: torch.Tensor, of: str, shape: torch.Size) -> bool:

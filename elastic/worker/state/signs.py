@@ -70,17 +70,6 @@ def address_of(tensor: torch.Tensor) -> int:
         return 0
 
 
-def strided_parts(tensor: torch.Tensor) -> list[torch.Tensor]:
-    """Return the tensor, or those that hold a sparse one's indices and values."""
-    if tensor.layout is torch.sparse_coo:
-        return [tensor.detach()._indices(), tensor.detach()._values()]
-    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
-        return [tensor.crow_indices(), tensor.col_indices(), tensor.detach().values()]
-    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
-        return [tensor.ccol_indices(), tensor.row_indices(), tensor.detach().values()]
-    return [tensor]
-
-
 def present(tensors: Iterable[torch.Tensor | None]) -> list[torch.Tensor]:
     return [tensor for tensor in tensors if tensor is not None]
 

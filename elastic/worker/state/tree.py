@@ -325,9 +325,22 @@ def same_tensor(left: Any, right: Any) -> bool:
     """Return whether both are tensors with the same shape, type and bits."""
     if not (isinstance(left, torch.Tensor) and isinstance(right, torch.Tensor)):
         return False
-    if left.shape != right.shape or left.dtype != right.dtype:
+    if left.shape != right.shape or left.dtype != right.dtype or left.layout != right.layout:
         return False
+    if left.layout is not torch.strided:
+        return all(map(same_tensor, parts_of(left), parts_of(right)))
     return torch.equal(_bits(left), _bits(right).to(left.device))
+
+
+def parts_of(tensor: torch.Tensor) -> list[torch.Tensor]:
+    """Return the tensor, or those that hold a sparse one's indices and values."""
+    if tensor.layout is torch.sparse_coo:
+        return [tensor.detach()._indices(), tensor.detach()._values()]
+    if tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        return [tensor.crow_indices(), tensor.col_indices(), tensor.detach().values()]
+    if tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        return [tensor.ccol_indices(), tensor.row_indices(), tensor.detach().values()]
+    return [tensor]
 
 
 def _bits(tensor: torch.Tensor) -> torch.Tensor:

@@ -28,7 +28,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -36,6 +36,7 @@ from elastic.worker.state.cells import (
     Cell,
     Copy,
     DefaultGenerators,
+    Digest,
     ModuleTensors,
     OptimizerState,
     cells_of,
@@ -44,10 +45,9 @@ from elastic.worker.state.cells import (
 )
 from elastic.worker.state.copied_tensors import put_content
 from elastic.worker.state.copy_on_write import CopyOnWrite
-from elastic.worker.state.digest import digest_of
 from elastic.worker.state.job_state import JobState
-from elastic.worker.state.signs import is_own
-from elastic.worker.state.tree import UNCHANGING, copy_tree
+from elastic.worker.state.signs import is_own, present
+from elastic.worker.state.tree import UNCHANGING, copy_tree, trees_equal
 
 _RELEARN_EVERY = 512  # blocks
 _SIZES_EVERY = 16  # blocks: small state, such as `session.state`, may grow to hold weights
@@ -61,7 +61,7 @@ _COSTLY_BYTES = 2**20
 _SLOW_S = 0.001
 _SLOW_PART = 0.01  # of a block, which makes two copies
 _NO_COPIES: Mapping[int, Copy] = {}
-_NO_DIGESTS: Mapping[int, int] = {}
+_NO_DIGESTS: Mapping[int, Digest] = {}
 
 
 class Undo:
@@ -460,11 +460,11 @@ class Undo:
         if self._learns:
             self._learning_s += time.perf_counter() - began_s
 
-    def _note_gap(self, commit: _Mark, signs: list[object], digests: Mapping[int, int]) -> None:
+    def _note_gap(self, commit: _Mark, signs: list[object], digests: Mapping[int, Digest]) -> None:
         """Add what has changed since the commit to the gap set: the next commits copy it."""
         if len(commit.large) + len(commit.digests) == len(self._large):  # compare the content
             changed = {i for i, copy in commit.large.items() if self._large[i].differs(copy)}
-            changed |= {i for i, digest in commit.digests.items() if digests[i] != digest}
+            changed |= _differing_digests(commit.digests, digests)
         elif signs == commit.signs:
             return
         else:
@@ -511,7 +511,7 @@ class Undo:
         if not earlier.digests:
             return changed
         unseen = self._digests(earlier.digests.keys() - changed)
-        return changed | {i for i, digest in unseen.items() if digest != earlier.digests[i]}
+        return changed | _differing_digests(unseen, earlier.digests)
 
     def _differing(self, now: list[object], before: list[object]) -> set[int]:
         """Return the cells whose signs differ; if an optimizer has stepped, also what it trains."""
@@ -565,11 +565,9 @@ class Undo:
             return set()
         return {i for i, cell in enumerate(self._large) if _has_digest(cell)} - known
 
-    def _digests(self, indices: Iterable[int]) -> dict[int, int]:
-        """Return the digests of the content of cells that have tensors only."""
+    def _digests(self, indices: Iterable[int]) -> dict[int, Digest]:
         cells = ((index, self._large[index]) for index in indices)
-        kinds = (ModuleTensors, OptimizerState)
-        return {i: digest_of(c.strided()) for i, c in cells if isinstance(c, kinds)}
+        return {index: cell.digest() for index, cell in cells if _has_digest(cell)}
 
     def _copy(
         self,
@@ -649,11 +647,15 @@ class Undo:
         self._begin = _Mark()
 
 
-def _has_digest(cell: Cell) -> bool:
-    """Return whether tensors are all that the cell has, and their memory can be read."""
+def _has_digest(cell: Cell) -> TypeGuard[ModuleTensors | OptimizerState]:
     return isinstance(cell, (ModuleTensors, OptimizerState)) and all(
-        t.device.type != "meta" for t in cell.strided()
+        t.device.type != "meta" for t in present(cell.tensors())
     )
+
+
+def _differing_digests(some: Mapping[int, Digest], others: Mapping[int, Digest]) -> set[int]:
+    """Return the cells of `some` whose digests differ."""
+    return {i for i, digest in some.items() if not trees_equal(digest, others[i])}
 
 
 def _nothing() -> Copy:
@@ -691,7 +693,7 @@ class _Mark:
 
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
-    digests: Mapping[int, int] = field(default_factory=dict)
+    digests: Mapping[int, Digest] = field(default_factory=dict)
     signs: list[object] = field(default_factory=list)
 
 

@@ -160,7 +160,7 @@ def test_a_live_state_is_overwritten_in_place(size: int, monkeypatch: pytest.Mon
 
     def receive(seat: Seat) -> None:
         live = other_state()
-        received, _ = transfer.receive_tensors(seat.join(), specs, 0, live, in_place=True)
+        received, _ = transfer.receive_tensors(seat.join(), specs, 0, live)
         for name, tensor in state().items():
             assert same_tensor(live[name].detach(), tensor.detach()), name
             assert received[name].data_ptr() == live[name].data_ptr(), name
@@ -183,16 +183,15 @@ def test_only_what_differs_is_sent(in_place: bool) -> None:
         group, live = seat.join(), state()
         for name in changed:
             live[name] = torch.zeros_like(live[name])
-        received, count = transfer.receive_tensors(
-            group, describe(state()), 0, live, in_place=in_place
-        )
+        into = live if in_place else {}
+        received, count = transfer.receive_tensors(group, describe(state()), 0, into, known=live)
         assert count == size
         for name, tensor in state().items():
             assert same_tensor(received[name].detach(), tensor.detach()), name
             assert (received[name].data_ptr() == live[name].data_ptr()) == (
                 in_place or name not in changed or not tensor.numel()
             ), name
-        assert transfer.receive_tensors(group, describe(state()), 0, state())[1] == 0
+        assert transfer.receive_tensors(group, describe(state()), 0, known=state())[1] == 0
 
     run_together(send, receive)
 
@@ -213,7 +212,7 @@ def test_a_live_tensor_that_does_not_fit_is_left_alone() -> None:
         send_all(seat.join(), sent)
 
     def receive(seat: Seat) -> None:
-        received, _ = transfer.receive_tensors(seat.join(), describe(sent), 0, live, in_place=True)
+        received, _ = transfer.receive_tensors(seat.join(), describe(sent), 0, live)
         assert received.keys() == sent.keys()
         assert all(torch.equal(r, torch.arange(4.0)) for r in received.values())
         assert not any(t.any() for t in live.values())
@@ -233,7 +232,7 @@ def test_receiving_into_a_large_live_state_needs_no_memory_for_a_second_one(
     def receive(seat: Seat) -> None:
         group, live = seat.join(), {"w": torch.full(shape, 2.0).t()}  # touched, unlike zeros
         before = peak_kb()
-        transfer.receive_tensors(group, describe(live), 0, live, in_place=True)
+        transfer.receive_tensors(group, describe(live), 0, live)
         assert peak_kb() - before < 32 * 2**10
         assert bool((live["w"] == 1).all())
 

@@ -13,6 +13,7 @@ from elastic.core.learning_rate import Ramp
 from elastic.core.worker.participation import Progress
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.job_state import JobState, progress_of
+from elastic.worker.state.tree import same_tensor
 
 RECORD = LedgerRecord(step=4, epoch=1, generation=2, world_size=3, start=0, stop=12)
 
@@ -54,11 +55,15 @@ def advanced(state: JobState) -> JobState:
 
 
 def restore(target: JobState, source: JobState) -> None:
-    """Restore `target` from `source`, through JSON and copies as over a network."""
+    """Restore `target` from `source`, through JSON and copies as over a network. What it has alike
+    is not sent."""
     flat = source.capture()
     tensors = {name: torch.empty(t.shape, dtype=t.dtype) for name, t in flat.tensors.items()}
     for name, tensor in flat.tensors.items():
         tensors[name].copy_(tensor)  # row by row, whatever layout it had
+    for name, live in target.comparable().items():
+        if name in tensors and same_tensor(live, tensors[name]):
+            tensors[name] = live
     extra = json.loads(json.dumps(source.extra()))
     target.restore(json.loads(json.dumps(flat.skeleton)), tensors, extra)
     target.progress = progress_of(extra)

@@ -139,3 +139,75 @@ def test_an_object_that_aliases_a_model_tracked_later_is_captured_alike_by_a_rec
     source, target = states
     restore(target, source)
     assert same(target.capture().tensors, source.capture().tensors)
+
+
+class Refilled(nn.Module):
+    """Clears what it has before it loads."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(3))
+        self.counts = torch.arange(1.0, 4.0)
+        if way == "hook":
+            self.register_load_state_dict_pre_hook(lambda *_: self.clear())
+
+    def clear(self) -> None:
+        self.counts.zero_()
+        with torch.no_grad():
+            self.weight.zero_()
+
+    def get_extra_state(self) -> torch.Tensor:
+        return self.counts
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        self.counts.zero_()
+        self.counts += state
+
+
+class RefilledInside(Refilled):
+    def _load_from_state_dict(self, *arguments: Any) -> None:
+        self.clear()
+        super()._load_from_state_dict(*arguments)
+
+
+class RefilledOutside(Refilled):
+    def load_state_dict(self, *arguments: Any, **named: Any) -> Any:
+        self.clear()
+        return super().load_state_dict(*arguments, **named)
+
+
+@pytest.mark.parametrize("way", ["", "hook", "inside", "outside"])
+def test_a_module_that_clears_what_it_loads_receives_what_it_has_already(way: str) -> None:
+    kinds = {"inside": RefilledInside, "outside": RefilledOutside}
+    source, target = (tracking({"model": kinds.get(way, Refilled)(way)}) for _ in range(2))
+    restore(target, source)
+    assert same(target.capture().tensors, source.capture().tensors)
+
+
+@pytest.mark.parametrize("part", [lambda w: w.view(-1), lambda w: w[0], lambda w: w.t()])
+def test_a_frozen_parameter_stays_right_beside_a_value_that_is_part_of_it_only_here(
+    part: Any,
+) -> None:
+    states = []
+    for aliases in (False, True):
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+        state = tracking({"model": net})
+        value = part(net[0].weight.detach())
+        state.values["kept"] = value if aliases else torch.zeros_like(value)
+        states.append(state)
+    source, target = states
+    restore(target, source)
+    mine, theirs = target.capture().tensors, source.capture().tensors
+    assert same(mine["model.0.weight"], theirs["model.0.weight"])
+
+
+def test_parameters_that_loading_leaves_alone_need_not_be_received() -> None:
+    assert make(0).comparable().keys() == {
+        *("model.0.weight", "model.0.bias", "model.1.weight", "model.1.bias")
+    }
+    net = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+    net[1].weight = net[0].weight
+    tied = tracking({"model": net})
+    assert tied.comparable().keys() == {"model.0.bias", "model.1.bias"}
+    assert tied.comparable().keys() <= tied.capture().tensors.keys()

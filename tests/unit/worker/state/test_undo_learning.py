@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -10,8 +9,7 @@ import pytest
 import torch
 
 from elastic.worker.state import undo
-from elastic.worker.state.cells import ModuleTensors, OptimizerState
-from elastic.worker.state.digest import digest_of
+from elastic.worker.state.cells import Digest, ModuleTensors, OptimizerState
 from tests.unit.worker.state.undoing import (
     LEARNT,
     WIDE,
@@ -119,13 +117,15 @@ def test_learning_takes_a_small_part_of_the_time(
     begun: list[int] = []
     compared: set[int] = set()
 
-    def counted(tensors: Iterable[torch.Tensor]) -> int:
+    digest = ModuleTensors.digest
+
+    def counted(self: ModuleTensors) -> Digest:
         compared.update(begun[-1:])
-        return digest_of(tensors)
+        return digest(self)
 
     learn_by_digests(monkeypatch)
     monkeypatch.setattr(undo, "_LEARNING_FACTOR", factor)
-    monkeypatch.setattr(undo, "digest_of", counted)
+    monkeypatch.setattr(ModuleTensors, "digest", counted)
     for number in range(LEARNT):
         begun.append(number)
         script.undo.begin()
@@ -155,25 +155,97 @@ def test_the_first_change_to_much_state_is_reported_as_not_undone(
     assert script.lost(write_data(net))
 
 
+def halve(graph: torch.Tensor) -> None:
+    """Change its values: torch puts other memory into one of coordinates."""
+    if graph.layout is torch.sparse_coo:
+        graph.mul_(0.5)
+    else:
+        graph.values().mul_(0.5)
+
+
+def sparse(tensor: torch.Tensor, kind: str) -> torch.Tensor:
+    return tensor.float().to_sparse(layout=getattr(torch, kind))
+
+
 @pytest.mark.parametrize("by_digests", [False, True])
-@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr"])
-@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta")
-def test_state_in_a_sparse_tensor_is_learned_about(
-    monkeypatch: pytest.MonkeyPatch, kind: str, by_digests: bool
+@pytest.mark.parametrize("kind", ["sparse_coo", "sparse_csr", "sparse_csc"])
+@pytest.mark.parametrize("change", ["nothing", "another one", "in place", "data"])
+@pytest.mark.parametrize("first", ["sparse", "dense", "none"])
+@pytest.mark.filterwarnings("ignore:Sparse CS. tensor support is in beta")
+def test_a_graph_that_a_module_does_not_save_is_undone(
+    monkeypatch: pytest.MonkeyPatch, kind: str, change: str, first: str, by_digests: bool
 ) -> None:
     if by_digests:
         learn_by_digests(monkeypatch)
     net = layer()
-    graph = torch.eye(WIDE).to_sparse(layout=getattr(torch, kind))
-    net.register_buffer("graph", graph, persistent=False)
+    graph = sparse(torch.eye(WIDE), kind)
+    built = {"sparse": graph, "dense": torch.eye(WIDE), "none": None}[first]
+    net.register_buffer("graph", built, persistent=False)
     net.register_buffer("more", torch.zeros(WIDE, WIDE))
     script = Script(model=net)
+    script.block()
+    net.graph = graph
 
-    def rewire() -> None:
-        net.graph = (torch.rand(WIDE, WIDE) > 0.5).float().to_sparse(layout=graph.layout)
+    changes = {
+        "nothing": lambda: None,
+        "another one": lambda: setattr(net, "graph", sparse(torch.rand(WIDE, WIDE) > 0.5, kind)),
+        "in place": lambda: halve(net.graph),  # type: ignore[arg-type]
+        "data": lambda: setattr(net.graph, "data", sparse(torch.rand(WIDE, WIDE) > 0.5, kind)),
+    }
+    script.learn(changes[change])
+    for attempt in range(2):
+        before = net.graph
+        content = before.to_dense()  # type: ignore[operator]
+        assert script.lost(changes[change])
+        assert net.graph is before
+        assert torch.equal(net.graph.to_dense(), content), attempt  # type: ignore[operator]
 
-    script.learn(rewire)
-    assert script.lost(rewire)
+
+class Counted(torch.optim.SGD):
+    """Keeps a number for each parameter, beside tensors."""
+
+    def count(self, by: int) -> None:
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state = self.state[parameter]
+                state.setdefault("moment", torch.zeros_like(parameter))
+                state["step"] = state.get("step", 0) + by
+
+
+@pytest.mark.parametrize("below", [False, True])
+@pytest.mark.parametrize("change", ["number", "key", "shape", "dtype", "boundary"])
+def test_changes_that_leave_the_bytes_equal_show_in_digests(
+    monkeypatch: pytest.MonkeyPatch, change: str, below: bool
+) -> None:
+    learn_by_digests(monkeypatch)
+    net = layer()
+    for name in ("one", "other"):
+        net.register_buffer(name, torch.ones(WIDE, WIDE))
+    net.register_parameter("twin", torch.nn.Parameter(torch.zeros(WIDE, WIDE)))
+    optimizer = Counted([net.weight, net.twin], lr=0.1)  # type: ignore[list-item]
+    optimizer.count(1)
+    script = Script(model=net, optimizer=optimizer)
+
+    def swap_keys() -> None:
+        state = optimizer.state
+        state[net.bias] = state.pop(net.twin) if net.twin in state else state[net.weight]
+
+    changes = {
+        "number": lambda: optimizer.state[net.twin].update(step=7),
+        "key": swap_keys,
+        "shape": lambda: setattr(net, "one", net.one.view(2, -1)),  # type: ignore[operator]
+        "dtype": lambda: setattr(net, "one", net.one.view(torch.int32)),  # type: ignore[operator]
+        "boundary": lambda: setattr(net, "one", net.one.resize_(4, 4)),  # type: ignore[operator]
+    }
+    script.block()
+    if not below:
+        assert not script.lost(changes[change])
+        return
+    changes[change]()
+    assert not script.undo.holds_commit
+    script.undo.begin()
+    assert script.undo.put_back()
+    assert not script.undo.holds_commit
 
 
 def test_a_worker_that_joins_takes_over_what_a_member_has_learnt() -> None:

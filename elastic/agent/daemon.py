@@ -391,7 +391,9 @@ class AgentDaemon:
             threading.Thread(target=watch, name=f"death of {worker}", daemon=True).start()
 
     def _dying(self, worker: str, pid: int, number: int) -> None:
-        if number and self._pids.get(worker) == pid:
+        """After other signals, and after the stacks of a hung worker, its log comes first."""
+        killed = number == signal.SIGKILL and worker not in self._hung
+        if killed and self._pids.get(worker) == pid:
             self._exited(worker, 0, number, gone=False)
 
     def _exited(

@@ -620,9 +620,8 @@ class Agent:
     def _view(self) -> tuple[WorkerStatus, ...] | None:
         """The report for the coordinator. None while it is unknown what adopted workers do: if they
         were reported as starting, the group in which they train would leave them out."""
-        if self._adopting():
-            return None
-        return tuple([p.status for p in self._processes.values() if not p.dying])
+        present = [p.status for p in self._processes.values() if not p.dying]
+        return None if self._adopting() else tuple(present)
 
 
 _RUNNING = (WorkerPhase.JOINING, WorkerPhase.TRAINING)

@@ -61,8 +61,8 @@ AGENT = (
         "an agent exits before its workers are gone",
     ),
     (
-        "return None if self._adopting() else tuple([p.status",
-        "return tuple([p.status",
+        "return None if self._adopting() else tuple(present)",
+        "return tuple(present)",
         "workers that a new agent finds are reported as starting",
     ),
     (

@@ -7,6 +7,7 @@ exit (get_robust_list(2)), and whoever waits for the mutex is woken.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import mmap
 import os
@@ -57,8 +58,9 @@ def _fields_of(pid: int) -> list[str]:
 
 def _descriptor_of(pid: int) -> int:
     for entry in Path(f"/proc/{pid}/fd").iterdir():
-        if os.readlink(entry).startswith(_LINK):
-            return os.open(entry, os.O_RDWR | os.O_CLOEXEC)
+        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+            if os.readlink(entry).startswith(_LINK):
+                return os.open(entry, os.O_RDWR | os.O_CLOEXEC)
     raise FileNotFoundError(f"process {pid} holds no mutex")
 
 

@@ -392,11 +392,10 @@ class JobState:
             if _loads_plainly(module)
             for path, inner in module.named_modules()
             for key, parameter in inner.named_parameters(recurse=False)
-            if parameter.layout is torch.strided and parameter.device.type != "meta"
+            if _has_plain_memory(parameter)
         }
-        others = tensors_of(self.values.state_dict())
-        strided = [t for t in others if t.layout is torch.strided]
-        users = Counter(t.untyped_storage().data_ptr() for t in (*found.values(), *strided))
+        others = filter(_has_plain_memory, tensors_of(self.values.state_dict()))
+        users = Counter(t.untyped_storage().data_ptr() for t in (*found.values(), *others))
         return {n: p for n, p in found.items() if users[p.untyped_storage().data_ptr()] == 1}
 
     def extra(self, progress: Progress | None = None) -> dict[str, Json]:
@@ -643,6 +642,11 @@ class JobState:
                 "script's model, there: the saved one); build the model it was saved from, or use "
                 "another checkpoint directory"
             )
+
+
+def _has_plain_memory(tensor: torch.Tensor) -> bool:
+    plain = type(tensor) in (torch.Tensor, nn.Parameter) and tensor.layout is torch.strided
+    return plain and tensor.device.type != "meta"
 
 
 def _loads_plainly(module: nn.Module) -> bool:

@@ -510,8 +510,8 @@ class Undo:
         changed = set() if now == earlier.signs else self._differing(now, earlier.signs)
         if not earlier.digests:
             return changed
-        unseen = self._digests(earlier.digests.keys() - changed)
-        return changed | _differing_digests(unseen, earlier.digests)
+        unseen = {i: d for i, d in earlier.digests.items() if i not in changed}
+        return changed | _differing_digests(unseen, self._digests(unseen))
 
     def _differing(self, now: list[object], before: list[object]) -> set[int]:
         """Return the cells whose signs differ; if an optimizer has stepped, also what it trains."""
@@ -654,8 +654,8 @@ def _has_digest(cell: Cell) -> TypeGuard[ModuleTensors | OptimizerState]:
 
 
 def _differing_digests(some: Mapping[int, Digest], others: Mapping[int, Digest]) -> set[int]:
-    """Return the cells of `some` whose digests differ."""
-    return {i for i, digest in some.items() if not trees_equal(digest, others[i])}
+    """Return the cells of `some` whose digests differ, or are gone with their memory."""
+    return {i for i, digest in some.items() if not trees_equal(digest, others.get(i))}
 
 
 def _nothing() -> Copy:

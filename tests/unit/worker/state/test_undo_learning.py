@@ -135,6 +135,15 @@ def test_learning_takes_a_small_part_of_the_time(
     assert sorted(compared) == blocks
 
 
+def test_state_whose_memory_goes_away_counts_as_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    learn_by_digests(monkeypatch)
+    net, script = tracking()
+    script.block()
+    net.weight = torch.nn.Parameter(torch.empty(WIDE, WIDE, device="meta"))
+    script.undo.begin()
+    assert not script.undo.holds_commit
+
+
 def test_much_state_is_learned_about_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     learn_by_digests(monkeypatch)
     net, optimizer, script = trained(torch.optim.AdamW, fused=True)

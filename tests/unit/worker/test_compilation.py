@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch._dynamo.callback import callback_handler
 
-from elastic.worker.compilation import Compilations
+from elastic.worker.compilation import Compilations, untraced
 
 
 @pytest.fixture
@@ -62,6 +62,30 @@ def test_watch_registers_again_after_a_reset_of_dynamo(compilations: Compilation
     compilations.watch()
     compile_with(lambda graph, _: graph.forward)
     assert compilations.count == 2
+
+
+def test_what_is_untraced_is_left_alone_but_not_what_it_calls(compilations: Compilations) -> None:
+    graphs = []
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @untraced
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        before = torch._C._distributed_c10d._DistributedBackendOptions()  # Dynamo warns of it
+        del before
+        return double(x)
+
+    def backend(graph: Any, _inputs: Any) -> Any:
+        graphs.append([node.target for node in graph.graph.nodes if node.op == "call_function"])
+        return graph.forward
+
+    torch._dynamo.reset()
+    callback_handler.clear()
+    compilations.watch()
+    called = torch.compile(lambda x: apart(x + 1) - 1, backend=backend)(torch.ones(2))
+    assert called.tolist() == [3.0, 3.0]
+    assert [getattr(target, "__name__", "") for (target,) in graphs] == ["add", "mul", "sub"]
 
 
 @pytest.mark.long

@@ -80,7 +80,7 @@ class Declaration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Transfer:
-    """Rank `source` sends its state, as of `mark`, to rank `target`."""
+    """Rank `source` sends the state as of `mark`, its own or what it receives, to rank `target`."""
 
     source: int
     target: int
@@ -113,14 +113,14 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
 
     So a step that only one survivor committed is kept: the others had all contributed to it. Where
     members of the same step differ, the majority is right, and on a tie those that agree with the
-    lowest rank. Receivers are spread over the sources.
+    lowest rank. Receivers are spread over the sources. Those of one source form a chain, in which
+    each passes on what comes while more is on its way: the time hardly grows with their number.
     """
     intact = [rank for rank, d in enumerate(declarations) if d.intact]
     if not intact:
-        others = range(1, len(declarations))
         return RecoveryPlan(
             committed=None,
-            transfers=tuple(Transfer(source=0, target=t) for t in others),
+            transfers=tuple(Transfer(source=s, target=s + 1) for s in range(len(declarations) - 1)),
             begun=any(d.took_part and d.committed > 0 for d in declarations),
         )
     newest = max(declarations[rank].age for rank in intact)
@@ -142,11 +142,14 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
         if declared.took_part and inside and rank not in (*in_blocks, *late):
             stranded.append(rank)
     transfers: list[Transfer] = []
+    ends: dict[tuple[int, Mark], int] = {}
     for rank in targets:
         at_commit = bool(can_give_commit) and rank in in_blocks
         givers = can_give_commit if at_commit else can_give_begin
-        source = givers[len(transfers) % len(givers)]
         mark = Mark.COMMIT if at_commit else Mark.BEGIN
+        first = givers[len(transfers) % len(givers)]
+        source = ends.get((first, mark), first)
+        ends[first, mark] = rank
         transfers.append(Transfer(source=source, target=rank, mark=mark))
     return RecoveryPlan(
         committed=holders[0].committed,

@@ -7,7 +7,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from types import FrameType
 from typing import Any, NoReturn
@@ -37,7 +37,6 @@ from elastic.worker.group.distributed_model import DistributedModel, Passes
 from elastic.worker.group.process_group import GROUPS, Group, is_group_loss
 from elastic.worker.group.reductions import Reductions
 from elastic.worker.group.transfer import (
-    digests_of,
     receive_json,
     receive_tensors,
     send_json,
@@ -171,7 +170,6 @@ class Training:
         self._restored_noise: list[Json] | None = None
         """The generators of each rank, if this member has restored a checkpoint for the group that
         forms; empty if they are those of a group of another size."""
-        self._sent: dict[Mark, dict[str, int]] = {}
         """Digests of what this member has sent in this group."""
         self._reads = _Reads()
         self.in_block = False
@@ -697,7 +695,7 @@ class Training:
         return act.Seat(generation=group.generation, rank=group.rank)
 
     def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
-        self.outcome, self._restored_noise, self._sent = Outcome(), None, {}
+        self.outcome, self._restored_noise = Outcome(), None
         commit, begin = self._reads.digests()
         mine = replace(
             declare.mine,
@@ -753,18 +751,17 @@ class Training:
                 "extra": extra,
                 "learnt": asdict(learnt) if learnt is not None else None,
                 "restored": self._restored_noise is not None,
-                "generators": self._restored_generators(send.rank),
+                "generators": self._restored_noise,
             }
             send_json(group, document, send.rank)
-            tensors = {spec.name: tensors[spec.name] for spec in specs}
-            if send.mark not in self._sent:
-                self._sent[send.mark] = digests_of(tensors)
-            send_tensors(group, tensors, send.rank, self._sent[send.mark])
+            send_tensors(group, {spec.name: tensors[spec.name] for spec in specs}, send.rank)
 
     def _receive(self, receive: act.Receive) -> Progress:
         self._reads.wait()
         group = self._joining()
         document = receive_json(group, receive.rank)
+        if receive.then is not None:
+            send_json(group, document, receive.then)
         if document["learnt"] is not None:
             self._undo.take_over(Learnt(**document["learnt"]))
         in_place = self.control.backend.queues  # a device has no room for a second state
@@ -775,6 +772,7 @@ class Training:
             receive.rank,
             into=self.state.receivable() if in_place and not later else {},
             known={} if later else self.state.comparable(),
+            then=receive.then,
         )
         extra = document["extra"]
         # A survivor's generators go on, and those of a worker that begins the job are the script's.
@@ -789,15 +787,13 @@ class Training:
         )
         return self._take_or_postpone(flat, receive.loop, at_commit=receive.mark is Mark.COMMIT)
 
-    def _restored_generators(self, rank: int) -> Json:
-        """Return those that the restored checkpoint has for `rank` of a group of this size."""
-        restored = self._restored_noise
-        return restored[rank] if restored else None
-
-    def _noise(self, extra: Mapping[str, Any], saved: Json) -> Noise:
+    def _noise(self, extra: Mapping[str, Any], restored: Sequence[Json] | None) -> Noise:
+        """Return this rank's generators. restored: those that a checkpoint has for the ranks of a
+        group of this size."""
         assert self._seed is not None, "a state is received in a loop"
-        seed = seed_at(self._seed, self._joining().rank, progress_of(extra).committed)
-        return Noise(seed=seed, saved=saved)
+        rank = self._joining().rank
+        seed = seed_at(self._seed, rank, progress_of(extra).committed)
+        return Noise(seed=seed, saved=restored[rank] if restored else None)
 
     def _restore(self, restore: act.Restore) -> Progress | None:
         self._reads.wait()
@@ -811,7 +807,7 @@ class Training:
             skeleton=loaded.structure.skeleton,
             tensors=loaded.tensors,
             extra=extra,
-            noise=self._noise(extra, self._restored_generators(group.rank)),
+            noise=self._noise(extra, self._restored_noise),
         )
         return self._take_or_postpone(flat, restore.loop, at_commit=False)
 

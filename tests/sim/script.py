@@ -397,10 +397,11 @@ class Script:
         source = self.process.group.generation.members[receive.rank].worker
         if self.job.in_place:
             self._tear()
-        given = yield from self._transfer(source, self.process.name, None)
-        return self._take_or_postpone(
-            given[source], receive.loop, at_commit=receive.mark is Mark.COMMIT
-        )
+        given = (yield from self._transfer(source, self.process.name, None))[source]
+        if receive.then is not None:
+            then = self.process.group.generation.members[receive.then].worker
+            yield from self._transfer(self.process.name, then, given)
+        return self._take_or_postpone(given, receive.loop, at_commit=receive.mark is Mark.COMMIT)
 
     def _transfer(self, source: str, target: str, contribution: Replica | None) -> Body:
         self.process.reach("transfer")

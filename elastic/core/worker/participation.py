@@ -132,12 +132,14 @@ class Send:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receive:
-    """Take over the state that `rank` sends. Returns its progress. A state of a later loop than
-    `loop` is postponed until `TakePostponed`. Raises GroupLost."""
+    """Take over the state that `rank` sends, and pass it on to rank `then`, if that is not None.
+    Returns its progress. A state of a later loop than `loop` is postponed until `TakePostponed`.
+    Raises GroupLost."""
 
     rank: int
     loop: int
     mark: Mark
+    then: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -782,8 +784,10 @@ class Participation:
             yield TellDifference(ranks=plan.differed, right=right)
         if plan.committed is None and seat.rank == 0:
             yield from self._restore(seat, begun=plan.begun or seat.generation.begun)
+        receivers = {transfer.source: transfer.target for transfer in plan.transfers}
+        comes = any(transfer.target == seat.rank for transfer in plan.transfers)
         for transfer in plan.transfers:
-            if transfer.source == seat.rank:
+            if transfer.source == seat.rank and not comes:
                 progress = self.progress if transfer.mark is Mark.COMMIT else self.here
                 if self.holds_back:
                     progress = self.progress
@@ -794,7 +798,10 @@ class Participation:
                         yield DropState()
                     self.intact, self._overwritten = False, True  # until all of it is here
                 received: Progress = yield Receive(
-                    rank=transfer.source, loop=max(self.loop, 0), mark=transfer.mark
+                    rank=transfer.source,
+                    loop=max(self.loop, 0),
+                    mark=transfer.mark,
+                    then=receivers.get(seat.rank),
                 )
                 self._take_over(received)
                 self._at_begin = transfer.mark is Mark.BEGIN

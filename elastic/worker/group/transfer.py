@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import compress
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -37,16 +37,9 @@ def receive_json(group: Group, rank: int) -> Any:
     return json.loads(content.cpu().numpy().tobytes())
 
 
-def digests_of(tensors: Mapping[str, torch.Tensor]) -> dict[str, int]:
-    """Return the digest of each tensor, which `send_tensors` needs."""
-    return {name: digest_of([tensor]) for name, tensor in tensors.items()}
-
-
-def send_tensors(
-    group: Group, tensors: Mapping[str, torch.Tensor], rank: int, digests: Mapping[str, int]
-) -> int:
+def send_tensors(group: Group, tensors: Mapping[str, torch.Tensor], rank: int) -> int:
     """Send to `rank`, which calls receive_tensors, those of the tensors that are not the same
-    there; return their size in bytes.
+    there, or at a member that it passes them on to; return their size in bytes.
 
     Needs memory for one more chunk.
     """
@@ -54,9 +47,11 @@ def send_tensors(
         return 0
     names = sorted(tensors)
     device = group.backend.device
-    _send(group, torch.tensor([digests[name] for name in names], device=device), rank)
+    digests = [digest_of([tensors[name]]) for name in names]
+    _send(group, torch.tensor(digests, device=device), rank)
     lacks = torch.empty(len(names), dtype=torch.uint8, device=device)
     _receive(group, lacks, rank)
+    _send(group, lacks, rank)  # to all that it is passed on to: each knows only of its own
     wanted = {name: tensors[name] for name in compress(names, lacks.tolist())}
     total = 0
     for parts in _chunks(describe(wanted)):
@@ -74,9 +69,12 @@ def receive_tensors(
     into: Mapping[str, torch.Tensor] = MappingProxyType({}),
     *,
     known: Mapping[str, torch.Tensor] = MappingProxyType({}),
+    then: int | None = None,
 ) -> tuple[dict[str, torch.Tensor], int]:
     """Return the tensors of `rank`, as `specs` describes them, and the size in bytes of what came.
 
+    then: a member that calls receive_tensors for this one. Each chunk is passed on to it while the
+    next one comes, so a chain of members takes hardly longer than one.
     A tensor of `known` that is the same is returned as it is. A tensor of `into` is overwritten if
     the one of its name has the same shape, type and place. For the others, new tensors are made on
     the host or on the group's device. So a member that passes its live state needs memory for one
@@ -92,37 +90,92 @@ def receive_tensors(
     device = group.backend.device
     by_name = sorted(specs, key=lambda s: s.name)
     alike = {s.name: known[s.name] for s in specs if _is_like(s, device, known.get(s.name))}
-    mine = digests_of(alike)  # while `rank` computes its own
-    theirs = torch.empty(len(by_name), dtype=torch.int64, device=device)
-    _receive(group, theirs, rank)
-    differs = [
-        mine.get(s.name) != digest for s, digest in zip(by_name, theirs.tolist(), strict=True)
-    ]
-    _send(group, torch.tensor(differs, dtype=torch.uint8, device=device), rank)
+    mine = {name: digest_of([tensor]) for name, tensor in alike.items()}  # while `rank` does so
+    digests = torch.empty(len(by_name), dtype=torch.int64, device=device)
+    _receive(group, digests, rank)
+    differs = [mine.get(s.name) != d for s, d in zip(by_name, digests.tolist(), strict=True)]
+    wanted = torch.tensor(differs, dtype=torch.uint8, device=device)
+    if then is not None:
+        _send(group, digests, then)
+        lacks = torch.empty_like(wanted)
+        _receive(group, lacks, then)
+        wanted |= lacks
+    _send(group, wanted, rank)
+    _receive(group, wanted, rank)
+    if then is not None:
+        _send(group, wanted, then)
     lacking = list(compress(by_name, differs))
     tensors = alike | {s.name: _target(s, device, into.get(s.name)) for s in lacking}
-    total = 0
-    for parts in _chunks(lacking):
-        blocks = [b for p in parts for b in _blocks(tensors[p.name], p.start, p.stop)]
-        total += _receive_blocks(group, blocks, rank)
+    total = _receive_chunks(
+        group,
+        list(compress(by_name, wanted.tolist())),
+        {s.name: tensors[s.name] for s in lacking},
+        rank,
+        then,
+    )
     return {s.name: tensors[s.name] for s in specs}, total
 
 
-def _receive_blocks(group: Group, blocks: list[torch.Tensor], rank: int) -> int:
-    """Receive one chunk into these blocks; return its size in bytes."""
-    whole = blocks[0]
-    if len(blocks) == 1 and whole.is_contiguous() and whole.device == group.backend.device:
-        _receive(group, bytes_of(whole), rank)
-        return whole.numel() * whole.element_size()
-    sizes = [b.numel() * b.element_size() for b in blocks]
-    chunk = torch.empty(sum(sizes), dtype=torch.uint8, device=group.backend.device)
-    _receive(group, chunk, rank)
-    for block, part in zip(blocks, torch.split(chunk.to(whole.device), sizes), strict=True):
-        if block.is_contiguous():
-            bytes_of(block).copy_(part)
-        else:
-            block.copy_(part.clone().view(block.dtype).reshape(block.shape))
-    return chunk.numel()
+def _receive_chunks(
+    group: Group,
+    specs: Sequence[TensorSpec],
+    targets: Mapping[str, torch.Tensor],
+    rank: int,
+    then: int | None,
+) -> int:
+    """Receive the tensors that `specs` describes, into `targets` as far as these have them, and
+    pass them on to `then`. Returns their size in bytes."""
+    device = group.backend.device
+    sizes = {spec.name: spec.element_bytes for spec in specs}
+    total = 0
+    passes_on: _Message | None = None
+    for parts in _chunks(specs):
+        size = sum((p.stop - p.start) * sizes[p.name] for p in parts)
+        chunk = _memory_of(parts, targets, device)
+        is_copied = chunk is None
+        if chunk is None:
+            chunk = torch.empty(size, dtype=torch.uint8, device=device)
+        _exchange(group, sends=passes_on, receives=(chunk, rank))
+        if is_copied:
+            _unpack(chunk, parts, sizes, targets)
+        passes_on = (chunk, then) if then is not None else None
+        total += size
+    if passes_on is not None:
+        _exchange(group, sends=passes_on)
+    return total
+
+
+def _memory_of(
+    parts: Sequence[_Part], targets: Mapping[str, torch.Tensor], device: torch.device
+) -> torch.Tensor | None:
+    """Return the memory into which this chunk can come as it is; None: there is no such place."""
+    if len(parts) > 1 or (target := targets.get(parts[0].name)) is None:
+        return None
+    blocks = list(_blocks(target, parts[0].start, parts[0].stop))
+    if len(blocks) > 1 or not blocks[0].is_contiguous() or target.device != device:
+        return None
+    return bytes_of(blocks[0])
+
+
+def _unpack(
+    chunk: torch.Tensor,
+    parts: Sequence[_Part],
+    sizes: Mapping[str, int],
+    targets: Mapping[str, torch.Tensor],
+) -> None:
+    """Copy what a chunk has into `targets`. sizes: bytes of one element."""
+    lengths = [(part.stop - part.start) * sizes[part.name] for part in parts]
+    for part, content in zip(parts, torch.split(chunk, lengths), strict=True):
+        if (target := targets.get(part.name)) is None:
+            continue
+        blocks = list(_blocks(target, part.start, part.stop))
+        lengths = [b.numel() * b.element_size() for b in blocks]
+        pieces = torch.split(content.to(target.device), lengths)
+        for block, piece in zip(blocks, pieces, strict=True):
+            if block.is_contiguous():
+                bytes_of(block).copy_(piece)
+            else:
+                block.copy_(piece.clone().view(block.dtype).reshape(block.shape))
 
 
 def _target(spec: TensorSpec, device: torch.device, live: torch.Tensor | None) -> torch.Tensor:
@@ -154,40 +207,67 @@ def _can_be_overwritten(live: torch.Tensor) -> bool:
 
 
 def _send(group: Group, tensor: torch.Tensor, rank: int) -> None:
-    """Return when the tensor may be overwritten: with gloo, when `rank` has received it.
+    _exchange(group, sends=(tensor, rank))
+
+
+def _receive(group: Group, tensor: torch.Tensor, rank: int) -> None:
+    _exchange(group, receives=(tensor, rank))
+
+
+_Message: TypeAlias = tuple[torch.Tensor, int]
+"""A tensor, and the rank that it comes from or goes to."""
+
+
+def _exchange(
+    group: Group, *, sends: _Message | None = None, receives: _Message | None = None
+) -> None:
+    """Send and receive at the same time. Returns when the one tensor may be overwritten, with gloo
+    when its receiver has it, and the other one has come. Raises GroupLost if it may be garbage.
 
     gloo never wakes a thread that waits for a partly done operation when the connection breaks or
     is shut down: `signalException` of its tcp/pair.cc handles only those not yet begun. So both
     sides first wait for a byte that follows the tensor, and only then for the tensor itself.
+
+    With NCCL the operations are a batch. By themselves, NCCL would open another connection between
+    two members, which an abort does not reach.
     """
     if group.backend.aborts:
-        _exchange(group, dist.P2POp(dist.isend, tensor, rank))
+        operations = [dist.P2POp(dist.isend, *sends)] if sends is not None else []
+        operations += [dist.P2POp(dist.irecv, *receives)] if receives is not None else []
+        for work in dist.batch_isend_irecv(operations):
+            work.wait()
+        group.settle()
         return
+    receiving = [_receive_one(*receives)] if receives is not None else []
+    sending = [_send_one(*sends)] if sends is not None else []
+    for finish in (*receiving, *sending):
+        finish()
+
+
+def _send_one(tensor: torch.Tensor, rank: int) -> Callable[[], None]:
+    """Begin to send with gloo. Returns what waits until it is done."""
     end, answer = torch.zeros_like(tensor[:1]), torch.empty_like(tensor[:1])
     sending = [dist.isend(tensor, rank), dist.isend(end, rank)]
-    _wait(dist.irecv(answer, rank))
-    for work in sending:
-        _wait(work)
+
+    def finish() -> None:
+        _wait(dist.irecv(answer, rank))
+        for work in sending:
+            _wait(work)
+
+    return finish
 
 
-def _receive(group: Group, tensor: torch.Tensor, rank: int) -> None:
-    """Receive what `_send` sends. Raises GroupLost if the content may be garbage."""
-    if group.backend.aborts:
-        _exchange(group, dist.P2POp(dist.irecv, tensor, rank))
-        return
+def _receive_one(tensor: torch.Tensor, rank: int) -> Callable[[], None]:
+    """Begin to receive with gloo what `_send_one` sends. Returns what waits until it is done."""
     end = torch.empty_like(tensor[:1])
-    receiving = dist.irecv(tensor, rank)
-    _wait(dist.irecv(end, rank))
-    _wait(receiving)
-    _wait(dist.isend(end, rank))
+    receiving, ending = dist.irecv(tensor, rank), dist.irecv(end, rank)
 
+    def finish() -> None:
+        _wait(ending)
+        _wait(receiving)
+        _wait(dist.isend(end, rank))
 
-def _exchange(group: Group, operation: dist.P2POp) -> None:
-    """Run the operation in a batch. By itself, NCCL would open another connection between the two
-    members, which an abort does not reach."""
-    for work in dist.batch_isend_irecv([operation]):
-        work.wait()
-    group.settle()
+    return finish
 
 
 def _wait(work: dist.Work | None) -> None:

@@ -127,7 +127,20 @@ def test_a_member_that_is_behind_has_no_vote() -> None:
     behind = [held(4, digest=WRONG), held(4, digest=WRONG)]
     plan = plan_recovery([held(5), held(5, digest=WRONG), *behind])
     assert plan.differed == (1,)
-    assert all(t.source == 0 for t in plan.transfers)
+    assert pairs(plan) == [(0, 1), (1, 2), (2, 3)]
+
+
+def test_receivers_of_one_source_and_mark_form_a_chain() -> None:
+    late = in_block(held(5))
+    plan = plan_recovery([late, held(6), NEWCOMER, held(6), late, NEWCOMER, NEWCOMER])
+    assert marked(plan) == [
+        (1, 0, Mark.COMMIT),
+        (3, 2, Mark.BEGIN),
+        (0, 4, Mark.COMMIT),
+        (2, 5, Mark.BEGIN),
+        (1, 6, Mark.BEGIN),
+    ]
+    assert pairs(plan_recovery([NEWCOMER] * 4)) == [(0, 1), (1, 2), (2, 3)]
 
 
 def test_states_are_compared_at_the_mark_that_most_members_have() -> None:
@@ -155,7 +168,7 @@ def test_a_member_without_the_compared_mark_does_not_differ_and_is_no_source() -
 
 def test_a_member_whose_block_others_completed_receives_the_commit_mark() -> None:
     plan = plan_recovery([in_block(held(5)), held(6), NEWCOMER, held(5)])
-    assert marked(plan) == [(1, 0, Mark.COMMIT), (1, 2, Mark.BEGIN), (1, 3, Mark.BEGIN)]
+    assert marked(plan) == [(1, 0, Mark.COMMIT), (1, 2, Mark.BEGIN), (2, 3, Mark.BEGIN)]
     assert plan.stranded == ()
 
 

@@ -63,4 +63,4 @@ def test_a_member_two_calls_behind_is_stranded() -> None:
 def test_a_newcomer_does_not_receive_from_a_member_at_the_end_of_a_block() -> None:
     at_end = at_place(6, begin_digest=0, in_block=True)
     plan = plan_recovery([at_end, at_place(6), NOTHING, NOTHING])
-    assert {t.source for t in plan.transfers} == {1}
+    assert [(t.source, t.target) for t in plan.transfers] == [(1, 2), (2, 3)]

@@ -142,7 +142,7 @@ def test_a_state_arrives_unchanged_in_another_process(
 
 
 def send_all(group: Group, tensors: dict[str, torch.Tensor]) -> int:
-    return transfer.send_tensors(group, tensors, 1, transfer.digests_of(tensors))
+    return transfer.send_tensors(group, tensors, 1)
 
 
 def other_state() -> dict[str, torch.Tensor]:
@@ -194,6 +194,48 @@ def test_only_what_differs_is_sent(in_place: bool) -> None:
         assert transfer.receive_tensors(group, describe(state()), 0, known=state())[1] == 0
 
     run_together(send, receive)
+
+
+@pytest.mark.parametrize("manners", [GLOO, nccl_manners.BACKEND], ids=lambda b: b.name)
+@pytest.mark.parametrize("size", [61, transfer.CHUNK_BYTES], ids=["many chunks", "one chunk"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_members_of_a_chain_receive_what_each_lacks(
+    in_place: bool, size: int, manners: Backend, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(transfer, "CHUNK_BYTES", size)
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    nccl_manners.register()
+    lacks = {1: ("scalar", "flag"), 2: (), 3: ("transposed", "parameter", "flag")}
+    lacked = {name: state()[name] for rank in lacks for name in lacks[rank]}
+
+    def send(seat: Seat) -> None:
+        group = seat.join(backend=manners)
+        transfer.send_json(group, {"text": "a"}, 1)
+        assert send_all(group, state()) == sum(s.size_bytes for s in describe(lacked))
+
+    def receive(seat: Seat) -> None:
+        group, live = seat.join(backend=manners), state()
+        for name in lacks[seat.rank]:
+            live[name] = torch.zeros_like(live[name])
+        then = seat.rank + 1 if seat.rank < 3 else None
+        document = transfer.receive_json(group, seat.rank - 1)
+        if then is not None:
+            transfer.send_json(group, document, then)
+        assert document == {"text": "a"}
+        into = live if in_place else {}
+        received, _ = transfer.receive_tensors(
+            group, describe(state()), seat.rank - 1, into, known=live, then=then
+        )
+        for name, tensor in state().items():
+            assert same_tensor(received[name].detach(), tensor.detach()), name
+            assert (
+                in_place
+                or not tensor.numel()
+                or name in lacks[seat.rank]
+                or (received[name].data_ptr() == live[name].data_ptr())
+            )
+
+    run_together(send, receive, receive, receive)
 
 
 def test_a_live_tensor_that_does_not_fit_is_left_alone() -> None:

@@ -195,7 +195,7 @@ class Node:
         self._agent_runs, self._knows_its_workers = True, False
         self._newest = 0
         self.tell(ev.SearchStarted())
-        found = tuple((p.name, p.pid) for p in self.processes.values() if p.alive)
+        found = tuple((p.name, p.pid) for p in self.processes.values())
         self.tell(ev.Started(workers=found))
         for process in self.processes.values():  # once they have found its socket
             found_s = self.clock.between(*self.world.pace.found_s)

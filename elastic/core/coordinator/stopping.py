@@ -91,7 +91,7 @@ def decide_stop(view: GroupView, policy: FormationPolicy, stop: Stop, now: float
     if now >= stop.deadline:
         return End(in_time=not grouped and not holders)
     if current is None or not grouped:
-        return _gather_to_save(view, policy, holders, now)
+        return _gather_to_save(view, policy, holders, stop, now)
     groups = [g for g in (current, view.previous_group) if g is not None]
     names = frozenset[str]().union(*(g.worker_ids for g in groups))
     members = {name: w for name, w in view.workers.items() if name in names}
@@ -219,7 +219,11 @@ def _with(decision: Form, ahead: ObservedWorker) -> Form:
 
 
 def _gather_to_save(
-    view: GroupView, policy: FormationPolicy, holders: list[ObservedWorker], now: float
+    view: GroupView,
+    policy: FormationPolicy,
+    holders: list[ObservedWorker],
+    stop: Stop,
+    now: float,
 ) -> Decision | End:
     """Decide without a group: survivors may hold unsaved state in memory; newcomers have none."""
     current = view.current
@@ -231,9 +235,12 @@ def _gather_to_save(
     all_are_here = view.adopted_at is None and len(ready) == len(holders)
     if ready and (all_are_here or now >= patient_until):
         return Form(members=tuple(w.as_member() for w in ready), reason=ChangeReason.STOPPING)
+    late = [w for w in known if _may_have_steps(w, current)]
+    if view.formed_at < stop.give_up_at <= now and (told := _told(late)):
+        return Form(members=told, reason=ChangeReason.STALLED)  # not by themselves in time
     if now < patient_until:
         return Wait(reason=WaitReason.ASSEMBLING, until=patient_until)
-    if any(_may_have_steps(w, current) for w in known):
+    if late:
         return Wait(reason=WaitReason.ASSEMBLING)
     in_first = [w for w in known if w.status.phase is WorkerPhase.TRAINING]
     since = max((max(view.formed_at, w.in_contact_since) for w in in_first), default=-math.inf)

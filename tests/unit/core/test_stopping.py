@@ -392,6 +392,23 @@ def test_members_in_a_step_that_outlasts_the_grace_are_told_to_give_it_up_in_tim
     assert ended(job) == [143]
 
 
+def test_a_member_without_a_group_is_told_to_give_up_a_step_that_outlasts_the_grace() -> None:
+    known = replace(settings(min_workers=2), saves=True, stop_grace_s=30.0)
+    job = Job(Coordinator(known))
+    first = [replace(reported(status(w, READY)), slots=s) for w, s in (("a0", 2), ("b0", 0))]
+    assert job.tell(*first) == ["a0", "b0"]
+    job.tell(*(reported(trains(w, 1, committed=6)) for w in ("a0", "b0")))
+    assert job.tell(killed("b0")) == []
+    in_step = reported(trains("a0", 1, committed=6, acknowledged=2))
+    job.tell(in_step)
+    job.tell(STOP, after_s=0.0)
+    assert job.tell(in_step, after_s=14.0) is None
+    assert job.tell(ev.TimerFired(), after_s=1.0) == ["a0"]
+    told = job.formed[-1]
+    assert (told.purpose, told.reason) == (Purpose.SAVE_AND_LEAVE, ChangeReason.STALLED)
+    assert job.tell(ev.TimerFired(), after_s=1.0) is None  # once
+
+
 def test_no_step_is_given_up_without_a_place_to_save_to_or_while_the_members_save() -> None:
     job = stopping_in_step("a0", saves=False)
     assert job.wakes_at() == job.now + 30.0

@@ -53,6 +53,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--size", choices=SIZES, default="0.3gb")
+    parser.add_argument("--unlike", action="store_true", help="workers build other weights each")
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=3, help="jobs of each side (3)")
     return parser.parse_args()
@@ -60,9 +61,10 @@ def _parse() -> argparse.Namespace:
 
 def _measure(start: Callable[..., Job], options: argparse.Namespace) -> tuple[list[float], float]:
     """Return when each of the first steps was complete on all workers, and the most MB of one."""
+    arguments = ["--size", options.size, *(["--unlike"] if options.unlike else [])]
     with (
         tempfile.TemporaryDirectory() as scratch,
-        start(Path(scratch), "--size", options.size, workers=options.workers) as job,
+        start(Path(scratch), *arguments, workers=options.workers) as job,
     ):
 
         def ended_at(step: int) -> list[float]:

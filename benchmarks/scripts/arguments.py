@@ -15,6 +15,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser.add_argument("--size", choices=SIZES, default="5m")
     parser.add_argument("--one-by-one", action="store_true", help="every side uses torch's loader")
     parser.add_argument("--tracked-mb", type=int, default=0, help="more state, which is frozen")
+    parser.add_argument("--unlike", action="store_true", help="workers build other weights each")
     parser.add_argument("--held-mb", type=int, default=0, help="memory that is no state")
     parser.add_argument("--epochs", type=int, default=1_000_000)
     parser.add_argument("--turns", type=Path, help="file with the number of steps allowed so far")

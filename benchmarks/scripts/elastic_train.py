@@ -3,6 +3,8 @@
 elastic run --nproc-per-node 3 benchmarks/scripts/elastic_train.py --log-dir DIRECTORY
 """
 
+import os
+
 from torch import nn
 
 import elastic
@@ -16,7 +18,7 @@ def main() -> None:
     options = parse(__doc__)
     size = mlp.SIZES[options.size]
     session = elastic.init()
-    model = session.distribute(mlp.build(size))
+    model = session.distribute(mlp.build(size, os.getpid() if options.unlike else 0))
     optimizer = mlp.optimizer(model)
     more = {"more": mlp.frozen(options.tracked_mb)} if options.tracked_mb else {}
     session.track(model=model, optimizer=optimizer, **more)

@@ -40,9 +40,9 @@ SIZES = {
 }
 
 
-def build(size: Size) -> nn.Sequential:
-    """Build the model, with the same weights in every process."""
-    torch.manual_seed(0)
+def build(size: Size, seed: int = 0) -> nn.Sequential:
+    """Build the model, with the same weights in every process that gives the same seed."""
+    torch.manual_seed(seed)
     widths = (size.inputs, *size.hidden)
     layers: list[nn.Module] = []
     for width, following in pairwise(widths):

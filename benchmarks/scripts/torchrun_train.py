@@ -47,7 +47,7 @@ def main() -> None:
         torch.cuda.set_device(device)
     log, turns = StepLog(options.log_dir), Turns(options.turns)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    module = mlp.build(size).to(device)
+    module = mlp.build(size, os.getpid() if options.unlike else 0).to(device)
     optimizer = mlp.optimizer(module)
     steps = load(options.checkpoint, model=module, optimizer=optimizer)
     held = bytearray(b"1") * (options.held_mb * 2**20)

@@ -326,12 +326,19 @@ def test_a_transfer_waits_longer_than_the_timeout_of_joining(
 HUGE = 2**28  # bytes: more than the kernel buffers
 
 
-def stop_in_the_middle(group: Group) -> None:
-    """Stop this process forever in the middle of a transfer."""
-    buffer = torch.empty(HUGE, dtype=torch.uint8)
-    work = dist.irecv(buffer, 0) if group.rank == 1 else dist.isend(buffer, 1)
-    assert work is not None
-    os.kill(os.getpid(), signal.SIGSTOP)
+def stop_in_the_middle(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make this process stop for ever in the middle of the first huge chunk."""
+    exchange = transfer._exchange
+
+    def stop(group: Group, **messages: tuple[torch.Tensor, int] | None) -> None:
+        for kind, message in messages.items():
+            if message is not None and message[0].numel() == HUGE:
+                work = (dist.isend if kind == "sends" else dist.irecv)(*message)
+                assert work is not None
+                os.kill(os.getpid(), signal.SIGSTOP)
+        exchange(group, **messages)
+
+    monkeypatch.setattr(transfer, "_exchange", stop)
 
 
 def expect_freedom(group: Group, transfer: Callable[[], object]) -> None:
@@ -353,7 +360,7 @@ def test_an_abort_frees_a_member_that_waits_for_a_stopped_one(
     def send(seat: Seat) -> None:
         group, pids = seat.join(), seat.exchange(os.getpid())
         if stopped == "sender":
-            stop_in_the_middle(group)
+            stop_in_the_middle(monkeypatch)
         big = {"big": torch.zeros(HUGE, dtype=torch.uint8)}
         expect_freedom(group, lambda: send_all(group, big))
         os.kill(pids[1], signal.SIGKILL)
@@ -361,7 +368,7 @@ def test_an_abort_frees_a_member_that_waits_for_a_stopped_one(
     def receive(seat: Seat) -> None:
         group, pids = seat.join(), seat.exchange(os.getpid())
         if stopped == "receiver":
-            stop_in_the_middle(group)
+            stop_in_the_middle(monkeypatch)
         spec = TensorSpec(name="big", dtype="uint8", shape=(HUGE,))
         expect_freedom(group, lambda: transfer.receive_tensors(group, [spec], 0))
         os.kill(pids[0], signal.SIGKILL)

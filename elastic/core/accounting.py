@@ -41,6 +41,7 @@ class Kind(enum.Enum):
     """The time that the first step of a group takes beyond that of a usual step."""
     CHECKPOINT = "checkpoint_stall"
     SESSION_RUN = "session_run"
+    """Calls of all members: the script's, and the comparison of replicas."""
     START_UP = "start_up"
     """Workers start and do not train yet, or their scripts have ended before the job has."""
     BELOW_MINIMUM = "below_minimum"

@@ -44,7 +44,13 @@ WANTED = 4
 NOTHING_LOST_S = 0.5
 AGREE = 0.01
 COORDINATOR_PORT, AGENT_PORT = 9400, 9401
-FOUND_WITHOUT_A_FAULT = {"productive", "data_wait", "slower_rank", "checkpoint_stall"}
+FOUND_WITHOUT_A_FAULT = {
+    "productive",
+    "data_wait",
+    "slower_rank",
+    "checkpoint_stall",
+    "session_run",
+}
 """Kinds of time that need no incident as their cause."""
 
 

@@ -170,7 +170,6 @@ class Training:
         self._restored_noise: list[Json] | None = None
         """The generators of each rank, if this member has restored a checkpoint for the group that
         forms; empty if they are those of a group of another size."""
-        """Digests of what this member has sent in this group."""
         self._reads = _Reads()
         self.in_block = False
         """The script is inside of `with step:`."""

@@ -1,4 +1,4 @@
-"""Moves state between two members in large flat chunks, without pickling."""
+"""Moves state from member to member in large flat chunks, without pickling."""
 
 from __future__ import annotations
 
@@ -75,10 +75,11 @@ def receive_tensors(
 
     then: a member that calls receive_tensors for this one. Each chunk is passed on to it while the
     next one comes, so a chain of members takes hardly longer than one.
+
     A tensor of `known` that is the same is returned as it is. A tensor of `into` is overwritten if
     the one of its name has the same shape, type and place. For the others, new tensors are made on
     the host or on the group's device. So a member that passes its live state needs memory for one
-    more chunk, not for a second state.
+    more chunk, or two if it passes them on, not for a second state.
 
     Before a call with `into`, the caller must have declared that it holds no state that others can
     use (dropped, not intact). From the first byte on, the tensors of `into` are neither the old

@@ -36,11 +36,13 @@ FAMILY = """
 
     def keep():
         print("there", flush=True)
-        ctypes.PyDLL(None).pause()  # keeps the interpreter
+        while True:
+            pause()
 
     def stays():
-        while True:
-            keep()
+        keep()
+
+    pause = ctypes.PyDLL(None).pause  # keeps the interpreter
 
     write_stacks_on_signal()
     StraySignals().take_over()  # which leaves these two alone

@@ -10,7 +10,7 @@ from itertools import chain
 from types import (
     NoneType,
 )
-from typing import Any, Protocol, TypeAlias, TypeGuard
+from typing import Any, Protocol, TypeAlias, TypeGuard, TypeVar
 
 import numpy as np
 import torch
@@ -22,7 +22,6 @@ from elastic.worker.state.copy_on_write import CopyOnWrite, HeldTensors
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.signs import (
-    ADDRESS,
     VERSION,
     Walk,
     address_of,
@@ -43,13 +42,18 @@ from elastic.worker.state.tree import (
     unchanged,
 )
 
+_Item = TypeVar("_Item")
 Copy = Any
 Digest: TypeAlias = tuple[int, Any]
 """A digest of tensors' content, and what else tells states apart. Compare by `trees_equal`."""
+Turn: TypeAlias = int | None
 SMALL_BYTES = 2**16
+_LOOKED_AT = 32
+"""Tensors of a cell, or states of parameters, that a sign looks at in one turn. A thousand of them
+take a millisecond, with cold caches, and code that writes to one in a cell mostly writes to all."""
 # map() with these takes half as long as a loop, and every block pays for it.
 _TRAINED = operator.attrgetter("requires_grad")
-_MODE = operator.attrgetter("training")
+_MODE = operator.itemgetter("training")
 _GRADIENT = operator.attrgetter("grad")
 _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
@@ -78,12 +82,11 @@ class Cell(Protocol):
         """Compare the content itself with a copy."""
         ...
 
-    def sign(self) -> object:
-        """Return a cheap sign, which is equal as long as no change is noticed."""
-        ...
+    def sign(self, turn: Turn = None) -> object:
+        """Return a cheap sign. Signs of the same turn are equal as long as no change is noticed.
 
-    def moved(self, sign: Any) -> bool:
-        """Return whether the sign has changed. A cheaper look, which may miss some changes."""
+        turn: which of many tensors to look at; None: all.
+        """
         ...
 
 
@@ -96,12 +99,9 @@ class _Small(Cell):
     def differs(self, copy: Copy) -> bool:
         return bool(self.copy() != copy)
 
-    def sign(self) -> object:
+    def sign(self, turn: Turn = None) -> object:
+        del turn
         return None
-
-    def moved(self, sign: Any) -> bool:
-        del sign
-        return False
 
 
 def is_large(cell: Cell) -> bool:
@@ -146,9 +146,6 @@ class ModuleTensors:
         self._attributes = {id(each["_buffers"]): each for each in attributes}
         self.are_buffers = are_buffers
         self._slots = list(slots)
-        owners = {id(owner): owner for owner, _ in self._slots}
-        self._held = [owner.values() for owner in owners.values()]  # views, so always current
-        self._marked: list[torch.Tensor] = []
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in present(self.tensors()))
@@ -186,24 +183,18 @@ class ModuleTensors:
         found = present(self.tensors())
         return _digest(found, list(map(id, found)))
 
-    def sign(self) -> object:
-        self._marked = [t for t in chain.from_iterable(self._held) if t is not None]
-        return signs_of(self._marked)
+    def sign(self, turn: Turn = None) -> object:
+        return signs_of([t for o, n in _in_turn(self._slots, turn) if (t := o.get(n)) is not None])
 
-    def moved(self, sign: Any) -> bool:
-        """Look at the tensors that were there at the last `sign`."""
-        try:
-            versions, places = list(map(VERSION, self._marked)), list(map(ADDRESS, self._marked))
-        except (RuntimeError, ValueError):
-            versions, places, _ = signs_of(self._marked)
-        return bool(
-            versions != sign[0]
-            or places != sign[1]
-            or (self.are_buffers and self._ids() != sign[2])  # another one was assigned
-        )
-
-    def _ids(self) -> list[int]:
-        return [id(t) for t in chain.from_iterable(self._held) if t is not None]
+    def require_parameters(self) -> None:
+        """Raise ConfigurationError if there are fewer parameters than when training began."""
+        gone = [name for owner, name in self._slots if owner.get(name) is None]
+        if gone and not self.are_buffers:
+            raise ConfigurationError(
+                f"{self.name} has lost parameters that it had when training began ({gone[0]}, as "
+                "by pruning, or `layer.bias = None`): a worker that joins builds it with them; "
+                "change a module's parameters before session.distribute() and session.track()"
+            )
 
     def tensors(self) -> list[torch.Tensor | None]:
         try:
@@ -217,37 +208,15 @@ class RequiresGrad(_Small):
 
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
-        self._slots = list(slots)
-        owners = {id(owner): owner for owner, _ in self._slots}
-        self._names = owners.values()
-        self._held = [owner.values() for owner in owners.values()]  # views, so always current
-        self._seen: list[object] = []
-        self._parameters: list[nn.Parameter] = []
-        """Those of the slots, when the owners had what was seen last."""
+        self._parameters: list[nn.Parameter] = [owner[key] for owner, key in slots]
 
     def copy(self) -> Copy:
-        held = list(chain(chain.from_iterable(self._held), chain.from_iterable(self._names)))
-        try:
-            if not all_same(held, self._seen):
-                self._parameters = [owner[name] for owner, name in self._slots]
-                self._seen = held
-            return list(map(_TRAINED, self._parameters))
-        except (KeyError, AttributeError):
-            self._seen = []
-            raise self._gone() from None
+        return list(map(_TRAINED, self._parameters))
 
     def put_back(self, copy: Copy) -> None:
-        for (owner, name), flag in zip(self._slots, copy, strict=True):
-            if owner[name].requires_grad != flag:
-                owner[name].requires_grad_(flag)
-
-    def _gone(self) -> ConfigurationError:
-        gone = [name for owner, name in self._slots if owner.get(name) is None]
-        return ConfigurationError(
-            f"{self.name} has lost parameters that it had when training began ({gone[0]}, as by "
-            "pruning, or `layer.bias = None`): a worker that joins builds it with them; change "
-            "a module's parameters before session.distribute() and session.track()"
-        )
+        for parameter, flag in zip(self._parameters, copy, strict=True):
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
 
 
 class Modes(_Small):
@@ -256,15 +225,14 @@ class Modes(_Small):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
-        self._modules = list(module.modules())
+        self._attributes = list(map(vars, module.modules()))
 
     def copy(self) -> Copy:
-        return list(map(_MODE, self._modules))
+        return list(map(_MODE, self._attributes))
 
     def put_back(self, copy: Copy) -> None:
-        for module, mode in zip(self._modules, copy, strict=True):
-            if module.training != mode:
-                module.training = mode
+        for attributes, mode in zip(self._attributes, copy, strict=True):
+            attributes["training"] = mode
 
 
 class ExtraState:
@@ -353,7 +321,8 @@ class OptimizerState:
     def __init__(self, name: str, optimizer: torch.optim.Optimizer) -> None:
         self.name = name
         self._optimizer = optimizer
-        self._marked: list[torch.Tensor] = []
+        self._keys: list[torch.Tensor] = []
+        """Those of its state: to list them at each look takes longer than the look."""
 
     def size_bytes(self) -> int:
         """At least the size of its parameters: most states are that large after a step."""
@@ -404,30 +373,22 @@ class OptimizerState:
         state = self._optimizer.state
         return _digest(self.tensors(), [(id(p), _without_tensors(s)) for p, s in state.items()])
 
-    def sign(self) -> object:
-        """Return the step count and, for a script that changes the state itself, signs of all its
-        tensors; of the first parameter's state, also of what is no tensor."""
-        states, rest = list(self._optimizer.state.values()), None
+    def sign(self, turn: Turn = None) -> object:
+        """Return the step count and, for a script that changes the state itself, signs of what is
+        kept for each parameter."""
+        state = self._optimizer.state
+        if len(state) != len(self._keys):
+            self._keys = list(state)
+        seen = [state[key] for key in _in_turn(self._keys, turn) if key in state]
+        rest = None
         try:
-            held = list(chain.from_iterable(map(_VALUES, states)))
+            held = list(chain.from_iterable(map(_VALUES, seen)))
         except AttributeError:  # an optimizer of the script's keeps something else
-            held = states
+            held = seen
         if not {torch.Tensor}.issuperset(map(type, held)):
-            first = next(iter(states))
-            inside = first.values() if isinstance(first, dict) else [first]
-            rest = Walk().sign([v for v in inside if not isinstance(v, torch.Tensor)])
+            rest = Walk().sign([v for v in held if not isinstance(v, torch.Tensor)])
             held = [v for v in held if isinstance(v, torch.Tensor)]
-        self._marked = held
-        return steps_of(self._optimizer), signs_of(held), len(states), rest
-
-    def moved(self, sign: Any) -> bool:
-        """Look at the tensors that were there at the last `sign`."""
-        if steps_of(self._optimizer) != sign[0]:
-            return True
-        try:
-            return bool(list(map(VERSION, self._marked)) != sign[1][0])
-        except RuntimeError:
-            return True
+        return steps_of(self._optimizer), signs_of(held), len(state), rest
 
     def trained(self) -> Iterator[torch.Tensor]:
         """Yield the parameters: they change with its steps, but a fused step moves no version."""
@@ -489,10 +450,11 @@ class Object:
     def differs(self, copy: Copy) -> bool:
         return not trees_equal(self._tracked.state_dict(), copy)
 
-    def sign(self) -> object:
+    def sign(self, turn: Turn = None) -> object:
         """Return signs of its attributes and of the objects in them. If these hide something,
         return signs of its state_dict(), which may take longer, because many make clones for it. If
         that is too large, return a sign that is equal to no other: every block copies it then."""
+        del turn  # an object may change in any of its parts
         if self._looks_at is _Looks.AT_OBJECT:
             walk = Walk(self._elsewhere, known=self._walk)
             sign, self._walk = _Sign(walk.sign(self._object()), walk), walk
@@ -510,9 +472,6 @@ class Object:
     def _object(self) -> object:
         """What to sign: all that its state_dict() may take something from."""
         return self._tracked
-
-    def moved(self, sign: Any) -> bool:
-        return bool(self.sign() != sign)
 
 
 class _Sign:
@@ -602,8 +561,8 @@ class OwnState(Object):
         with kept_in_place([self._tracked]):
             super().put_back(copy)
 
-    def sign(self) -> object:
-        return steps_of(self._tracked), super().sign()
+    def sign(self, turn: Turn = None) -> object:
+        return steps_of(self._tracked), super().sign(turn)
 
     def _object(self) -> object:
         return vars(self._tracked)
@@ -912,6 +871,12 @@ def _slots(
 
 
 # ---- content
+
+
+def _in_turn(items: list[_Item], turn: Turn) -> list[_Item]:
+    """Return the items that a look in this turn sees: each is among them now and then."""
+    every = -(-len(items) // _LOOKED_AT)
+    return items if turn is None or every < 2 else items[turn % every :: every]
 
 
 def _kept(

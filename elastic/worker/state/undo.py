@@ -12,7 +12,8 @@ checkpoint, so the set of what to copy is learned:
   and the start of the next one belongs to the *gap set*, which every commit copies. A worker that
   joins takes over both sets with the state.
 - In other blocks, version counters, optimizers' hooks and objects' attributes show changes outside
-  of the sets. Such a change extends the set from the next block on. If the group is lost in the
+  of the sets. Of many tensors, each block looks at some in turn: what writes to one mostly writes
+  to all. Such a change extends the set from the next block on. If the group is lost in the
   very block that first changes something that was not copied, the state cannot be put back, and
   `put_back` returns False.
 - Below a block that does not count, memory is copied when it is about to be written to
@@ -25,6 +26,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import operator
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -39,6 +41,7 @@ from elastic.worker.state.cells import (
     Digest,
     ModuleTensors,
     OptimizerState,
+    Turn,
     cells_of,
     is_large,
     is_written_by_operations,
@@ -93,10 +96,8 @@ class Undo:
         """Of the small cells, with their indices: those whose copies have memory to use again."""
         self._copy_small: list[Callable[[], Copy]] = []
         self._copy_for_commit: list[Callable[[], Copy]] = []
-        self._sign_large: list[Callable[[], object]] = []
         self._holders: dict[int, int] = {}
         """The large cell that has each tensor of a module, by the tensor's id."""
-        self._looks: list[tuple[int, Callable[[Any], bool]]] | None = None
         self._block_set: set[int] = set()
         self._gap_set: set[int] = set()
         self._blocks = 0
@@ -121,7 +122,7 @@ class Undo:
         """Those of the code below a block that does not count."""
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
-        self._call_signs: list[object] = []
+        self._before_call: list[tuple[_Mark, list[bool]]] = []
         self._call_late = 0  # buffers that were registered before the call
         self._call_attributes: list[dict[str, Any]] = []
         self._call_undo: Undo | None = None
@@ -156,9 +157,9 @@ class Undo:
         """A step is handed out: copy what its block may change."""
         began_s = time.perf_counter()
         if self._version != self._state.version:
-            self._copy(set())  # raises if parameters are gone, as by pruning
+            self._require_parameters()
             self._enumerate(is_new=True)
-        signs = [sign() for sign in self._sign_large]
+        signs = self._signs(self._blocks)
         self._learning = self._learns
         wanted, digests = self._block_set, _NO_DIGESTS
         if self._learning:
@@ -173,6 +174,7 @@ class Undo:
         else:
             self._begin = self._copy(wanted, reuse=self._begin, signs=signs)
             self._begin.digests = digests
+        self._begin.turn = self._blocks
         self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
@@ -206,8 +208,10 @@ class Undo:
             self._note_block()  # changes since the reductions may precede these
         self._blocks += 1
         self._state.buffers.made.clear()
-        if self._blocks % _SIZES_EVERY == 0 and any(map(is_large, self._small)):
-            self._blocks = 0  # learn, since some state has grown
+        if self._blocks % _SIZES_EVERY == 0:
+            self._require_parameters()
+            if any(map(is_large, self._small)):
+                self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
             self._enumerate(is_new=self._version != self._state.version)
         if self._learning:
@@ -312,7 +316,7 @@ class Undo:
         that it costs little. Otherwise copies what earlier calls from that place have changed.
         """
         self._call, self._call_undo = None, None
-        self._call_signs = [sign() for sign in self._sign_large]
+        self._before_call = self._still_marked()
         if self._version != self._state.version:
             self._call_undo = Undo(
                 self._state,
@@ -330,7 +334,7 @@ class Undo:
         began_s = time.perf_counter()
         is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
         wanted = self._all if is_rare else known.changes
-        self._call = self._copy(wanted, signs=self._call_signs)
+        self._call = self._copy(wanted, signs=self._signs(None))
         known.at_s = time.perf_counter()
         if is_rare:
             known.copy_s = known.at_s - began_s
@@ -344,7 +348,7 @@ class Undo:
         """The group was lost in the call: undo its changes; return whether that was possible."""
         if self._call_undo is not None:
             undone = self._call_undo.put_back_call()
-            self._renew_other_signs(self._call_signs)
+            self._renew_signs(self._before_call)
             return undone
         call = self._call
         if call is None:
@@ -352,7 +356,7 @@ class Undo:
         self._remove_late(self._call_attributes, self._call_late)
         whole = self._changed_since(call) <= call.large.keys()
         self._restore(call)
-        self._renew_other_signs(call.signs)
+        self._renew_signs(self._before_call)
         return whole
 
     @contextlib.contextmanager
@@ -360,15 +364,15 @@ class Undo:
         """Within, the state is that of the last call's start, as far as it was copied: for a call
         that is made again only for members that have not completed it."""
         call = self._call
-        signs = [sign() for sign in self._sign_large]
+        before = self._still_marked()
         if self._call_undo is not None:
             try:
                 with self._call_undo.as_of_call():
                     yield
             finally:
-                self._renew_other_signs(signs)
+                self._renew_signs(before)
             return
-        now = self._copy(self._all, signs=signs)
+        now = self._copy(self._all)
         late = self._state.buffers.late[self._call_late :]
         contents = [copy_tree(each.tensor) for each in late]
         if call is not None:
@@ -379,23 +383,25 @@ class Undo:
         finally:
             self._restore(now)
             put_content([e.tensor for e in late], contents)
-            self._renew_other_signs(signs)
+            self._renew_signs(before)
 
     def forget_call(self) -> None:
         """Drop the call's copies: no member will have to make it again."""
         self._call = self._call_undo = None
 
-    def _renew_other_signs(self, signs: list[object]) -> None:
-        """Renew the signs of the commit and begin marks: putting back has moved them for state that
-        had not changed since the commit, or since the start of a block that the call comes before.
-        signs: those of the state that is back."""
-        looks = self._sign_large
-        for other in (self._commit, self._begin):
-            if other is not None and len(other.signs) == len(signs) == len(looks):
-                other.signs = [
-                    look() if before == then else before
-                    for look, before, then in zip(looks, other.signs, signs, strict=True)
-                ]
+    def _still_marked(self) -> list[tuple[_Mark, list[bool]]]:
+        """Return the commit and begin marks, and of which cells the state is still that of each:
+        to put back what follows moves their signs, which `_renew_signs` then makes good."""
+        marks = [m for m in (self._commit, self._begin) if m and len(m.signs) == len(self._large)]
+        return [(m, list(map(operator.eq, self._signs(m.turn), m.signs))) for m in marks]
+
+    def _renew_signs(self, marked: list[tuple[_Mark, list[bool]]]) -> None:
+        for mark, still in marked:
+            now = self._signs(mark.turn) if len(still) == len(self._large) else mark.signs
+            mark.signs = [
+                sign if same else before
+                for sign, before, same in zip(now, mark.signs, still, strict=True)
+            ]
 
     # ---- the commit mark
 
@@ -454,9 +460,9 @@ class Undo:
         if self._learns:
             compared = self._compared_by_digest(self._gap_set)
             wanted, digests = self._all - compared, self._digests(compared)
-        signs = [sign() for sign in self._sign_large]
+        signs = self._signs(self._blocks)
         self._commit = self._copy(wanted, reuse=self._commit, signs=signs, for_commit=True)
-        self._commit.digests = digests
+        self._commit.digests, self._commit.turn = digests, self._blocks
         if self._learns:
             self._learning_s += time.perf_counter() - began_s
 
@@ -476,8 +482,9 @@ class Undo:
     def _renew_commit_signs(self) -> None:
         """Renew the commit mark's signs, which putting back has moved. The content is that of the
         block's start: `begin` has found that it equals the commit's, or is copied there."""
-        if self._commit is not None and len(self._commit.signs) == len(self._sign_large):
-            self._commit.signs = [sign() for sign in self._sign_large]
+        commit = self._commit
+        if commit is not None and len(commit.signs) == len(self._large):
+            commit.signs = self._signs(commit.turn)
 
     def _note_block(self) -> None:
         """Add what has changed since the block's start to the block set: the next ones copy it."""
@@ -493,20 +500,20 @@ class Undo:
         changed -= self._block_set
         if changed:
             self._block_set |= changed
-            self._looks = None
             self._cost_unreported = True
 
     def _looks_changed(self) -> bool:
-        """Take a quick look at large state outside of the block set, as every reduction does."""
-        if self._looks is None:
-            cells = enumerate(self._large)
-            self._looks = [(i, cell.moved) for i, cell in cells if i not in self._block_set]
-        signs = self._begin.signs
-        return any(moved(signs[index]) for index, moved in self._looks)
+        """Look at large state outside of the block set, as every reduction does."""
+        turn, signs = self._begin.turn, self._begin.signs
+        return any(
+            cell.sign(turn) != signs[index]
+            for index, cell in enumerate(self._large)
+            if index not in self._block_set
+        )
 
     def _changed_since(self, earlier: _Mark) -> set[int]:
         """Return the cells that signs show to have changed, or digests where the mark has them."""
-        now = [sign() for sign in self._sign_large]
+        now = self._signs(earlier.turn)
         changed = set() if now == earlier.signs else self._differing(now, earlier.signs)
         if not earlier.digests:
             return changed
@@ -514,11 +521,12 @@ class Undo:
         return changed | _differing_digests(unseen, self._digests(unseen))
 
     def _differing(self, now: list[object], before: list[object]) -> set[int]:
-        """Return the cells whose signs differ; if an optimizer has stepped, also what it trains."""
+        """Return the cells whose signs differ, and what an optimizer among them trains: a fused
+        step moves no version."""
         changed = {index for index, sign in enumerate(now) if sign != before[index]}
         for index in tuple(changed):
             cell = self._large[index]
-            if isinstance(cell, OptimizerState) and cell.moved(before[index]):
+            if isinstance(cell, OptimizerState):
                 holders = self._holders
                 changed.update(holders[id(p)] for p in cell.trained() if id(p) in holders)
         return changed
@@ -553,7 +561,16 @@ class Undo:
             self._slow_names.update(slow)
             self._on_slow([*slow], sum(slow.values()))
 
-    # ---- copies and digests
+    # ---- signs, copies and digests
+
+    def _signs(self, turn: Turn) -> list[object]:
+        return [cell.sign(turn) for cell in self._large]
+
+    def _require_parameters(self) -> None:
+        """Raise ConfigurationError if modules have lost parameters, as by pruning."""
+        for cell in (*self._large, *self._small):
+            if isinstance(cell, ModuleTensors):
+                cell.require_parameters()
 
     @property
     def _all(self) -> set[int]:
@@ -632,8 +649,6 @@ class Undo:
             _nothing if isinstance(cell, DefaultGenerators) else copy  # not sent to others
             for cell, copy in zip(self._small, self._copy_small, strict=True)
         ]
-        self._looks = None
-        self._sign_large = [cell.sign for cell in self._large]
         self._holders = {
             id(tensor): index
             for index, cell in enumerate(self._large)
@@ -689,12 +704,14 @@ class Learnt:
 @dataclass(slots=True)
 class _Mark:
     """Copies of the small cells and of some large ones, digests of others, by index, and signs of
-    all large ones."""
+    all large ones. A mark without signs serves only to put its copies back."""
 
     small: list[Copy] = field(default_factory=list)
     large: dict[int, Copy] = field(default_factory=dict)
     digests: Mapping[int, Digest] = field(default_factory=dict)
     signs: list[object] = field(default_factory=list)
+    turn: Turn = None
+    """That of the signs."""
 
 
 @dataclass(slots=True)

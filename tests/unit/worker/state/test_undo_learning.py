@@ -7,12 +7,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
+from elastic.errors import ConfigurationError
 from elastic.worker.state import undo
 from elastic.worker.state.cells import Digest, ModuleTensors, OptimizerState
 from tests.unit.worker.state.undoing import (
     LEARNT,
     WIDE,
+    Action,
     Script,
     add,
     both,
@@ -68,6 +71,58 @@ def test_a_change_never_seen_before_is_reported_as_not_undone(change: str) -> No
         "data": lambda: setattr(net.weight, "data", net.weight.data + 1.0),
     }
     assert not script.lost(changes[change])
+
+
+MANY = 100  # layers: each block looks at some of their tensors
+
+
+def many() -> tuple[nn.Sequential, torch.optim.Optimizer, Script]:
+    net = nn.Sequential(*(layer() for _ in range(MANY)))
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1, momentum=0.9)
+    script = Script(model=net, optimizer=optimizer)
+    script.learn(after=step_of(optimizer, net))
+    return net, optimizer, script
+
+
+def state_of(net: nn.Sequential, optimizer: torch.optim.Optimizer, at: int) -> Action:
+    def change() -> None:
+        optimizer.state[net[at].weight]["momentum_buffer"].mul_(0.5)
+
+    return change
+
+
+def test_a_change_of_many_tensors_is_seen_at_once() -> None:
+    net, optimizer, script = many()
+    assert not script.lost(add(net))
+    script.block(add(net), after=step_of(optimizer, net))
+    assert script.lost(add(net))
+
+
+@pytest.mark.parametrize("kind", ["parameter", "parameter below the block", "state"])
+def test_a_change_of_one_among_many_tensors_is_seen_in_its_turn(kind: str) -> None:
+    net, optimizer, script = many()
+    change = state_of(net, optimizer, 58) if kind == "state" else add(net[58])
+    below = kind == "parameter below the block"
+    for _ in range(10):  # no block that compares the content is among these
+        script.block(nothing if below else change, after=step_of(optimizer, net))
+        if below:
+            change()
+    if not below:
+        assert script.lost(change)
+        return
+    script.block(after=step_of(optimizer, net))
+    committed = [p.clone() for p in net.parameters()]
+    change()
+    assert script.undo.holds_commit
+    with script.undo.as_of_commit():
+        assert all(map(torch.equal, net.parameters(), committed))
+
+
+def test_a_lost_parameter_is_refused_before_long() -> None:
+    net, script = learnt()
+    net.bias = None  # type: ignore[assignment]
+    with pytest.raises(ConfigurationError, match="has lost parameters"):
+        script.learn()
 
 
 def test_a_change_seen_once_is_undone_from_the_next_block_on() -> None:

@@ -24,7 +24,7 @@ import typer
 from typer.core import TyperCommand
 
 from elastic.core.legible import printable
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import ConfigurationError, ElasticError, ExitCode
 from elastic.rpc.identity import JobRole
 from elastic.runtime.devices import hidden_gpus, usable_cpus, visible_gpus
 from elastic.runtime.output import never_blocking
@@ -289,6 +289,14 @@ _Address = Annotated[
 _Output = Annotated[str, typer.Option(help="table or json.")]
 
 
+def _require_text(name: str, value: str) -> None:
+    """Raise ConfigurationError for text that no message to the coordinator can hold."""
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ConfigurationError(f"{name} {value!r} has bytes that are no UTF-8 text") from None
+
+
 def _on_a_job(command: F) -> F:
     """Register a command on a running job. It declares its own arguments and options; the function
     of the same name in cli/operator.py runs it on the job that --address and the settings choose.
@@ -301,6 +309,9 @@ def _on_a_job(command: F) -> F:
 
         wanted = {name: given.pop(name) for name in own}
         with _errors():
+            for name, value in wanted.items():
+                if isinstance(value, str):
+                    _require_text(name, value)
             target = _target(address, config, given)
             raise typer.Exit(getattr(operator, command.__name__)(target, **wanted) or 0)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
@@ -166,6 +166,7 @@ def _check(arguments: list[str]) -> None:
 
 
 @pytest.mark.parametrize("command", _COMMANDS)
+@example(words=[("\udc80",)], etcd=False)
 @given(words=st.lists(_WORDS, max_size=5), etcd=st.booleans())
 def test_a_command_with_any_arguments_works_or_says_why_not(
     place: Path, command: str, words: list[tuple[str, ...]], etcd: bool

@@ -67,7 +67,7 @@ scrape_configs:
 
 The server keeps at most 100 connections: the oldest makes room for a new one, and a connection without an answer for
 10 s is closed. Up to 32 of them may be open pages, and no newer connection replaces these. The server refuses requests
-of more than 16 KiB and methods other than GET and HEAD; with `--page-actions` the page also accepts POST.
+of more than 16 KiB and methods other than GET and HEAD.
 
 ## How to read them
 

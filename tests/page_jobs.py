@@ -213,11 +213,10 @@ def history(minutes: float = 20.0) -> JobHistory:
     return made
 
 
-class ActedOn:
-    """Takes the actions of the page in place of a coordinator, and records them."""
+class Asked:
+    """Answers the page's questions in place of a coordinator."""
 
     def __init__(self) -> None:
-        self.done: list[tuple[str, ...]] = []
         self.error: Exception | None = None
 
     def incidents(self, number: int | None) -> list[str]:
@@ -226,7 +225,7 @@ class ActedOn:
         more = {"steps_again": 1, "steps_lost": 0, "further_processes": 0, "verdict": ""}
         return [json.dumps({**RECORD, **more, "hang": None, "processes": [PROCESS]})]
 
-    def operators(self) -> ActedOn:
+    def operators(self) -> Asked:
         return self
 
     async def log(self, of: str) -> str:
@@ -234,28 +233,11 @@ class ActedOn:
             raise self.error
         return f"step 1\nthe log of {of}\n<b>not markup</b>"
 
-    def stop(self, reason: str, exit_code: int) -> None:
-        self._do("stop", reason, str(exit_code))
-
-    async def drain(self, name: str, reason: str, *, future: bool) -> str:
-        assert not future
-        return self._do("drain", name, reason)
-
-    async def clear(self, name: str, reason: str = "") -> str:
-        return self._do("clear", name, reason)
-
-    def _do(self, *what: str) -> str:
-        if self.error is not None:
-            raise self.error
-        self.done.append(what)
-        return f"{what[0]} of {what[1]} is under way"
-
 
 class PageSite:
     """The page of a job that a test changes; its daemon's event loop has a thread of its own."""
 
-    def __init__(self, seen: JobView | None, past: JobHistory | None = None, **keys: Any) -> None:
-        """keys: who may do what, see JobPage."""
+    def __init__(self, seen: JobView | None, past: JobHistory | None = None) -> None:
         self.seen = seen
         self.goes_on = False
         """If set, a step has always just been committed when somebody looks."""
@@ -266,10 +248,10 @@ class PageSite:
         self.past = past if past is not None else JobHistory()
         self.otherwise: Callable[[], Any] = dict
         self.told: list[dict[str, Any]] = []
-        self.acted_on = ActedOn()
-        job: Any = self.acted_on
+        self.asked = Asked()
+        job: Any = self.asked
         source = page_of(self.past, job, self._view, lambda: self.otherwise())
-        self.page = JobPage(source, self.loop, **keys)
+        self.page = JobPage(source, self.loop)
         self.port = 0
         self.serve()
 
@@ -316,8 +298,6 @@ class PageSite:
 
 
 @contextmanager
-def page_site(
-    seen: JobView | None, past: JobHistory | None = None, **keys: Any
-) -> Iterator[PageSite]:
-    with contextlib.closing(PageSite(seen, past, **keys)) as site:
+def page_site(seen: JobView | None, past: JobHistory | None = None) -> Iterator[PageSite]:
+    with contextlib.closing(PageSite(seen, past)) as site:
         yield site

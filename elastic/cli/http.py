@@ -6,16 +6,15 @@ import asyncio
 import contextlib
 import ipaddress
 import os
-import re
 import socket
 import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from elastic.errors import ConfigurationError, ElasticError
-from elastic.rpc.certificates import Role, readable_by_others
+from elastic.rpc.certificates import Role
 from elastic.rpc.identity import missing_identity
 from elastic.rpc.newest_certificate import NewestCertificate, warn_of_expiry
 from elastic.rpc.security import Report, Security, Tls, no_report, on_this_loop, stays_here
@@ -35,7 +34,6 @@ COORDINATOR_DEFAULT = "127.0.0.1:9400"
 OFF = "off"
 METRICS_OPTION = "--metrics-address"
 _PAGE_OPTION = "--http-address"
-_SHORTEST_TOKEN = 16
 _END_WITHIN_S = 1.0
 
 
@@ -71,8 +69,6 @@ class HttpSite:
     """No setting names this address, so the daemon goes on if it cannot listen there."""
     page: bool = False
     metrics: bool = True
-    token: str | None = field(default=None, repr=False)
-    """The secret for actions at the page; empty: a certificate is enough; None: no actions."""
 
     @property
     def parts(self) -> str:
@@ -88,49 +84,17 @@ def http_sites(
     """The sites that the settings ask for, the page's last. `default` is the page's address if they
     name none; the daemon goes on without the page if it cannot listen there.
 
-    Raises ConfigurationError if other machines could read the job's figures, or act, unprotected.
+    Raises ConfigurationError if other machines could read the job's figures unprotected.
     """
     address, metrics = settings.http_address or default or OFF, settings.metrics_address or OFF
     is_apart = settings.metrics_address not in (None, address)
     page = HttpSite(address=address, is_default=not settings.http_address, metrics=not is_apart)
-    if not isinstance(settings, NodeSettings):
-        page = replace(page, page=True, token=_token_of(settings, security, address))
+    page = replace(page, page=not isinstance(settings, NodeSettings))
     sites = [HttpSite(address=metrics, option=METRICS_OPTION), page][not is_apart :]
     sites = [site for site in sites if site.address != OFF]
     for site in sites:
         require_http_protection(site.address, security, site.option)
     return sites
-
-
-def _token_of(
-    settings: CoordinatorSettings | RunSettings, security: Security, address: str
-) -> str | None:
-    """`HttpSite.token`. Raises ConfigurationError if anyone who reaches the page could act."""
-    file = settings.page_token_file
-    if not settings.page_actions:
-        return None
-    if address == OFF:
-        raise ConfigurationError("--page-actions needs the page: give --http-address HOST:PORT")
-    if file is None:
-        if isinstance(security, Tls) and not stays_here(address):
-            return ""
-        raise ConfigurationError(
-            f"--page-actions: anyone who reaches {address} could stop the job, since nothing there "
-            "identifies users; give --page-token-file FILE, or use certificates: --tls-ca, "
-            "--tls-cert and --tls-key, and an --http-address that is not a loopback address"
-        )
-    try:
-        token = file.read_text(encoding="ascii").strip()
-        problem = (
-            f"other users can read it; run chmod 600 {file}" if readable_by_others(file) else ""
-        )
-    except (OSError, UnicodeDecodeError) as error:
-        token, problem = "", getattr(error, "strerror", "") or "it is not ASCII"
-    if not problem and not re.fullmatch(rf"[!-~]{{{_SHORTEST_TOKEN},}}", token):
-        problem = f"a token needs at least {_SHORTEST_TOKEN} characters, in one line without spaces"
-    if problem:
-        raise ConfigurationError(f"the file {file} (--page-token-file) cannot be used: {problem}")
-    return token
 
 
 @contextlib.asynccontextmanager
@@ -209,10 +173,9 @@ async def _server(
         listener.close()
         raise
     if not secured and not stays_here(wanted):
-        token = ", and anyone on the network path can read the users' token" if site.token else ""
         message = (
             f"{wanted} serves {site.parts} of the job in plain text (--insecure): anyone who "
-            f"reaches it can read them{token}"
+            "reaches it can read them"
         )
         journal.record("security_warning", message=message)
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"
@@ -334,8 +297,6 @@ class _Serving:
                 self._loop,
                 guard.may_see,
                 has_metrics=site.metrics,
-                may_call=guard.may_call if site.token is not None else None,
-                token=site.token or "",
             )
             pages, farewell = pages | page.by_path(), page.farewell
         return HttpServer(self._listener, pages, report=self._report, tls=tls, farewell=farewell)

@@ -10,7 +10,6 @@ from urllib.parse import urlsplit
 
 from elastic.coordinator.history import JobHistory
 from elastic.coordinator.page import JobView, PageBuilder
-from elastic.errors import ExitCode
 from elastic.rpc.control import ControlHandler
 from elastic.runtime.process_metrics import Document, PageSource
 
@@ -40,15 +39,6 @@ def page_of(
     async def log(of: str) -> str:
         return await job.operators().log(of)
 
-    async def act(method: str, node: str, reason: str) -> str:
-        operators = job.operators()
-        if method == "Drain":
-            return await operators.drain(node, reason, future=False)
-        if method == "Clear":
-            return await operators.clear(node, reason)
-        operators.stop(reason, int(ExitCode.STOPPED))
-        return "the job ends at the next step boundary"
-
     return PageSource(
         html=_html,
         take=take,
@@ -56,7 +46,6 @@ def page_of(
         curve=curve,
         incident=lambda number: job.incidents(number)[0],
         log=log,
-        act=act,
     )
 
 

@@ -39,7 +39,6 @@ _END_WITHIN_S = 1.0
 _FAREWELL_S = 0.3
 _PAUSE_S = 0.5  # before the next try when no descriptor is left
 _TOLD_EVERY_S = 10.0
-MOST_BODY_BYTES = 4096
 _METHODS = ("GET", "HEAD")
 
 
@@ -52,12 +51,6 @@ class Request:
     """The last part of the path, for a page that serves a whole folder (`/folder/*`)."""
     host: str = ""
     """The name or address by which the client knows this server, without the port."""
-    client: str = ""
-    """The client's address."""
-    headers: Mapping[str, str] = field(default_factory=dict)
-    """Values by header name in lower case."""
-    body: bytes = b""
-    """The body of a POST."""
     peer: tuple[str, ...] | None = None
     """The DNS names in the client's certificate, which the job's authority has signed. Empty: the
     client has shown none. None: plain text."""
@@ -103,7 +96,7 @@ class HttpServer:
         tls: HttpTls | None = None,
         farewell: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        """pages: by path, or by "POST PATH" for those that take a POST. report: called with a
+        """pages: by path. report: called with a
         warning about a page that fails, on the server's thread. farewell: called before streams
         end, to send their last part. Raises ConfigurationError if the certificate is unusable."""
         self._farewell = farewell
@@ -227,7 +220,7 @@ class HttpServer:
     ) -> None:
         """Answer one request, as the ASGI application."""
         try:
-            response = await self._respond(scope, receive)
+            response = await self._respond(scope)
         except Exception as error:  # noqa: BLE001 - a page that fails is only reported
             self._tell(f"{scope['path']}: {type(error).__name__}: {error}")
             response = Response.of(500, "this page failed; the daemon's events say why")
@@ -281,29 +274,18 @@ class HttpServer:
             self._told_at = now
             self._report("warning", source="http", message=message)
 
-    async def _respond(
-        self, scope: MutableMapping[str, Any], receive: Callable[[], Awaitable[Any]]
-    ) -> Response:
-        action = self._pages.get(f"POST {scope['path']}")
-        allowed = _METHODS if action is None else ("POST",)
-        if scope["method"] not in allowed:
-            return Response.of(405, f"use {' or '.join(allowed)}", allow=", ".join(allowed))
+    async def _respond(self, scope: MutableMapping[str, Any]) -> Response:
+        if scope["method"] not in _METHODS:
+            return Response.of(405, f"use {' or '.join(_METHODS)}", allow=", ".join(_METHODS))
         folder, _, name = scope["path"].rpartition("/")
-        page = action or self._pages.get(scope["path"]) or self._pages.get(f"{folder}/*")
+        page = self._pages.get(scope["path"]) or self._pages.get(f"{folder}/*")
         if page is None:
             return Response.of(404, f"not found; pages: {', '.join(self._pages)}")
-        body = b"" if action is None else await _body(receive)
-        if len(body) > MOST_BODY_BYTES:
-            message = f"the body is too large; at most {MOST_BODY_BYTES} bytes are accepted"
-            return Response.of(413, message, connection="close")
         headers = {name.decode(): value.decode("latin-1") for name, value in scope["headers"]}
         request = Request(
             name=name,
             accept=headers.get("accept", ""),
             host=_without_port(headers.get("host", "")),
-            client=(scope["client"] or ("",))[0],
-            headers=headers,
-            body=body,
             peer=scope["state"].get("peer"),
         )
         return await page(request)
@@ -323,16 +305,6 @@ async def _send(
     encoded = [(name.encode(), value.encode()) for name, value in headers.items()]
     await send({"type": "http.response.start", "status": response.status, "headers": encoded})
     await send({"type": "http.response.body", "body": response.body, "more_body": more})
-
-
-async def _body(receive: Callable[[], Awaitable[Any]]) -> bytes:
-    """Return the request's body; of one that is too long, only more than is allowed."""
-    body, more = b"", True
-    while more and len(body) <= MOST_BODY_BYTES:
-        message = await receive()
-        body += message.get("body", b"")
-        more = message.get("more_body", False)
-    return body
 
 
 async def _until_gone(receive: Callable[[], Awaitable[Any]]) -> None:

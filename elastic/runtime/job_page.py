@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import contextlib
 import hashlib
-import hmac
 import json
 import re
 import time
@@ -30,7 +28,6 @@ BEAT_S = 2.0
 _REST_FACTOR = 10  # rest this many times as long as a document took: at most a tenth of a core
 _SENT_S = 0.05  # for streams to send the last document
 _JSON = "application/json"
-_ACTIONS = ("Drain", "Clear", "Stop")  # the coordinator's methods, whose rights they need
 _BEGIN = '<html lang="en"'  # attributes added here tell the file how it is served
 _PROTECTION = {
     "referrer-policy": "no-referrer",
@@ -49,20 +46,13 @@ class JobPage:
         may_see: Callable[[Request], str] = lambda _: "",
         *,
         has_metrics: bool = True,
-        may_call: Callable[[Request, str], str] | None = None,
-        token: str = "",
     ) -> None:
-        """has_metrics: metrics are at the same address. may_call: returns why the client may not
-        call a method of the coordinator, or ""; None: nobody may. token: clients that call a
-        method must also send this, unless it is empty."""
+        """has_metrics: metrics are at the same address."""
         self._source, self._loop, self._may_see = source, loop, may_see
         self._feed = Feed(Question(loop, self._take))
         self._curves = {name: self._curve(loop, name) for name in source.ranges}
         self._html = source.html()
-        self._may_call, self._token = may_call, token
         traits = "" if has_metrics else ' data-metrics="elsewhere"'
-        if may_call is not None:
-            traits += f' data-actions="{"token" if token else "certificate"}"'
         self._html = self._html.replace(_BEGIN, _BEGIN + traits)
         self._headers = {**_PROTECTION, "content-security-policy": policy_of(self._html)}
 
@@ -75,8 +65,6 @@ class JobPage:
             "/page/log/*": self._log,
             **{f"/page/curve/{name}": page for name, page in self._curves.items()},
         }
-        if self._may_call is not None:
-            pages |= {f"POST /page/{called.lower()}": self._action(called) for called in _ACTIONS}
         return {path: self._guarded(page) for path, page in pages.items()}
 
     async def farewell(self) -> None:
@@ -137,36 +125,6 @@ class JobPage:
         if find is None:
             return Response.of(404, "this page does not show logs")
         return await self._answer(lambda: find(request.name), 404)
-
-    def _action(self, method: str) -> Page:
-        async def page(request: Request) -> Response:
-            if refused := self._refuses(request, method):
-                return refused
-            node: object = None
-            with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError):
-                node = json.loads(request.body)["node"]
-            if not isinstance(node, str) or not node.isprintable():
-                return Response.of(400, 'the body must be {"node": NAME}, as JSON')
-            act, name, by = self._source.act, node, f"at the page, from {request.client}"
-            assert act is not None
-            return await self._answer(lambda: act(method, name, by), 409)
-
-        return page
-
-    def _refuses(self, request: Request, method: str) -> Response | None:
-        """Refuse also what another site makes a browser send: it is not JSON or of this Origin."""
-        sent = request.headers
-        if sent.get("content-type", "").partition(";")[0] != _JSON:
-            return Response.of(415, f"the content type must be {_JSON}")
-        if sent.get("origin", "").partition("://")[2] != sent.get("host"):
-            return Response.of(403, "cross-origin request refused: Origin does not match Host")
-        shown, wanted = sent.get("authorization", "").encode(), f"Bearer {self._token}".encode()
-        if self._token and not hmac.compare_digest(shown, wanted):
-            hint = {"www-authenticate": "Bearer"}
-            return Response.of(401, "this needs the token of --page-token-file", **hint)
-        assert self._may_call is not None
-        refused = self._may_call(request, method)
-        return Response.of(403, refused) if refused else None
 
     async def _answer(self, ask: Callable[[], Awaitable[str]], refused: int) -> Response:
         """Return the daemon's answer. refused: the status if the daemon refuses."""

@@ -132,9 +132,6 @@ class PageSource:
     log: Callable[[str], Awaitable[str]] | None = None
     """Returns the last lines of a worker, given by rank or name, on the daemon's event loop. Raises
     ElasticError."""
-    act: Callable[[str, str, str], Awaitable[str]] | None = None
-    """Calls a method of the coordinator, given as (method, node, reason), and returns what will
-    happen, on the daemon's event loop. Raises ElasticError."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

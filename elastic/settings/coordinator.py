@@ -66,8 +66,6 @@ class CoordinatorSettings:
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_COORDINATOR)
     metrics_address: str | None = field(default=None, metadata=shared.METRICS_ADDRESS)
-    page_actions: bool = field(default=False, metadata=shared.PAGE_ACTIONS)
-    page_token_file: Path | None = field(default=None, metadata=shared.PAGE_TOKEN_FILE)
     min_workers: int = setting(1, "Train only with at least this many workers.", integer(1))
     max_workers: int | None = setting(
         None,

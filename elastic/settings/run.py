@@ -87,8 +87,6 @@ class RunSettings:
     )
     http_address: str | None = field(default=None, metadata=shared.HTTP_ADDRESS_OF_A_NODE)
     metrics_address: str | None = field(default=None, metadata=shared.METRICS_ADDRESS)
-    page_actions: bool = field(default=False, metadata=shared.PAGE_ACTIONS)
-    page_token_file: Path | None = field(default=None, metadata=shared.PAGE_TOKEN_FILE)
     job: str = field(default="job", metadata=shared.JOB)
     launch: Launch = field(default=Launch.AUTO, metadata=shared.LAUNCH)
     seed: int = field(default=0, metadata=shared.SEED)

@@ -200,13 +200,3 @@ METRICS_ADDRESS = about(
     "--http-address; off: nowhere.",
     HTTP_ADDRESS,
 )
-PAGE_ACTIONS = about(
-    "Let users of the page drain and clear nodes and stop the job, if they have an operator's "
-    "certificate of the job or the token of --page-token-file.",
-    limits.YES_OR_NO,
-)
-PAGE_TOKEN_FILE = about(
-    "File with a token of at least 16 characters, readable only by its owner; the page asks for "
-    "the token before it acts.",
-    FILE,
-)

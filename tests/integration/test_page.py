@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from elastic.core.membership import WorkerPhase
-from elastic.errors import ConfigurationError, TransientError
+from elastic.errors import TransientError
 from tests import page_jobs
 from tests.browser import Tab, browser
 from tests.page_jobs import PageSite, page_site
@@ -135,7 +135,7 @@ def test_a_click_on_the_page_shows_the_log_of_a_worker(tab: Tab, site: PageSite)
     )
     tab.wait_for("document.querySelector('#node td + td').textContent === 'joining'")
     assert "the log of node-0-1" in tab.evaluate("document.getElementById('node').innerText")
-    site.acted_on.error = TransientError("the agent of node node-0 did not send the log")
+    site.asked.error = TransientError("the agent of node node-0 did not send the log")
     click(tab, "Refresh")
     shows(tab, "The agent of node node-0 did not send the log")
     tab.press("Escape")
@@ -145,73 +145,13 @@ def test_a_click_on_the_page_shows_the_log_of_a_worker(tab: Tab, site: PageSite)
     assert all("status of 503" in error for error in tab.errors)
 
 
-TOKEN = "correct-horse-battery"
-DIALOG = "document.getElementById('ask')"
-
-
 def click(tab: Tab, words: str) -> None:
-    """Click the visible button with these words, a dialog's before any other."""
+    """Click the visible button with these words."""
     tab.wait_for(
         "(() => { const found = [...document.querySelectorAll('button')].findLast((one) => "
         f"one.textContent === {words!r} && one.checkVisibility() && !one.disabled); "
         "found?.click(); return Boolean(found); })()"
     )
-
-
-def test_the_page_drains_clears_and_stops_once_the_token_is_right(tab: Tab) -> None:
-    keys = {"may_call": lambda *_: "", "token": TOKEN}
-    with page_site(page_jobs.view(), page_jobs.history(), **keys) as site:
-        site.goes_on = True
-        tab.errors.clear()
-        tab.open(site.url)
-        shows(tab, "Training")
-        tab.evaluate("document.querySelector('.node').click()")
-        click(tab, "Drain…")
-        shows(tab, "Drain node node-0?")
-        shows(tab, "kept out until it is cleared")
-        for token in ("wrong", TOKEN):
-            tab.evaluate(f"document.querySelector('#ask input').value = {token!r}")
-            click(tab, "Drain it")
-            shows(tab, "needs the token" if token == "wrong" else "Drain of node-0 is under way")
-        click(tab, "Close")
-        assert not tab.evaluate(f"{DIALOG}.open")
-        quarantined = page_jobs.node("node-0", 2, state="quarantined", reason="it failed")
-        others = page_jobs.view().figures.nodes[1:]
-        site.seen = replace(
-            page_jobs.view(),
-            figures=replace(page_jobs.view().figures, nodes=(quarantined, *others)),
-        )
-        click(tab, "Clear…")
-        assert not tab.evaluate("document.getElementById('ask-token').checkVisibility()")
-        site.acted_on.error = ConfigurationError("there is no node 'node-0' (node-1, node-2)")
-        click(tab, "Clear it")
-        shows(tab, "There is no node 'node-0' (node-1, node-2)")
-        site.acted_on.error = None
-        click(tab, "Clear it")
-        shows(tab, "Clear of node-0 is under way")
-        tab.press("Escape")
-        tab.wait_for(f"!{DIALOG}.open")
-        assert not tab.evaluate("document.getElementById('node').hidden"), "only the dialog closes"
-        click(tab, "Stop the job…")
-        shows(tab, "Its 6 workers leave at the next step boundary and all agents end.")
-        click(tab, "Cancel")
-        click(tab, "Stop the job…")
-        click(tab, "Stop it")
-        shows(tab, "The job ends at the next step boundary")
-        where = "at the page, from 127.0.0.1"
-        done = [("drain", "node-0", where), ("clear", "node-0", where), ("stop", where, "82")]
-        assert site.acted_on.done == done
-        assert all("status of 4" in error for error in tab.errors), "of the two that were refused"
-        tab.open("about:blank")
-
-
-def test_a_read_only_page_shows_no_buttons_for_actions(tab: Tab, site: PageSite) -> None:
-    tab.open(site.url)
-    shows(tab, "Training")
-    tab.evaluate("document.querySelector('.node').click()")
-    shows(tab, "Node node-0")
-    seen = "[...document.querySelectorAll('.act')].filter((one) => one.checkVisibility()).length"
-    assert tab.evaluate(seen) == 0
 
 
 def test_a_thousand_nodes_are_shown_and_those_in_trouble_are_named(

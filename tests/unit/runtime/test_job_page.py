@@ -235,118 +235,18 @@ def test_the_log_of_a_worker_is_fetched_on_request(site: PageSite) -> None:
     status, headers, body = ask(site, "/page/log/node-1-2")
     assert (status, headers["content-type"]) == (200, "text/plain; charset=utf-8")
     assert body.decode() == "step 1\nthe log of node-1-2\n<b>not markup</b>\n"
-    site.acted_on.error = ConfigurationError("there is no rank or worker 'x'")
+    site.asked.error = ConfigurationError("there is no rank or worker 'x'")
     assert ask(site, "/page/log/x")[::2] == (404, b"there is no rank or worker 'x'\n")
-    site.acted_on.error = TransientError("the agent of node b did not send the log")
+    site.asked.error = TransientError("the agent of node b did not send the log")
     assert ask(site, "/page/log/x")[0] == 503
 
 
-# ---- actions
-
-TOKEN = "correct-horse-battery"
-
-
-@pytest.fixture
-def acting() -> Iterator[PageSite]:
-    keys = {"may_call": lambda _, method: f"no {method}" * (method == "Clear"), "token": TOKEN}
-    with page_site(view(), **keys) as site:
-        yield site
-
-
-def act(
-    site: PageSite, path: str = "drain", body: Any = '{"node": "node-1"}', **changed: str | None
-) -> tuple[int, str]:
-    """Post an action as the page does, with the headers of `changed`; None leaves one out."""
-    headers: dict[str, str | None] = {
-        "host": f"localhost:{site.port}",
-        "origin": f"http://localhost:{site.port}",
-        "content-type": "application/json",
-        "authorization": f"Bearer {TOKEN}",
-        **{name.replace("_", "-"): value for name, value in changed.items()},
-    }
-    connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=DEADLINE_S)
-    with contextlib.closing(connection):
-        sent = {name: value for name, value in headers.items() if value is not None}
-        connection.request("POST", f"/page/{path}", body=body, headers=sent)
-        answer = connection.getresponse()
-        return answer.status, answer.read().decode()
-
-
-def test_page_actions_do_what_operators_commands_do_and_name_their_origin(acting: PageSite) -> None:
-    assert act(acting) == (200, "drain of node-1 is under way\n")
-    status, said = act(acting, "stop", '{"node": ""}')
-    assert (status, said) == (200, "the job ends at the next step boundary\n")
-    where = "at the page, from 127.0.0.1"
-    assert acting.acted_on.done == [("drain", "node-1", where), ("stop", where, "82")]
-    assert act(acting, "clear") == (403, "no Clear\n"), "its certificate does not allow it"
-
-
-@pytest.mark.parametrize(
-    ("changed", "status"),
-    [
-        *(({"authorization": value}, 401) for value in (None, "", TOKEN, f"Bearer {TOKEN}x")),
-        *(({"authorization": f"Bearer {value}"}, 401) for value in ("", TOKEN[:-1], "\xe4" * 21)),
-        *(({"content_type": value}, 415) for value in (None, "text/plain", "application/jsonx")),
-        *(({"origin": value}, 403) for value in (None, "null", "http://evil.example", "")),
-        ({"origin": "http://localhost:1"}, 403),
-        *(({"body": value}, 400) for value in (b"", b"\xff", "[]", "1", "{}", "[" * 4000)),
-        *(({"body": f'{{"node": {value}}}'}, 400) for value in ("1", "null", '"\\ud800"', '"\\n"')),
-        ({"body": " " * 4097}, 413),
-        ({"path": "restart"}, 405),
-    ],
-)
-def test_an_unauthorized_or_invalid_action_is_refused_and_does_nothing(
-    acting: PageSite, changed: dict[str, Any], status: int
-) -> None:
-    found, said = act(acting, **changed)
-    assert (found, said.count("\n")) == (status, 1)
-    assert acting.acted_on.done == []
-    assert acting.told == []
-    assert act(acting)[0] == 200
-
-
-def test_a_long_action_is_not_read_to_its_end(acting: PageSite) -> None:
-    with contextlib.closing(http.client.HTTPConnection("127.0.0.1", acting.port)) as connection:
-        headers = {"content-type": "application/json", "content-length": str(10**12)}
-        connection.request("POST", "/page/stop", body=b" " * 5000, headers=headers)
-        assert connection.getresponse().status == 413
-    assert acting.acted_on.done == []
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (ConfigurationError("there is no node 'x' (a, b)"), 409),
-        (ConfigurationError("the run has ended, so nothing was changed"), 409),
-        (TransientError("the coordinator at a:1 does not lead now"), 503),
-    ],
-)
-def test_an_action_that_fails_answers_with_the_reason(
-    acting: PageSite, error: Exception, status: int
-) -> None:
-    acting.acted_on.error = error
-    assert act(acting) == (status, f"{error}\n")
-
-
-def test_an_action_with_a_bug_is_not_blamed_on_the_request(acting: PageSite) -> None:
-    acting.acted_on.error = KeyError("b")
-    status, said = act(acting)
-    assert status == 500
-    assert "the body must be" not in said
-
-
-def test_a_page_is_read_only_by_default(site: PageSite) -> None:
-    for path in ("drain", "clear", "stop"):
-        assert act(site, path)[0] == 405
-        assert ask(site, f"/page/{path}")[0] == 404
-    assert site.acted_on.done == []
-    assert b"data-actions" not in ask(site, "/")[2].partition(b">")[0]
-
-
-def test_a_get_request_for_an_action_is_refused(acting: PageSite) -> None:
-    status, headers, _ = ask(acting, "/page/stop")
-    assert (status, headers["allow"]) == (405, "POST")
-    assert ask(acting, "/")[2].startswith(b'<!doctype html>\n<html lang="en" data-actions="token">')
+def test_a_page_is_read_only(site: PageSite) -> None:
+    for path in ("drain", "clear", "stop", "log/node-1-2"):
+        connection = http.client.HTTPConnection("127.0.0.1", site.port, timeout=DEADLINE_S)
+        with contextlib.closing(connection):
+            connection.request("POST", f"/page/{path}", body='{"node": "node-1"}')
+            assert connection.getresponse().status == 405
 
 
 # ---- the page is one self-contained file

@@ -136,8 +136,6 @@ def test_the_sets_of_options_are_frozen() -> None:
         "advertise",
         "http_address",
         "metrics_address",
-        "page_actions",
-        "page_token_file",
         "min_workers",
         "max_workers",
         "checkpoint_dir",

@@ -39,8 +39,6 @@ def test_the_set_of_options_is_frozen() -> None:
         "listen",
         "http_address",
         "metrics_address",
-        "page_actions",
-        "page_token_file",
         "job",
         "launch",
         "seed",

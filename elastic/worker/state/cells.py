@@ -48,6 +48,7 @@ Digest: TypeAlias = tuple[int, Any]
 """A digest of tensors' content, and what else tells states apart. Compare by `trees_equal`."""
 Turn: TypeAlias = int | None
 SMALL_BYTES = 2**16
+_GOLDEN = (5**0.5 - 1) / 2
 _LOOKED_AT = 32
 """Tensors of a cell, or states of parameters, that a sign looks at in one turn. A thousand of them
 take a millisecond, with cold caches, and code that writes to one in a cell mostly writes to all."""
@@ -184,17 +185,10 @@ class ModuleTensors:
         return _digest(found, list(map(id, found)))
 
     def sign(self, turn: Turn = None) -> object:
-        return signs_of([t for o, n in _in_turn(self._slots, turn) if (t := o.get(n)) is not None])
-
-    def require_parameters(self) -> None:
-        """Raise ConfigurationError if there are fewer parameters than when training began."""
-        gone = [name for owner, name in self._slots if owner.get(name) is None]
-        if gone and not self.are_buffers:
-            raise ConfigurationError(
-                f"{self.name} has lost parameters that it had when training began ({gone[0]}, as "
-                "by pruning, or `layer.bias = None`): a worker that joins builds it with them; "
-                "change a module's parameters before session.distribute() and session.track()"
-            )
+        """Return signs of tensors, and how many there are beside each: one may be added later."""
+        seen = _in_turn(self._slots, turn)
+        signs = signs_of([t for owner, name in seen if (t := owner.get(name)) is not None])
+        return signs, [len(owner) for owner, _ in seen]
 
     def tensors(self) -> list[torch.Tensor | None]:
         try:
@@ -208,15 +202,29 @@ class RequiresGrad(_Small):
 
     def __init__(self, name: str, slots: Iterable[Slot]) -> None:
         self.name = name
-        self._parameters: list[nn.Parameter] = [owner[key] for owner, key in slots]
+        self._slots = list(slots)
+        self._parameters: list[nn.Parameter] = []
+        self.look_up()
+
+    def look_up(self) -> None:
+        """Look up the parameters: the script may have replaced some. Raises ConfigurationError if
+        there are fewer than when training began."""
+        gone = [name for owner, name in self._slots if owner.get(name) is None]
+        if gone:
+            raise ConfigurationError(
+                f"{self.name} has lost parameters that it had when training began ({gone[0]}, as "
+                "by pruning, or `layer.bias = None`): a worker that joins builds it with them; "
+                "change a module's parameters before session.distribute() and session.track()"
+            )
+        self._parameters = [owner[name] for owner, name in self._slots]
 
     def copy(self) -> Copy:
         return list(map(_TRAINED, self._parameters))
 
     def put_back(self, copy: Copy) -> None:
-        for parameter, flag in zip(self._parameters, copy, strict=True):
-            if parameter.requires_grad != flag:
-                parameter.requires_grad_(flag)
+        for (owner, name), flag in zip(self._slots, copy, strict=True):
+            if owner[name].requires_grad != flag:
+                owner[name].requires_grad_(flag)
 
 
 class Modes(_Small):
@@ -225,14 +233,21 @@ class Modes(_Small):
 
     def __init__(self, name: str, module: nn.Module) -> None:
         self.name = name
-        self._attributes = list(map(vars, module.modules()))
+        modules = list(module.modules())
+        self._attributes = [own for m in modules if "training" in (own := vars(m))]
+        # torch.compile() returns a module whose mode is a property; a script may write such a one.
+        self._others = [m for m in modules if "training" not in vars(m)]
 
     def copy(self) -> Copy:
-        return list(map(_MODE, self._attributes))
+        return list(map(_MODE, self._attributes)), [m.training for m in self._others]
 
     def put_back(self, copy: Copy) -> None:
-        for attributes, mode in zip(self._attributes, copy, strict=True):
+        modes, others = copy
+        for attributes, mode in zip(self._attributes, modes, strict=True):
             attributes["training"] = mode
+        for module, mode in zip(self._others, others, strict=True):
+            if module.training != mode:
+                module.training = mode
 
 
 class ExtraState:
@@ -376,19 +391,32 @@ class OptimizerState:
     def sign(self, turn: Turn = None) -> object:
         """Return the step count and, for a script that changes the state itself, signs of what is
         kept for each parameter."""
-        state = self._optimizer.state
-        if len(state) != len(self._keys):
-            self._keys = list(state)
-        seen = [state[key] for key in _in_turn(self._keys, turn) if key in state]
-        rest = None
+        seen = self._in_turn(turn)
+        rest: object = None
         try:
             held = list(chain.from_iterable(map(_VALUES, seen)))
         except AttributeError:  # an optimizer of the script's keeps something else
             held = seen
         if not {torch.Tensor}.issuperset(map(type, held)):
-            rest = Walk().sign([v for v in held if not isinstance(v, torch.Tensor)])
+            walk = Walk()
+            rest = _Sign(walk.sign([v for v in held if not isinstance(v, torch.Tensor)]), walk)
             held = [v for v in held if isinstance(v, torch.Tensor)]
-        return steps_of(self._optimizer), signs_of(held), len(state), rest
+        return steps_of(self._optimizer), signs_of(held), len(self._optimizer.state), rest
+
+    def shows_step(self, now: Any, before: Any) -> bool:
+        """Whether two signs show that the optimizer has stepped, or something wrote to its state
+        as a step does: then it has changed what it trains, too."""
+        return bool(now[0] != before[0] or now[1][0] != before[1][0])
+
+    def _in_turn(self, turn: Turn) -> list[Any]:
+        """Return what is kept for the parameters whose turn it is."""
+        state = self._optimizer.state
+        for _ in range(2):
+            keys = _in_turn(self._keys, turn)
+            if len(state) == len(self._keys) and all(key in state for key in keys):
+                break
+            self._keys = list(state)
+        return [state[key] for key in _in_turn(self._keys, turn)]
 
     def trained(self) -> Iterator[torch.Tensor]:
         """Yield the parameters: they change with its steps, but a fused step moves no version."""
@@ -874,9 +902,10 @@ def _slots(
 
 
 def _in_turn(items: list[_Item], turn: Turn) -> list[_Item]:
-    """Return the items that a look in this turn sees: each is among them now and then."""
+    """Return the items that a look in this turn sees: each is among them now and then, also in
+    every tenth turn, say."""
     every = -(-len(items) // _LOOKED_AT)
-    return items if turn is None or every < 2 else items[turn % every :: every]
+    return items if turn is None or every < 2 else items[int(turn * _GOLDEN % 1 * every) :: every]
 
 
 def _kept(

@@ -44,8 +44,24 @@ _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 """The attributes of every module: its tensors, which are signed apart, and hooks."""
 
 
-def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], list[int]]:
-    """Return the versions, addresses and ids of tensors."""
+class These:
+    """Some tensors, kept so that none leaves its place in memory to another that seems equal."""
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, These)
+            and len(self._tensors) == len(other._tensors)
+            and all(map(operator.is_, self._tensors, other._tensors))
+        )
+
+
+def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], These]:
+    """Return the versions and addresses of tensors, and which these are."""
     try:
         versions = list(map(VERSION, tensors))
     except RuntimeError:
@@ -54,7 +70,7 @@ def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], list[in
         places = list(map(ADDRESS, tensors))
     except (RuntimeError, ValueError):
         places = list(map(address_of, tensors))
-    return versions, places, list(map(id, tensors))
+    return versions, places, These(tensors)
 
 
 def versions_of(tensors: list[torch.Tensor]) -> list[int]:

@@ -41,6 +41,7 @@ from elastic.worker.state.cells import (
     Digest,
     ModuleTensors,
     OptimizerState,
+    RequiresGrad,
     Turn,
     cells_of,
     is_large,
@@ -157,7 +158,7 @@ class Undo:
         """A step is handed out: copy what its block may change."""
         began_s = time.perf_counter()
         if self._version != self._state.version:
-            self._require_parameters()
+            self._look_up_parameters()
             self._enumerate(is_new=True)
         signs = self._signs(self._blocks)
         self._learning = self._learns
@@ -209,7 +210,7 @@ class Undo:
         self._blocks += 1
         self._state.buffers.made.clear()
         if self._blocks % _SIZES_EVERY == 0:
-            self._require_parameters()
+            self._look_up_parameters()
             if any(map(is_large, self._small)):
                 self._blocks = 0  # learn, since some state has grown
         if self._blocks % _RELEARN_EVERY == 0:
@@ -388,6 +389,7 @@ class Undo:
     def forget_call(self) -> None:
         """Drop the call's copies: no member will have to make it again."""
         self._call = self._call_undo = None
+        self._before_call = []
 
     def _still_marked(self) -> list[tuple[_Mark, list[bool]]]:
         """Return the commit and begin marks, and of which cells the state is still that of each:
@@ -526,7 +528,7 @@ class Undo:
         changed = {index for index, sign in enumerate(now) if sign != before[index]}
         for index in tuple(changed):
             cell = self._large[index]
-            if isinstance(cell, OptimizerState):
+            if isinstance(cell, OptimizerState) and cell.shows_step(now[index], before[index]):
                 holders = self._holders
                 changed.update(holders[id(p)] for p in cell.trained() if id(p) in holders)
         return changed
@@ -566,11 +568,11 @@ class Undo:
     def _signs(self, turn: Turn) -> list[object]:
         return [cell.sign(turn) for cell in self._large]
 
-    def _require_parameters(self) -> None:
-        """Raise ConfigurationError if modules have lost parameters, as by pruning."""
-        for cell in (*self._large, *self._small):
-            if isinstance(cell, ModuleTensors):
-                cell.require_parameters()
+    def _look_up_parameters(self) -> None:
+        """Raises ConfigurationError if modules have lost some, as by pruning."""
+        for cell in self._small:
+            if isinstance(cell, RequiresGrad):
+                cell.look_up()
 
     @property
     def _all(self) -> set[int]:

@@ -118,6 +118,16 @@ def test_a_change_of_one_among_many_tensors_is_seen_in_its_turn(kind: str) -> No
         assert all(map(torch.equal, net.parameters(), committed))
 
 
+@pytest.mark.parametrize("every", [7, 10])
+def test_a_change_of_one_among_many_tensors_that_recurs_is_seen_in_the_end(every: int) -> None:
+    net = nn.Sequential(*(layer(32) for _ in range(80)))  # parameters in five turns
+    script = Script(model=net)
+    script.learn()
+    for number in range(LEARNT, 400):
+        script.block(add(net[33]) if number % every == 0 else nothing)
+    assert script.lost(add(net[33]))
+
+
 def test_a_lost_parameter_is_refused_before_long() -> None:
     net, script = learnt()
     net.bias = None  # type: ignore[assignment]

@@ -241,3 +241,46 @@ def test_what_a_metric_collects_now_and_then_is_reported_or_removed() -> None:
     metric.seen -= 1
     script.block(metric.update)
     assert script.lost(metric.update)
+
+
+@pytest.mark.parametrize("times", [1, 2, 4])
+def test_a_buffer_replaced_for_the_first_time_is_noticed_wherever_its_memory_is(times: int) -> None:
+    net = layer()
+    net.register_buffer("cache", torch.zeros(WIDE, WIDE))
+    script = Script(model=net)
+    script.learn()
+
+    def replace() -> None:
+        for _ in range(times):
+            net.cache = net.cache + 1  # type: ignore[operator,assignment]
+
+    assert not script.lost(replace)
+
+
+class WithOwnMode(nn.Linear):
+    """Keeps its mode elsewhere."""
+
+    @property
+    def training(self) -> bool:  # type: ignore[override]
+        return bool(vars(self).get("mode", True))
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        vars(self)["mode"] = mode
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_the_mode_of_a_module_may_be_a_property() -> None:
+    net = WithOwnMode(4, 4)
+    script = Script(model=net, compiled=torch.compile(layer(4)))
+    script.learn()
+    assert script.lost(net.eval)
+    assert net.training
+
+
+def test_flags_of_a_parameter_that_was_replaced_are_put_back() -> None:
+    net, script = tracking()
+    script.block()
+    net.weight = nn.Parameter(net.weight.detach())
+    script.learn()
+    assert script.lost(lambda: net.requires_grad_(False))

@@ -224,3 +224,26 @@ def test_the_state_of_an_optimizer_around_another_one_is_undone(
     assert not same(script.everything(), after)
     assert script.undo.put_back()
     assert same(script.everything(), after)
+
+
+def test_a_state_that_has_moved_to_another_parameter_is_still_looked_at() -> None:
+    net, optimizer, script = trained(torch.optim.Adam)
+    script.learn(after=step_of(optimizer, net))
+    old, net.weight = net.weight, nn.Parameter(net.weight.detach().clone())
+    optimizer.param_groups[0]["params"][0] = net.weight
+    optimizer.state[net.weight] = optimizer.state.pop(old)
+    for _ in range(8):
+        script.block(after=step_of(optimizer, net))
+    assert not script.lost(lambda: optimizer.state[net.weight]["exp_avg"].zero_())
+
+
+def test_a_number_in_an_optimizers_state_says_nothing_of_what_it_trains() -> None:
+    net, optimizer, script = trained(torch.optim.SGD, 600, momentum=0.9)
+
+    def rescale() -> None:
+        for state in optimizer.state.values():
+            state["scale"] = state.get("scale", 0.0) + 1.0
+
+    script.learn(rescale, step_of(optimizer, net))
+    ((names, _),) = script.told
+    assert names == ["optimizer"]

@@ -55,6 +55,7 @@ take a millisecond, with cold caches, and code that writes to one in a cell most
 # map() with these takes half as long as a loop, and every block pays for it.
 _TRAINED = operator.attrgetter("requires_grad")
 _MODE = operator.itemgetter("training")
+_OTHER_MODE = operator.attrgetter("training")
 _GRADIENT = operator.attrgetter("grad")
 _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
@@ -147,6 +148,8 @@ class ModuleTensors:
         self._attributes = {id(each["_buffers"]): each for each in attributes}
         self.are_buffers = are_buffers
         self._slots = list(slots)
+        self._owners = [owner for owner, _ in self._slots]
+        self._names = [name for _, name in self._slots]
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in present(self.tensors()))
@@ -186,9 +189,16 @@ class ModuleTensors:
 
     def sign(self, turn: Turn = None) -> object:
         """Return signs of tensors, and how many there are beside each: one may be added later."""
-        seen = _in_turn(self._slots, turn)
-        signs = signs_of([t for owner, name in seen if (t := owner.get(name)) is not None])
-        return signs, [len(owner) for owner, _ in seen]
+        owners, names = self._owners, self._names
+        if len(names) > _LOOKED_AT:
+            owners, names = _in_turn(owners, turn), _in_turn(names, turn)
+        try:
+            seen = list(map(operator.getitem, owners, names))
+        except KeyError:
+            seen = [owner.get(name) for owner, name in zip(owners, names, strict=True)]
+        if NoneType in map(type, seen):
+            seen = present(seen)
+        return signs_of(seen), list(map(len, owners))
 
     def tensors(self) -> list[torch.Tensor | None]:
         try:
@@ -239,7 +249,7 @@ class Modes(_Small):
         self._others = [m for m in modules if "training" not in vars(m)]
 
     def copy(self) -> Copy:
-        return list(map(_MODE, self._attributes)), [m.training for m in self._others]
+        return list(map(_MODE, self._attributes)), list(map(_OTHER_MODE, self._others))
 
     def put_back(self, copy: Copy) -> None:
         modes, others = copy
@@ -391,7 +401,14 @@ class OptimizerState:
     def sign(self, turn: Turn = None) -> object:
         """Return the step count and, for a script that changes the state itself, signs of what is
         kept for each parameter."""
-        seen = self._in_turn(turn)
+        state = self._optimizer.state
+        if len(state) != len(self._keys):
+            self._keys = list(state)
+        keys = self._keys if len(self._keys) <= _LOOKED_AT else _in_turn(self._keys, turn)
+        seen = list(map(state.get, keys))
+        if NoneType in map(type, seen):  # kept for others by now
+            self._keys = list(state)
+            seen = [state[key] for key in _in_turn(self._keys, turn)]
         rest: object = None
         try:
             held = list(chain.from_iterable(map(_VALUES, seen)))
@@ -401,22 +418,12 @@ class OptimizerState:
             walk = Walk()
             rest = _Sign(walk.sign([v for v in held if not isinstance(v, torch.Tensor)]), walk)
             held = [v for v in held if isinstance(v, torch.Tensor)]
-        return steps_of(self._optimizer), signs_of(held), len(self._optimizer.state), rest
+        return steps_of(self._optimizer), signs_of(held), len(state), rest
 
     def shows_step(self, now: Any, before: Any) -> bool:
         """Whether two signs show that the optimizer has stepped, or something wrote to its state
         as a step does: then it has changed what it trains, too."""
         return bool(now[0] != before[0] or now[1][0] != before[1][0])
-
-    def _in_turn(self, turn: Turn) -> list[Any]:
-        """Return what is kept for the parameters whose turn it is."""
-        state = self._optimizer.state
-        for _ in range(2):
-            keys = _in_turn(self._keys, turn)
-            if len(state) == len(self._keys) and all(key in state for key in keys):
-                break
-            self._keys = list(state)
-        return [state[key] for key in _in_turn(self._keys, turn)]
 
     def trained(self) -> Iterator[torch.Tensor]:
         """Yield the parameters: they change with its steps, but a fused step moves no version."""

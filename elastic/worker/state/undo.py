@@ -507,11 +507,10 @@ class Undo:
     def _looks_changed(self) -> bool:
         """Look at large state outside of the block set, as every reduction does."""
         turn, signs = self._begin.turn, self._begin.signs
-        return any(
-            cell.sign(turn) != signs[index]
-            for index, cell in enumerate(self._large)
-            if index not in self._block_set
-        )
+        for index, cell in enumerate(self._large):
+            if index not in self._block_set and cell.sign(turn) != signs[index]:
+                return True
+        return False
 
     def _changed_since(self, earlier: _Mark) -> set[int]:
         """Return the cells that signs show to have changed, or digests where the mark has them."""

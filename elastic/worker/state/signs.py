@@ -53,9 +53,8 @@ class These:
         self._tensors = tensors
 
     def __eq__(self, other: object) -> bool:
-        return (
-            isinstance(other, These)
-            and len(self._tensors) == len(other._tensors)
+        return isinstance(other, These) and (
+            len(self._tensors) == len(other._tensors)
             and all(map(operator.is_, self._tensors, other._tensors))
         )
 

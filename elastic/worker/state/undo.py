@@ -565,7 +565,7 @@ class Undo:
     # ---- signs, copies and digests
 
     def _signs(self, turn: Turn) -> list[object]:
-        return [cell.sign(turn) for cell in self._large]
+        return list(map(operator.methodcaller("sign", turn), self._large))
 
     def _look_up_parameters(self) -> None:
         """Raises ConfigurationError if modules have lost some, as by pruning."""

@@ -150,6 +150,8 @@ class ModuleTensors:
         self._slots = list(slots)
         self._owners = [owner for owner, _ in self._slots]
         self._names = [name for _, name in self._slots]
+        held = {id(owner): owner for owner in self._owners}
+        self._held = [owner.values() for owner in held.values()]  # views, so always current
 
     def size_bytes(self) -> int:
         return sum(t.numel() * t.element_size() for t in present(self.tensors()))
@@ -188,13 +190,12 @@ class ModuleTensors:
         return _digest(found, list(map(id, found)))
 
     def sign(self, turn: Turn = None) -> object:
-        """Return signs of tensors, and how many there are beside each: one may be added later."""
-        owners, names = self._owners, self._names
-        if len(names) > _LOOKED_AT:
-            owners, names = _in_turn(owners, turn), _in_turn(names, turn)
-        try:
-            seen = list(map(operator.getitem, owners, names))
-        except KeyError:
+        """Return signs of tensors, and of many how many there are beside each: others may come."""
+        if len(self._names) <= _LOOKED_AT:
+            owners: list[dict[str, Any]] = []
+            seen = list(chain.from_iterable(self._held))
+        else:
+            owners, names = _in_turn(self._owners, turn), _in_turn(self._names, turn)
             seen = [owner.get(name) for owner, name in zip(owners, names, strict=True)]
         if NoneType in map(type, seen):
             seen = present(seen)
@@ -229,12 +230,15 @@ class RequiresGrad(_Small):
         self._parameters = [owner[name] for owner, name in self._slots]
 
     def copy(self) -> Copy:
-        return list(map(_TRAINED, self._parameters))
+        return self._parameters, list(map(_TRAINED, self._parameters))
 
     def put_back(self, copy: Copy) -> None:
-        for (owner, name), flag in zip(self._slots, copy, strict=True):
-            if owner[name].requires_grad != flag:
-                owner[name].requires_grad_(flag)
+        for parameter, flag in zip(*copy, strict=True):
+            if parameter.requires_grad != flag:
+                parameter.requires_grad_(flag)
+
+    def differs(self, copy: Copy) -> bool:
+        return bool(self.copy()[1] != copy[1])
 
 
 class Modes(_Small):

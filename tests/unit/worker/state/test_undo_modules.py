@@ -284,3 +284,33 @@ def test_flags_of_a_parameter_that_was_replaced_are_put_back() -> None:
     net.weight = nn.Parameter(net.weight.detach())
     script.learn()
     assert script.lost(lambda: net.requires_grad_(False))
+
+
+def test_a_parameter_replaced_by_a_frozen_one_stays_frozen() -> None:
+    net, script = tracking()
+    script.learn()
+    net.weight = nn.Parameter(net.weight.detach().clone(), requires_grad=False)
+    script.block()
+    script.block()
+    assert script.lost()
+    assert not net.weight.requires_grad
+
+
+def test_a_loss_before_a_missing_parameter_is_refused_is_no_error() -> None:
+    net, script = tracking()
+    script.learn()
+    net.bias = None  # type: ignore[assignment]
+    script.block()
+    assert script.lost()
+
+
+def test_a_parameter_that_comes_or_is_untied_in_a_lost_block_is_noticed() -> None:
+    net = nn.Sequential(nn.Linear(WIDE, WIDE, bias=False), nn.Linear(WIDE, WIDE))
+    net[1].weight = net[0].weight
+    script = Script(model=net)
+    script.learn()
+    new = nn.Parameter(torch.ones(WIDE))
+    assert not script.lost(lambda: setattr(net[0], "bias", new))
+    net[0].bias = None
+    untied = nn.Parameter(torch.ones(WIDE, WIDE))
+    assert not script.lost(lambda: setattr(net[1], "weight", untied))

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain, compress
 from types import BuiltinFunctionType, CellType, FunctionType, MethodType, ModuleType
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,6 +25,8 @@ from elastic.worker.state.tree import UNCHANGING
 # map() with these takes half as long as a loop, and every block pays for it.
 VERSION = operator.attrgetter("_version")
 ADDRESS = torch.Tensor.data_ptr
+Tensors: TypeAlias = dict[int, torch.Tensor]
+"""By id."""
 _DEEPEST = 12
 _MOST_SIGNED = 2048  # objects: more than a millisecond
 _MOST_TENSORS_SIGNED = 4096  # in a list of only tensors: half a millisecond
@@ -44,23 +46,9 @@ _OF_ANY_MODULE = frozenset(vars(nn.Module()))
 """The attributes of every module: its tensors, which are signed apart, and hooks."""
 
 
-class These:
-    """Some tensors, kept so that none leaves its place in memory to another that seems equal."""
-
-    __hash__ = None  # type: ignore[assignment]
-
-    def __init__(self, tensors: list[torch.Tensor]) -> None:
-        self._tensors = tensors
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, These) and (
-            len(self._tensors) == len(other._tensors)
-            and all(map(operator.is_, self._tensors, other._tensors))
-        )
-
-
-def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], These]:
-    """Return the versions and addresses of tensors, and which these are."""
+def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], Tensors]:
+    """Return the versions and addresses of tensors, and which these are. To compare two of the last
+    looks at no value: the tensors stay, so none has left its id to another."""
     try:
         versions = list(map(VERSION, tensors))
     except RuntimeError:
@@ -69,7 +57,7 @@ def signs_of(tensors: list[torch.Tensor]) -> tuple[list[int], list[int], These]:
         places = list(map(ADDRESS, tensors))
     except (RuntimeError, ValueError):
         places = list(map(address_of, tensors))
-    return versions, places, These(tensors)
+    return versions, places, dict(zip(map(id, tensors), tensors, strict=True))
 
 
 def versions_of(tensors: list[torch.Tensor]) -> list[int]:

@@ -181,7 +181,7 @@ async def _server(
     at = f"{'https' if secured else 'http'}://{address_of(listener)}"
     journal.record("http_started", address=at, serves=site.parts)
     loop, report = asyncio.get_running_loop(), on_this_loop(journal.record)
-    guard = Guard(may_call=_admission(security), is_local=stays_here(wanted))
+    guard = Guard(is_known=_admission(security), is_local=stays_here(wanted))
     return _Serving(listener, at, site, watched, loop, guard, report, files, newest)
 
 
@@ -189,8 +189,8 @@ async def _server(
 class Guard:
     """Decides which requests are allowed; each check returns why not, or an empty text."""
 
-    may_call: Callable[..., str]
-    """Check a request for a call of one of the coordinator's methods; GetStatus by default."""
+    is_known: Callable[[Request], str]
+    """Check the certificate of a request."""
     is_local: bool
     """The address is a loopback one."""
 
@@ -203,7 +203,7 @@ class Guard:
                 f"this is served at a loopback address, and the request names the host "
                 f"{request.host!r}; use localhost or 127.0.0.1"
             )
-        return self.may_call(request)
+        return self.is_known(request)
 
 
 def _is_address(host: str) -> bool:
@@ -302,14 +302,14 @@ class _Serving:
         return HttpServer(self._listener, pages, report=self._report, tls=tls, farewell=farewell)
 
 
-def _admission(security: Security) -> Callable[..., str]:
-    """Over TLS, metrics need a certificate of the job, with any role."""
+def _admission(security: Security) -> Callable[[Request], str]:
+    """Over TLS, the page and metrics need a certificate of the job, with any role."""
     if not isinstance(security, Tls):
-        return lambda *_: ""
+        return lambda _: ""
     job = security.job
 
-    def refused(request: Request, method: str = "GetStatus") -> str:
-        expected = missing_identity(request.peer or (), job, method)
+    def refused(request: Request) -> str:
+        expected = missing_identity(request.peer or (), job, "GetStatus")
         if request.peer is None or not expected:
             return ""
         found = ", ".join(request.peer) or "no certificate, or one without names"

@@ -343,7 +343,7 @@ class DepartingNodes:
         where = f" (machine {key})" if is_machine else ""
         return f"the workers of {names}{where} leave at the next step boundary"
 
-    async def clear(self, name: str, reason: str = "") -> str:
+    async def clear(self, name: str) -> str:
         """Let a machine, or that of a node, take part again; return a message for the operator.
 
         Raises TransientError, and ConfigurationError if several machines may be meant or nothing
@@ -374,7 +374,7 @@ class DepartingNodes:
             node=cleared.node or name,
             machine=cleared.machine,
             state=cleared.state,
-            reason=reason or "cleared by an operator",
+            reason="cleared by an operator",
         )
         for node in nodes:
             if self._excluded(node) is None:

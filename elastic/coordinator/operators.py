@@ -67,14 +67,14 @@ class Operators:
             )
         return await leader.departing.drain(name, reason)
 
-    async def clear(self, name: str, reason: str = "") -> str:
+    async def clear(self, name: str) -> str:
         """Let a node take part again; return a message for the operator.
 
         Raises TransientError, and ConfigurationError if the job has ended, or if the name is
         ambiguous or impossible.
         """
         self._require_going_on()
-        return await self.leader.departing.clear(name, reason)
+        return await self.leader.departing.clear(name)
 
     async def stacks(self, of: str) -> stacks_pb2.JobStacks:
         """Return the Python stacks of all ranks, or of one rank or worker, at this instant. Raises

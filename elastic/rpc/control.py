@@ -119,7 +119,7 @@ class OperatorHandler(Protocol):
         """
         ...
 
-    async def clear(self, name: str, reason: str = "") -> str:
+    async def clear(self, name: str) -> str:
         """Let a node take part again; return in words what follows.
 
         Raises TransientError, and ConfigurationError if the name is ambiguous or impossible.

@@ -39,6 +39,7 @@ from elastic.core.agent.machine import Agent, AgentSettings
 from elastic.core.membership import Failure, FailureKind
 from elastic.errors import ElasticError, ExitCode
 from elastic.rpc.codec import (
+    Codec,
     failure_from_pb,
     failure_to_pb,
     generation_from_pb,
@@ -70,6 +71,8 @@ _LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a running worker, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
 _LONGEST_PROBE_S = 10.0
+_REPLACE = Codec(ev.ReplaceRequested, control_pb2.Replace)
+_STOP = Codec(fx.AskToStop, control_pb2.StopRequest)
 _MOST_FAILED_ZYGOTE_STARTS = 3  # zygotes in a row that end before they are ready: an import fails
 
 
@@ -619,14 +622,7 @@ class AgentDaemon:
             replace = message.replace
             if replace.worker in self._pids:
                 self._suspected.add(replace.worker)
-            self._driver.post(
-                ev.ReplaceRequested(
-                    worker=replace.worker,
-                    kind=FailureKind(replace.kind),
-                    message=replace.message,
-                    place=replace.place,
-                )
-            )
+            self._driver.post(_REPLACE.from_pb(replace))
         elif kind == "checkpoint":
             if not message.checkpoint.abandoned:
                 self._newest_checkpoint = max(self._newest_checkpoint, message.checkpoint.step)
@@ -729,8 +725,7 @@ class AgentDaemon:
             case fx.ReportFailure():
                 self._report_failure(effect)
             case fx.AskToStop():
-                reason, exit_code = effect.reason, effect.exit_code
-                self._link.send(stop=control_pb2.StopRequest(reason=reason, exit_code=exit_code))
+                self._link.send(stop=_STOP.to_pb(effect))
             case fx.AskToLeave():
                 self._leaves_because = effect.reason
                 self._link.send(leave=control_pb2.LeaveRequest(reason=effect.reason))

@@ -51,10 +51,11 @@ from elastic.core.membership import Generation, WorkerId
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.codec import (
+    Codec,
     failure_from_pb,
     generation_from_pb,
     generation_to_pb,
-    statuses_from_pb,
+    status_from_pb,
 )
 from elastic.rpc.control import AgentStream
 from elastic.rpc.refusals import SparingReport
@@ -69,6 +70,7 @@ from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 
+_STOP = Codec(StopOrder, pb.StopRequest)
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
@@ -394,7 +396,7 @@ class CoordinatorDaemon:
                 self.recoveries.agent_connected(time.monotonic())
             stream.send(generation=generation_to_pb(current))
         if self.order is not None:
-            stream.send(stop=_to_pb(self.order))
+            stream.send(stop=_STOP.to_pb(self.order))
 
     def _note_return(self) -> None:
         """Note when the first node comes back to a run that all nodes had left."""
@@ -485,8 +487,7 @@ class CoordinatorDaemon:
                 case "leave_timed_out":
                     self._left_late(node, message.leave_timed_out.waited_s)
                 case "stop" if self.order is None:  # the agent asks, or the store has lost it
-                    stop = message.stop
-                    self.stop(StopOrder(reason=stop.reason, exit_code=stop.exit_code))
+                    self.stop(_STOP.from_pb(message.stop))
                 case "worker_time":
                     self.slot_time.spent(message.worker_time.worker, message.worker_time.spent)
                 case "worker_pace":
@@ -536,7 +537,7 @@ class CoordinatorDaemon:
             raise ValueError(f"a view of {len(view.workers)} workers of one node")
         node.statuses = tuple(
             s
-            for s in statuses_from_pb(view.workers)
+            for s in map(status_from_pb, view.workers)
             if self._home_of(node, s.worker) == node.stream.node
         )
         node.longest_pause_s = view.longest_pause_s
@@ -927,7 +928,7 @@ class CoordinatorDaemon:
     def stop(self, order: StopOrder, *, is_stored: bool = False) -> None:
         """Have the job save and end. is_stored: the store has the order already."""
         self.order = self.order or order
-        self.nodes.broadcast(stop=_to_pb(order))
+        self.nodes.broadcast(stop=_STOP.to_pb(order))
         self._journal.record("stop_requested", reason=order.reason)
         self._driver.post(ev.StopRequested(exit_code=order.exit_code, reason=order.reason))
         if not is_stored:
@@ -982,10 +983,6 @@ class CoordinatorDaemon:
         """End the run with this error: a bug here must not look like a hang."""
         if not self.ended.done():
             self.ended.set_exception(error)
-
-
-def _to_pb(order: StopOrder) -> pb.StopRequest:
-    return pb.StopRequest(reason=order.reason, exit_code=order.exit_code)
 
 
 def _duration_s(reported: float) -> float:

@@ -24,6 +24,7 @@ from elastic.core.diagnosis import Diagnosis, diagnose, doing
 from elastic.core.membership import Generation, Member, WorkerId
 from elastic.core.stragglers import Part, Straggler, Stragglers, Sums, Verdict
 from elastic.errors import ConfigurationError, TransientError
+from elastic.rpc.codec import Codec
 from elastic.rpc.stacks import frames_from_pb, stack_lines, whereabouts_from_pb
 from elastic.runtime.journal import Journal
 from elastic.timeouts import timeout
@@ -489,21 +490,12 @@ class SlowRanks:
         return SlowRank(found=found, node=name_of(member.node), slot=member.slot)
 
 
+_SUMS = Codec(Sums, job_pb2.Pace)
+
+
 def _sums(pace: job_pb2.Pace) -> Sums | None:
     """Return None if a value is not finite, or if the sums belong to no group or no step."""
     values = [value for _, value in pace.ListFields()]
     if not pace.generation or not pace.committed or not all(map(math.isfinite, values)):
         return None
-    return Sums(
-        committed=pace.committed,
-        steps=pace.steps,
-        total_s=pace.total_s,
-        data_s=pace.data_s,
-        transfer_s=pace.transfer_s,
-        wait_s=pace.wait_s,
-        after_s=pace.after_s,
-        between_s=pace.between_s,
-        arrivals=pace.arrivals,
-        reductions=pace.reductions,
-        no_core_s=pace.no_core_s,
-    )
+    return _SUMS.from_pb(pace)

@@ -25,7 +25,7 @@ from elastic.coordinator.records import Records, load_records
 from elastic.core.legible import is_utf8_encodable
 from elastic.core.membership import Generation, WorkerId
 from elastic.errors import ConfigurationError, ExitCode, TransientError
-from elastic.rpc.codec import generation_from_pb, generation_to_pb
+from elastic.rpc.codec import Codec, generation_from_pb, generation_to_pb
 from elastic.runtime.off_loop import off_loop
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
@@ -70,6 +70,9 @@ class Loss:
     workers: tuple[WorkerId, ...]
     incident: bytes = b""
     """The record that `elastic explain` shows; empty: unknown."""
+
+
+_LOSS = Codec(Loss, pb.Loss)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -173,11 +176,8 @@ async def save_generation(
         may_train=[generation_to_pb(g) for g in may_train],
         command=command.text,
         command_digest=command.digest,
+        loss=_LOSS.to_pb(loss) if loss is not None else None,
     )
-    if loss is not None:
-        document.loss.MergeFrom(
-            pb.Loss(reason=loss.reason, workers=loss.workers, incident=loss.incident)
-        )
     value = document.SerializeToString(deterministic=True)
     await retry(
         lambda: store.put(key, value, guard=leadership.guard),
@@ -213,15 +213,12 @@ async def load_generation(store: Store, job: str) -> Stored | None:
             f"this version cannot read the generation in the store's key {key!r} ({error}); "
             "run the version that wrote it, or give this job another name with --job"
         ) from error
-    loss = document.loss
     return Stored(
         generation=generation,
         may_train=may_train,
         revision=entry.modified,
         command=Command(text=document.command, digest=document.command_digest),
-        loss=Loss(reason=loss.reason, workers=tuple(loss.workers), incident=loss.incident)
-        if document.HasField("loss")
-        else None,
+        loss=_LOSS.from_pb(document.loss) if document.HasField("loss") else None,
     )
 
 

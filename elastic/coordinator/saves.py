@@ -22,12 +22,14 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.forks import counts
 from elastic.errors import CheckpointWriteError, ElasticError
+from elastic.rpc.codec import Codec
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal
 from elastic.runtime.off_loop import off_loop
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
 
+_DIGEST = Codec(FileDigest, pb.FileDigest)
 _REMEMBERED = 8
 
 
@@ -402,8 +404,6 @@ class CheckpointCommits:
             learning_rate=json.loads(first.learning_rate_json),
             created_unix_s=time.time(),
             files=tuple(
-                FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128)
-                for index in sorted(shards)
-                for f in shards[index].files
+                _DIGEST.from_pb(f) for index in sorted(shards) for f in shards[index].files
             ),
         )

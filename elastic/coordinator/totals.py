@@ -18,6 +18,7 @@ from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.slot_accounts import Accounts, Report, SlotAccounts
 from elastic.core.histogram import PHASE_BOUNDS_S, SAVE_BOUNDS_S, STEP_BOUNDS_S, Histogram
+from elastic.rpc.codec import Codec
 from elastic.runtime.journal import Entry, Journal
 from elastic.v1 import job_pb2 as pb
 
@@ -290,19 +291,7 @@ class SlotTime:
             worker=worker,
             generation=spent.generation,
             committed=spent.committed,
-            spent=TimeSpent(
-                steps=spent.steps,
-                steps_s=spent.steps_s,
-                data_s=spent.data_s,
-                calls_s=spent.calls_s,
-                saves_s=spent.saves_s,
-                own_s=spent.own_s,
-                first_steps_s=spent.first_steps_s,
-                given_up_s=spent.given_up_s,
-                regroup_s=spent.regroup_s,
-                join_s=spent.join_s,
-                sync_s=spent.sync_s,
-            ),
+            spent=_SPENT.from_pb(spent),
         )
         self._guarded(lambda: self._accounts.spent(report, self._clock()), None)
 
@@ -325,6 +314,9 @@ class SlotTime:
                 message = f"time is no longer accounted for: {type(error).__name__}: {error}"
                 self._journal.record("warning", source="accounts", message=message)
         return otherwise
+
+
+_SPENT = Codec(TimeSpent, pb.TimeSpent)
 
 
 def _ahead_s(now: float) -> float:

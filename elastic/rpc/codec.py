@@ -1,129 +1,103 @@
-"""Converts the core's dataclasses to messages on the wire, and back."""
+"""Converts the core's dataclasses to messages on the wire, and back, by the names of their fields.
+
+The protos are the schema. A field of a dataclass has the name of a field of its message; its type
+hint says how to convert the value:
+
+    int, float, bool, str, bytes    as they are
+    an enum                         its value is the number on the wire; a test checks that
+    X | None                        None: the message does not have the field
+    tuple[X, ...], a dataclass      a repeated field, a message
+
+What only the message has, of a newer version or for other readers, is ignored.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import dataclasses
+import enum
+from collections.abc import Callable, Mapping
+from operator import attrgetter
+from types import MappingProxyType
+from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
 
-from elastic.core.membership import (
-    ChangeReason,
-    Failure,
-    FailureKind,
-    Generation,
-    Member,
-    Purpose,
-    WorkerPhase,
-    WorkerStatus,
-)
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from elastic.core.membership import Failure, Generation, WorkerStatus
 from elastic.v1 import job_pb2 as pb
 
-_MOST_OF_A_LINE = 10_000  # characters of text from a script
-_MOST_OF_A_TEXT = 100_000
-
-# The enums of core/membership.py and job.proto carry equal numbers; a test checks that.
-
-
-def member_to_pb(member: Member) -> pb.Member:
-    return pb.Member(
-        worker=member.worker, node=member.node, slot=member.slot, endpoint=member.endpoint
-    )
+D = TypeVar("D")
+M = TypeVar("M", bound=Message)
+_Conversion = Callable[[Any], Any]
 
 
-def generation_to_pb(generation: Generation) -> pb.Generation:
-    return pb.Generation(
-        number=generation.number,
-        incarnation=generation.incarnation,
-        members=[member_to_pb(m) for m in generation.members],
-        reason=pb.ChangeReason.Name(generation.reason.value),
-        leave_after=generation.leave_after,
-        purpose=pb.Purpose.Name(generation.purpose.value),
-        save_first=generation.save_first,
-        provisional=generation.provisional,
-        begun=generation.begun,
-        restart_count=generation.restart_count,
-        max_restarts=generation.max_restarts,
-    )
+class Codec(Generic[D, M]):
+    """Converts objects of one dataclass to messages of one kind, and back. Make it once: it reads
+    the type hints. A dataclass with a field that its message lacks raises KeyError here."""
+
+    def __init__(
+        self, kind: type[D], message: type[M], *, texts: Mapping[str, int] = MappingProxyType({})
+    ) -> None:
+        """texts: the most characters of those texts that are from a script. They may be of any
+        length and may not be valid UTF-8."""
+        self._kind, self._message = kind, message
+        self._names = [one.name for one in dataclasses.fields(cast(Any, kind)) if one.init]
+        self._values_of = attrgetter(*self._names)  # a tuple: there are several
+        self._optional: list[str] = []
+        self._to: dict[str, _Conversion] = {name: _limit(most) for name, most in texts.items()}
+        self._from: dict[str, _Conversion] = {}
+        hints = get_type_hints(kind)
+        for name in self._names:
+            field, hint = message.DESCRIPTOR.fields_by_name[name], hints[name]
+            if type(None) in get_args(hint):
+                self._optional.append(name)
+                (hint,) = (one for one in get_args(hint) if one is not type(None))
+            if (conversions := _conversions(hint, field)) is not None:
+                self._to[name], self._from[name] = conversions
+
+    def to_pb(self, noun: D) -> M:
+        return self._message(**self.to_dict(noun))
+
+    def to_dict(self, noun: D) -> dict[str, Any]:
+        """The message's fields. Messages in messages are dictionaries, too: protobuf converts them
+        faster than Python makes them. None is for a field that the message does not have."""
+        values = dict(zip(self._names, self._values_of(noun), strict=True))
+        for name, convert in self._to.items():
+            values[name] = convert(values[name])
+        return values
+
+    def from_pb(self, message: M) -> D:
+        """Raises ValueError for an enum's number that only a newer version knows."""
+        values = dict(zip(self._names, self._values_of(message), strict=True))
+        for name, convert in self._from.items():
+            values[name] = convert(values[name])
+        for name in self._optional:
+            if not message.HasField(name):
+                values[name] = None
+        return self._kind(**values)
 
 
-def generation_from_pb(message: pb.Generation) -> Generation:
-    """Raises ValueError for a reason or purpose of a newer version."""
-    return Generation(
-        number=message.number,
-        incarnation=message.incarnation,
-        members=tuple(
-            Member(worker=m.worker, node=m.node, slot=m.slot, endpoint=m.endpoint)
-            for m in message.members
-        ),
-        reason=ChangeReason(message.reason),
-        leave_after=message.leave_after if message.HasField("leave_after") else None,
-        purpose=Purpose(message.purpose),
-        save_first=message.save_first,
-        provisional=message.provisional,
-        begun=message.begun,
-        restart_count=message.restart_count,
-        max_restarts=message.max_restarts,
-    )
+def _conversions(hint: Any, field: Any) -> tuple[_Conversion, _Conversion] | None:
+    """How to convert a value to the wire, and back; None: it is the same there."""
+    if get_origin(hint) is tuple:
+        of_one = _conversions(get_args(hint)[0], field)
+        if of_one is None:
+            return list, tuple
+        to, back = of_one
+        return lambda values: [*map(to, values)], lambda found: tuple(map(back, found))
+    if dataclasses.is_dataclass(hint):
+        codec = Codec(cast(Any, hint), GetMessageClass(field.message_type))
+        return codec.to_dict, codec.from_pb
+    if issubclass(hint, enum.Enum):
+        return attrgetter("value"), hint
+    return None
 
 
-def status_to_pb(status: WorkerStatus) -> pb.WorkerStatus:
-    return pb.WorkerStatus(
-        worker=status.worker,
-        phase=pb.WorkerPhase.Name(status.phase.value),
-        slot=status.slot,
-        generation=status.generation,
-        acknowledged=status.acknowledged,
-        broken=status.broken,
-        detail=status.detail,
-        committed=status.committed,
-        endpoint=status.endpoint,
-        pid=status.pid,
-        has_state=status.has_state,
-        trained_in=status.trained_in,
-        in_run=status.in_run,
-        compiling=status.compiling,
-    )
+def _limit(most: int) -> _Conversion:
+    return lambda text: _text(text, most)
 
 
-def status_from_pb(message: pb.WorkerStatus) -> WorkerStatus:
-    return WorkerStatus(
-        worker=message.worker,
-        phase=WorkerPhase(message.phase),
-        slot=message.slot if message.HasField("slot") else None,
-        generation=message.generation,
-        acknowledged=message.acknowledged,
-        broken=message.broken,
-        detail=message.detail,
-        committed=message.committed,
-        endpoint=message.endpoint,
-        pid=message.pid,
-        has_state=message.has_state,
-        trained_in=message.trained_in,
-        in_run=message.in_run,
-        compiling=message.compiling if message.HasField("compiling") else None,
-    )
-
-
-def statuses_from_pb(messages: Iterable[pb.WorkerStatus]) -> tuple[WorkerStatus, ...]:
-    return tuple(status_from_pb(m) for m in messages)
-
-
-def failure_to_pb(failure: Failure) -> pb.Failure:
-    return pb.Failure(
-        worker=failure.worker,
-        kind=pb.FailureKind.Name(failure.kind.value),
-        code=failure.code,
-        signature=_text(failure.signature, _MOST_OF_A_LINE),
-        message=_text(failure.message, _MOST_OF_A_LINE),
-        traceback=_text(failure.traceback),
-        log_tail=_text(failure.log_tail),
-        retryable=failure.retryable,
-        state_lost=failure.state_lost,
-        log=failure.log,
-        place=_text(failure.place),
-        kernel=_text(failure.kernel),
-    )
-
-
-def _text(text: str, most: int = _MOST_OF_A_TEXT) -> str:
+def _text(text: str, most: int) -> str:
     """Replace lone surrogates, which an exception's text may hold and a message may not; cut the
     middle out of text that is too long for a message."""
     if len(text) > most:
@@ -132,18 +106,17 @@ def _text(text: str, most: int = _MOST_OF_A_TEXT) -> str:
     return text.encode(errors="replace").decode()
 
 
-def failure_from_pb(message: pb.Failure) -> Failure:
-    return Failure(
-        worker=message.worker,
-        kind=FailureKind(message.kind),
-        code=message.code,
-        signature=message.signature,
-        message=message.message,
-        traceback=message.traceback,
-        log_tail=message.log_tail,
-        retryable=message.retryable,
-        state_lost=message.state_lost,
-        log=message.log,
-        place=message.place,
-        kernel=message.kernel,
-    )
+_LINE, _TEXT = 10_000, 100_000  # characters
+_GENERATION = Codec(Generation, pb.Generation)
+_STATUS = Codec(WorkerStatus, pb.WorkerStatus)
+_FAILURE = Codec(
+    Failure,
+    pb.Failure,
+    texts={
+        **{"signature": _LINE, "message": _LINE},
+        **{"traceback": _TEXT, "log_tail": _TEXT, "place": _TEXT, "kernel": _TEXT},
+    },
+)
+generation_to_pb, generation_from_pb = _GENERATION.to_pb, _GENERATION.from_pb
+status_to_pb, status_from_pb = _STATUS.to_pb, _STATUS.from_pb
+failure_to_pb, failure_from_pb = _FAILURE.to_pb, _FAILURE.from_pb

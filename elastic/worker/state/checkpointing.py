@@ -34,12 +34,14 @@ from elastic.checkpoint.layout import (
 )
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ElasticError, GroupLost
+from elastic.rpc.codec import Codec
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.group.process_group import Group
 from elastic.worker.state import generators
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import DTYPES, REAL_PART, STORED_AS, TensorSpec, describe
 
+_DIGEST = Codec(FileDigest, job_pb2.FileDigest)
 _RETRY_S = 1.0
 _PATIENCE_S = 2.0
 """How long training waits for the save before, once for each save."""
@@ -299,17 +301,13 @@ class Checkpointing:
             if self._insists:
                 self._again_at = time.monotonic() + _RETRY_S
             return
-        digests = [
-            job_pb2.FileDigest(name=f.name, size_bytes=f.size_bytes, xxh3_128=f.xxh3_128)
-            for f in files
-        ]
         saved = job_pb2.ShardSaved(
             worker=self._worker,
             step=step,
             generation=place.generation,
             index=index,
             count=count,
-            files=digests,
+            files=map(_DIGEST.to_pb, files),
             write_s=time.monotonic() - began_at,
             began_at=place.began_at,
             **told,

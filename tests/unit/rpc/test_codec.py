@@ -55,7 +55,6 @@ def test_generations_survive_the_wire(generation: core.Generation) -> None:
 @given(status=nouns(core.WorkerStatus))
 def test_statuses_survive_the_wire(status: core.WorkerStatus) -> None:
     assert codec.status_from_pb(wire(codec.status_to_pb(status))) == status
-    assert codec.statuses_from_pb([codec.status_to_pb(status)] * 2) == (status, status)
 
 
 @given(failure=nouns(core.Failure))
@@ -135,3 +134,8 @@ def test_a_place_or_an_answer_of_a_newer_version_is_read_as_unknown() -> None:
     found = whereabouts_from_pb(newer, rank=1, node="b")
     assert found.place is whereabouts.Place.UNKNOWN
     assert found.answer is whereabouts.Answer.NONE
+
+
+def test_a_field_that_the_message_lacks_is_found_when_the_codec_is_made() -> None:
+    with pytest.raises(KeyError, match="node"):
+        codec.Codec(core.Member, pb.Failure)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from elastic.agent.coordinator_link import Leader
+from elastic.core.documents import Unreadable, to_json
 from elastic.errors import ConfigurationError, refusal_of
 from elastic.rpc.identity import start_token_of
 from elastic.runtime.off_loop import off_loop
@@ -26,7 +27,7 @@ from elastic.settings.masking import masked_arguments
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Store
-from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json, to_json
+from elastic.store.job_documents import NodeDocument, node_from_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.lease_keeper import LeaseState, boot_time_s

@@ -13,13 +13,12 @@ import contextlib
 import datetime
 import enum
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 
 from elastic.checkpoint import documents
 from elastic.checkpoint import manifest as manifests
 from elastic.checkpoint.digest import Digester, FileDigest, difference
 from elastic.checkpoint.directory import CheckpointDirectory
-from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import (
     MANIFEST,
     is_of_group,
@@ -32,7 +31,6 @@ from elastic.checkpoint.layout import (
 )
 from elastic.checkpoint.manifest import Manifest
 from elastic.core.forks import Fork, counts, with_fork
-from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged, CheckpointWriteError, ConfigurationError, ElasticError
 
 
@@ -403,29 +401,6 @@ def read(directory: CheckpointDirectory) -> Owner | None:
     where = f"{directory.url}/{OWNER}"
     try:
         document = documents.decode(directory.read(OWNER), where)
-        documents.only_keys(document, frozenset(field.name for field in fields(Owner)), where)
-        since = documents.field(document, "since_unix_s", float, where)
-        if not is_representable_time(since):
-            return None
-        return Owner(
-            job=documents.field(document, "job", str, where),
-            run=documents.field(document, "run", str, where),
-            since_unix_s=since,
-            forks=_forks_from(document.get("forks", []), where),
-        )
+        return documents.read(Owner, document, where, added=("forks",), exact=(Owner,))
     except (FileNotFoundError, CheckpointDamaged):
         return None
-
-
-def _forks_from(rows: Json, where: str) -> tuple[Fork, ...]:
-    entries: list[Json] = documents.checked(rows, list, where)
-    return tuple(_fork_from(entry, f"forks of {where}") for entry in entries)
-
-
-def _fork_from(entry: Json, where: str) -> Fork:
-    document: dict[str, Json] = documents.checked(entry, dict, where)
-    return Fork(
-        run=documents.field(document, "run", str, where),
-        generation=documents.field(document, "generation", int, where),
-        step=documents.field(document, "step", int, where),
-    )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from typing import NoReturn, TypeAlias, TypeVar
+from typing import Any, NoReturn, TypeAlias, TypeVar
 
+from elastic.core import documents
 from elastic.errors import CheckpointDamaged
 
 Json: TypeAlias = "bool | int | float | str | list[Json] | dict[str, Json] | None"
@@ -52,11 +53,12 @@ def checked(value: object, kind: type[_T], what: str) -> _T:
     return value
 
 
-def only_keys(document: Mapping[str, Json], known: frozenset[str], where: str) -> None:
-    """Raise CheckpointDamaged for keys that are not in `known`."""
-    unknown = sorted(document.keys() - known)
-    if unknown:
-        raise CheckpointDamaged(f"{where} has unknown keys: {', '.join(unknown)}")
+def read(kind: type[_T], document: Mapping[str, Json], where: str, **options: Any) -> _T:
+    """Return the object of elastic.core.documents. Raises CheckpointDamaged."""
+    try:
+        return documents.read(kind, document, where, **options)
+    except documents.Unreadable as error:
+        raise CheckpointDamaged(str(error)) from error
 
 
 def _no_constant(name: str) -> NoReturn:

@@ -12,7 +12,6 @@ from elastic.checkpoint import documents
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import is_structure_name, parse_shard_name, run_tag_in
-from elastic.core.legible import is_representable_time
 from elastic.errors import CheckpointDamaged
 
 FORMAT_VERSION = 2
@@ -80,54 +79,22 @@ def from_json(content: bytes, where: str) -> Manifest:
 
 
 def _manifest(body: Mapping[str, Json], where: str) -> Manifest:
-    documents.only_keys(body, frozenset(field.name for field in fields(Manifest)), where)
-    return Manifest(
-        format_version=_count(body, "format_version", where),
-        job=documents.field(body, "job", str, where),
-        step=_count(body, "step", where),
-        generation=_count(body, "generation", where),
-        world_size=_count(body, "world_size", where),
-        epoch=_count(body, "epoch", where),
-        cursor=_count(body, "cursor", where),
-        learning_rate=documents.field(body, "learning_rate", dict, where),
-        created_unix_s=_instant(body, "created_unix_s", where),
-        files=_files(documents.field(body, "files", list, where), where),
-    )
-
-
-def _files(entries: list[Json], where: str) -> tuple[FileDigest, ...]:
-    files = tuple(_file(entry, f"files[{i}] in {where}") for i, entry in enumerate(entries))
-    if len({file.name for file in files}) != len(files):
+    manifest = documents.read(Manifest, body, where, exact=(Manifest, FileDigest))
+    for i, file in enumerate(manifest.files):
+        _require_plain(file, f"files[{i}] in {where}")
+    if len({file.name for file in manifest.files}) != len(manifest.files):
         raise CheckpointDamaged(f"{where} lists a file twice")
-    return files
+    return manifest
 
 
-def _file(entry: Json, where: str) -> FileDigest:
-    document: dict[str, Json] = documents.checked(entry, dict, where)
-    documents.only_keys(document, frozenset(field.name for field in fields(FileDigest)), where)
-    name = documents.field(document, "name", str, where)
+def _require_plain(file: FileDigest, where: str) -> None:
     # Names are joined to a path: those of a checkpoint's files cannot lead out of the directory.
-    if parse_shard_name(name) is None and not is_structure_name(name):
-        raise CheckpointDamaged(f"{where}: {name!r} is not the name of a file in the checkpoint")
-    digest = documents.field(document, "xxh3_128", str, where)
-    if _HEX_128.fullmatch(digest) is None:
-        raise CheckpointDamaged(f"{where}: {digest!r} is not a 128-bit digest")
-    size_bytes = _count(document, "size_bytes", where)
-    return FileDigest(name=name, size_bytes=size_bytes, xxh3_128=digest)
-
-
-def _count(document: Mapping[str, Json], key: str, where: str) -> int:
-    value = documents.field(document, key, int, where)
-    if value < 0:
-        raise CheckpointDamaged(f"{key!r} in {where} is negative: {value}")
-    return value
-
-
-def _instant(document: Mapping[str, Json], key: str, where: str) -> float:
-    value = documents.field(document, key, float, where)
-    if not is_representable_time(value):
-        raise CheckpointDamaged(f"{key!r} in {where} is not a valid time: {value}")
-    return value
+    if parse_shard_name(file.name) is None and not is_structure_name(file.name):
+        raise CheckpointDamaged(
+            f"{where}: {file.name!r} is not the name of a file in the checkpoint"
+        )
+    if _HEX_128.fullmatch(file.xxh3_128) is None:
+        raise CheckpointDamaged(f"{where}: {file.xxh3_128!r} is not a 128-bit digest")
 
 
 def _checksum(document: Mapping[str, object]) -> str:

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from google.protobuf.json_format import MessageToDict
+from google.protobuf.message import Message
 
 from elastic.cli.console import describe
 from elastic.cli.etcd import open_store
@@ -520,13 +521,19 @@ _NO_STEP = "step not known: no member has reported to this coordinator yet"
 
 def to_document(reply: pb.JobStatus) -> dict[str, Any]:
     """The status as JSON, with the recoveries unpacked."""
-    document = MessageToDict(
-        reply, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
-    )
-    _restore_numbers(document, reply.DESCRIPTOR)
+    document = _plain(reply)
     document["recoveries"] = [_recovery(r) for r in document.pop("recoveries_json")]
     del document["accounts_json"]
     document["accounts"] = accounts_of(reply)
+    return document
+
+
+def _plain(message: Message) -> dict[str, Any]:
+    """The message as JSON, with all of its fields."""
+    document: dict[str, Any] = MessageToDict(
+        message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True
+    )
+    _restore_numbers(document, message.DESCRIPTOR)
     return document
 
 
@@ -673,22 +680,8 @@ def _rank_document(one: stacks_pb2.RankStacks) -> dict[str, Any]:
         "place_s": round(stacks.place_s, 3),
         "step": stacks.committed,
         "doing": doing(where),
-        "processes": [_process_document(process) for process in stacks.processes],
+        "processes": _plain(stacks)["processes"],
     }
-
-
-def _process_document(process: stacks_pb2.ProcessStacks) -> dict[str, Any]:
-    threads = [
-        {
-            "name": thread.name,
-            "frames": [
-                {"file": f.file, "line": f.line, "function": f.function} for f in thread.frames
-            ],
-            "left_out": thread.left_out,
-        }
-        for thread in process.threads
-    ]
-    return {"pid": process.pid, "name": process.name, "threads": threads}
 
 
 _OUTCOMES = {

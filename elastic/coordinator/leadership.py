@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import dataclasses
 import functools
-import json
 import logging
 import socket
 import time
@@ -22,7 +21,7 @@ from dataclasses import dataclass, field
 from google.protobuf.message import DecodeError
 
 from elastic.coordinator.records import Records, load_records
-from elastic.core.legible import is_utf8_encodable
+from elastic.core.documents import Unreadable, parse, read, to_json
 from elastic.core.membership import Generation, WorkerId
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.codec import Codec, generation_from_pb, generation_to_pb
@@ -30,7 +29,7 @@ from elastic.runtime.off_loop import off_loop
 from elastic.store.claim import Claim
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Guard, GuardFailed, Store
-from elastic.store.job_documents import LeaderDocument, Unreadable, leader_from_json, to_json
+from elastic.store.job_documents import LeaderDocument, leader_from_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import DEFAULT_RUN, MOST_EXIT_CODE, claim_run
 from elastic.store.leader_watch import leader_from
@@ -224,7 +223,7 @@ async def load_generation(store: Store, job: str) -> Stored | None:
 
 async def save_stop(store: Store, leadership: Leadership, order: StopOrder) -> None:
     """Store the order for later leaders; waits out outages. Raises GuardFailed if another leads."""
-    key, value = JobKeys(leadership.job).stop, json.dumps(dataclasses.asdict(order)).encode()
+    key, value = JobKeys(leadership.job).stop, to_json(order)
     await retry(lambda: store.put(key, value, guard=leadership.guard), "save the order to stop")
 
 
@@ -234,11 +233,10 @@ async def load_stop(store: Store, job: str) -> StopOrder | None:
     if entry is None:
         return None
     try:
-        document = json.loads(entry.value)
-        reason, exit_code = document["reason"], document["exit_code"]
-        if type(exit_code) is int and 0 < exit_code <= MOST_EXIT_CODE and is_utf8_encodable(reason):
-            return StopOrder(reason=reason, exit_code=exit_code)
-    except (ValueError, LookupError, TypeError, RecursionError):
+        order = read(StopOrder, parse(entry.value), most={"exit_code": MOST_EXIT_CODE})
+        if order.exit_code > 0:
+            return order
+    except Unreadable:
         pass
     return StopOrder(
         reason=f"the store's key {entry.key} holds a stop order that cannot be read",

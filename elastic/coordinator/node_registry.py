@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of, node_id
 from elastic.coordinator.metrics import NodeFigures
 from elastic.core.coordinator import events as ev
+from elastic.core.documents import Unreadable
 from elastic.core.legible import is_representable_time, is_utf8_encodable
 from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
@@ -28,7 +29,7 @@ from elastic.runtime.journal import Journal
 from elastic.settings.limits import require_node_name
 from elastic.store.follow import follow
 from elastic.store.interface import Entry, Guard, GuardFailed, Listing, Store
-from elastic.store.job_documents import NodeDocument, Unreadable, node_from_json
+from elastic.store.job_documents import NodeDocument, node_from_json
 from elastic.store.job_keys import JobKeys, node_of
 from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.core.legible import is_utf8_encodable
+from elastic.core.documents import Unreadable, parse, read
 from elastic.doctor.findings import Peer
 from elastic.errors import ConfigurationError
 from elastic.rpc.identity import job_identity
@@ -363,7 +363,10 @@ _MOST_AT_ONCE = 1024
 """Connections at once: enough for a few from each node of a large job."""
 _PATIENCE_S = 60.0
 """Seconds until a connection that sends nothing is closed."""
-_MOST_NAME = 300
+_MOST = {
+    **dict.fromkeys(("identity", "node", "job", "elastic", "torch", "marker", "met"), 300),
+    **dict.fromkeys(("worker_port", "store_port", "stage"), 65535),
+}
 _HANDSHAKE_S = 5.0
 
 
@@ -399,43 +402,18 @@ def encode(report: NodeReport) -> bytes:
 def decode(line: bytes) -> NodeReport:
     """Raises UnexpectedPeer if the line is not a NodeReport of this format."""
     try:
-        fields = json.loads(line)
-    except (ValueError, RecursionError):
+        fields = parse(line)
+    except Unreadable:
         raise UnexpectedPeer("something other than `elastic doctor` answers") from None
-    if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
+    if fields.get("format") != _FORMAT:
         raise UnexpectedPeer("`elastic doctor` of another version answers")
-    known = {one.name: one for one in dataclasses.fields(NodeReport)}
-    given = {name: value for name, value in fields.items() if name in known}
     try:
-        given["met"] = tuple(given["met"])
-        report = NodeReport(**given)
-    except (KeyError, TypeError):
-        raise UnexpectedPeer("`elastic doctor` of another version answers") from None
-    if not _is_valid(report):
+        report = read(NodeReport, fields, "the answer", added=("marker", "unix_s"), most=_MOST)
+    except Unreadable as error:
+        raise UnexpectedPeer(f"the answer is not valid: {error}") from None
+    if "/" in report.marker:
         raise UnexpectedPeer("the answer is not valid")
     return report
-
-
-def _is_valid(report: NodeReport) -> bool:
-    texts = (
-        report.identity,
-        report.node,
-        report.job,
-        report.elastic,
-        report.torch,
-        report.marker,
-        *report.met,
-    )
-    ports, whole = (report.worker_port, report.store_port), (report.stage,)
-    return (
-        all(
-            isinstance(one, str) and is_utf8_encodable(one) and len(one) <= _MOST_NAME
-            for one in texts
-        )
-        and all(type(one) is int and 0 <= one <= 65535 for one in (*ports, *whole))
-        and isinstance(report.unix_s, (int, float))
-        and "/" not in report.marker
-    )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import os
 import shutil
 import stat
@@ -15,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
+from elastic.core.documents import Unreadable, parse, read, to_json
 from elastic.errors import ConfigurationError, TransientError, refusal_of
 from elastic.runtime.file_names import MIN_LENGTH, shortened_name
 
@@ -49,8 +49,7 @@ class RunDirectory:
 
     def announce(self, address: str) -> None:
         """Let others find the job's coordinator. Raises TransientError if the disk is full."""
-        document = {"job": self._job, "pid": os.getpid(), "address": address}
-        data = json.dumps(document).encode()
+        data = to_json(RunningJob(job=self._job, pid=os.getpid(), address=address))
         try:
             os.ftruncate(self._lock.fileno(), 0)
             os.write(self._lock.fileno(), data)
@@ -311,11 +310,9 @@ def _running(base: Path) -> Iterator[RunningJob]:
 def _job_in(path: Path) -> RunningJob | None:
     """Return the job that the file names; None if the file is empty or not valid."""
     try:
-        found = RunningJob(**json.loads(path.read_text(encoding="utf-8")))
-    except (OSError, ValueError, TypeError, RecursionError):
+        return read(RunningJob, parse(path.read_bytes()))
+    except (OSError, Unreadable):
         return None
-    kinds = (type(found.job), type(found.pid), type(found.address))
-    return found if kinds == (str, int, str) else None
 
 
 def _sweep(base: Path) -> None:

@@ -8,19 +8,17 @@ coordinators. A process that joins a run that has ended exits with the run's exi
 from __future__ import annotations
 
 import asyncio
-import dataclasses
-import json
 import time
 import uuid
 from collections.abc import Iterable
 from contextlib import aclosing
 from dataclasses import dataclass
 
-from elastic.core.legible import is_representable_time, is_utf8_encodable
+from elastic.core.documents import Unreadable, parse, read, to_json
 from elastic.errors import ConfigurationError, ElasticError, ExitCode, TransientError
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Guard, Store
-from elastic.store.job_documents import LeaderDocument, Unreadable, node_from_json, to_json
+from elastic.store.job_documents import LeaderDocument, node_from_json
 from elastic.store.job_keys import JOBS, JobKeys, job_of, node_of, run_of
 from elastic.store.leader_watch import leader_from
 from elastic.store.retries import retry
@@ -146,8 +144,7 @@ async def announce_end(store: Store, *, job: str, guard: Guard, end: RunEnd) -> 
     Raises GuardFailed and TransientError.
     """
     keys = JobKeys(job)
-    document = dataclasses.asdict(end)
-    await store.put(keys.end(end.run_id), json.dumps(document).encode(), guard=guard)
+    await store.put(keys.end(end.run_id), to_json(end), guard=guard)
     kept = (keys.draining, keys.quarantined, keys.records) if end.left else ()
     await _remove_all_but_ends(store, keys, guard, keys.incidents_of(end.run_id), *kept)
 
@@ -273,24 +270,7 @@ def _end(entry: Entry) -> RunEnd:
     """The end in the entry. If it cannot be read, only the fact of the end is known."""
     run_id = run_of(entry.key)
     try:
-        document = json.loads(entry.value)
-        code, committed = document["exit_code"], document["committed"]
-        message, ended_unix_s = document["message"], document["ended_unix_s"]
-        left = document["left"]
-        legible = (
-            (type(code), type(committed), type(left)) == (int, int, bool)
-            and (0 <= code <= MOST_EXIT_CODE and committed >= 0)
-            and (is_utf8_encodable(message) and is_representable_time(ended_unix_s))
-        )
-    except (ValueError, KeyError, TypeError, RecursionError):
-        legible = False
-    if not legible:
+        document = {**parse(entry.value), "run_id": run_id}
+        return read(RunEnd, document, most={"exit_code": MOST_EXIT_CODE})
+    except Unreadable:
         return RunEnd(run_id=run_id, exit_code=int(ExitCode.SCRIPT_FAILED))
-    return RunEnd(
-        run_id=run_id,
-        exit_code=code,
-        message=message,
-        committed=committed,
-        ended_unix_s=float(ended_unix_s),
-        left=left,
-    )

@@ -8,9 +8,10 @@ from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from dataclasses import dataclass
 
+from elastic.core.documents import Unreadable
 from elastic.store.follow import follow_key
 from elastic.store.interface import Entry, Store
-from elastic.store.job_documents import Unreadable, leader_from_json
+from elastic.store.job_documents import leader_from_json
 from elastic.store.job_keys import JobKeys
 
 _LOG = logging.getLogger(__name__)

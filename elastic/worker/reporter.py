@@ -10,13 +10,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 from typing_extensions import override
 
-from elastic.core.whereabouts import Frame
+from elastic.rpc.stacks import process_to_pb
 from elastic.runtime.stack_file import stacks_of_threads
 from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2, stacks_pb2
@@ -407,7 +407,7 @@ def _name(name: str) -> str:
     return name.encode(errors="backslashreplace").decode()[:_LONGEST_NAME]
 
 
-_MOST_THREADS, _MOST_FRAMES, _LONGEST_PATH = 64, 60, 500
+_MOST_THREADS = 64
 
 
 def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
@@ -418,25 +418,11 @@ def own_stacks(*, brief: bool) -> stacks_pb2.ProcessStacks:
     names = {ident: thread.name for ident, thread in list(threading._active.items())}  # type: ignore[attr-defined]
     idents = [main] if brief else [main, *(i for i in running if i != main)]
     threads = [
-        _thread(names.get(ident, f"thread {ident}"), running[ident])
+        (names.get(ident, f"thread {ident}"), running[ident])
         for ident in idents[:_MOST_THREADS]
         if ident in running
     ]
-    return stacks_pb2.ProcessStacks(pid=os.getpid(), name=_text(sys.argv[0]), threads=threads)
-
-
-def _thread(name: str, stack: Sequence[Frame]) -> stacks_pb2.ThreadStack:
-    frames = [
-        stacks_pb2.Frame(file=_text(f.file), line=f.line, function=_text(f.function))
-        for f in stack[:_MOST_FRAMES]
-    ]
-    left_out = len(stack) - len(frames)
-    return stacks_pb2.ThreadStack(name=_text(name), frames=frames, left_out=left_out)
-
-
-def _text(name: str) -> str:
-    """The text as valid UTF-8 for protobuf: a path may have lone surrogates."""
-    return name.encode(errors="replace").decode()[-_LONGEST_PATH:]
+    return process_to_pb(os.getpid(), sys.argv[0], threads)
 
 
 _MOST_VALUES = 32

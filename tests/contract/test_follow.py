@@ -6,9 +6,10 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
+from elastic.core.documents import to_json
 from elastic.store.follow import follow, follow_key
 from elastic.store.interface import Change, Listing, Store
-from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import Leader, LeaderWatch, find_leader
 from tests.contract.conftest import Adapter

@@ -7,10 +7,11 @@ import asyncio
 import pytest
 
 from elastic.coordinator.leadership import Leadership, lead, save_generation
+from elastic.core.documents import to_json
 from elastic.core.membership import ChangeReason, Generation
 from elastic.errors import ConfigurationError
 from elastic.store.interface import GuardFailed, Store
-from elastic.store.job_documents import NodeDocument, to_json
+from elastic.store.job_documents import NodeDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import (
     AlreadyEnded,

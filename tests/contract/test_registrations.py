@@ -13,9 +13,10 @@ import pytest
 
 from elastic.agent.registration import Registration
 from elastic.coordinator.node_registry import NodeRegistry
+from elastic.core.documents import to_json
 from elastic.errors import ConfigurationError, TransientError
 from elastic.store.interface import Change, Entry, Store
-from elastic.store.job_documents import NodeDocument, node_from_json, to_json
+from elastic.store.job_documents import NodeDocument, node_from_json
 from elastic.store.job_keys import JobKeys
 from elastic.store.lease_keeper import LeaseState
 from elastic.store.memory import MemoryStore

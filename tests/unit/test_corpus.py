@@ -37,6 +37,7 @@ from elastic.coordinator.leadership import (
 )
 from elastic.coordinator.node_registry import DRAINED, Exclusion, Exclusions
 from elastic.coordinator.records import Records, RecordWriter, load_records
+from elastic.core.documents import Unreadable, to_json
 from elastic.core.forks import Fork
 from elastic.core.membership import (
     ChangeReason,
@@ -58,10 +59,8 @@ from elastic.store.interface import Store
 from elastic.store.job_documents import (
     LeaderDocument,
     NodeDocument,
-    Unreadable,
     leader_from_json,
     node_from_json,
-    to_json,
 )
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import RunEnd, announce_end, newest_end

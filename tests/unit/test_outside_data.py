@@ -25,6 +25,7 @@ from elastic.checkpoint.catalog import Owner
 from elastic.checkpoint.directory import open_directory
 from elastic.checkpoint.manifest import from_json
 from elastic.coordinator.step_recorder import CurveFiles, LedgerFile
+from elastic.core.documents import Unreadable
 from elastic.core.forks import Fork
 from elastic.doctor.meeting import NodeReport, UnexpectedPeer, decode, encode
 from elastic.errors import CheckpointDamaged, ConfigurationError, ElasticError
@@ -34,7 +35,7 @@ from elastic.store.etcd import v3_pb2 as etcd
 from elastic.store.etcd.endpoints import parse_endpoints
 from elastic.store.etcd.server import EtcdService, _Refused
 from elastic.store.interface import LeaseExists, LeaseLost
-from elastic.store.job_documents import Unreadable, leader_from_json, node_from_json
+from elastic.store.job_documents import leader_from_json, node_from_json
 from elastic.store.memory import MemoryStore
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.process.torchrun import _recorded

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from elastic.agent.registration import LeaderOnceRegistered
-from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.core.documents import to_json
+from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import LeaderWatch
 from elastic.store.memory import MemoryStore

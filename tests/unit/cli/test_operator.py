@@ -18,6 +18,7 @@ from typer.testing import CliRunner
 
 from elastic.cli import main, operator
 from elastic.cli.operator import Target
+from elastic.core.documents import to_json
 from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import PLAINTEXT, Security, Tls
@@ -26,7 +27,7 @@ from elastic.settings.operator import LocalSettings, OperatorSettings
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings
 from elastic.settings.tls_files import TlsFiles
-from elastic.store.job_documents import LeaderDocument, to_json
+from elastic.store.job_documents import LeaderDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.job_runs import RunEnd
 from elastic.v1 import control_pb2 as pb

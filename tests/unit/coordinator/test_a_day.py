@@ -33,11 +33,12 @@ from elastic.coordinator.operators import Operators
 from elastic.coordinator.page import PageBuilder
 from elastic.coordinator.totals import Totals
 from elastic.core.coordinator.view import FormationPolicy
+from elastic.core.documents import to_json
 from elastic.core.histogram import STEP_BOUNDS_S
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries
 from elastic.runtime.loop_watch import LoopPauses
 from elastic.store.interface import Entry, Guard
-from elastic.store.job_documents import NodeDocument, to_json
+from elastic.store.job_documents import NodeDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from elastic.v1 import control_pb2 as pb

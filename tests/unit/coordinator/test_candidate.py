@@ -11,12 +11,13 @@ import pytest
 from elastic.coordinator.candidate import OUT_OF_REACH_S, Candidate, NotLeading
 from elastic.coordinator.daemon import CoordinatorDaemon, GroupFigures
 from elastic.coordinator.leadership import lead, save_generation
+from elastic.core.documents import to_json
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
 from elastic.rpc.codec import generation_to_pb
 from elastic.rpc.control import AgentStream
 from elastic.runtime.journal import Journal, RecentEntries
-from elastic.store.job_documents import NodeDocument, to_json
+from elastic.store.job_documents import NodeDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
 from elastic.v1 import control_pb2 as pb

@@ -13,11 +13,12 @@ from elastic.coordinator.leadership import Command, lead, save_generation
 from elastic.coordinator.node_registry import NodeRegistry
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
+from elastic.core.documents import to_json
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase
 from elastic.errors import ConfigurationError
 from elastic.rpc.control import AgentStream
 from elastic.rpc.identity import start_token_of
-from elastic.store.job_documents import NodeDocument, to_json
+from elastic.store.job_documents import NodeDocument
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from tests.unit.coordinator.agents import (

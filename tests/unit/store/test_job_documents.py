@@ -7,13 +7,12 @@ import json
 import pytest
 from hypothesis import given
 
+from elastic.core.documents import Unreadable, to_json
 from elastic.store.job_documents import (
     LeaderDocument,
     NodeDocument,
-    Unreadable,
     leader_from_json,
     node_from_json,
-    to_json,
 )
 from elastic.store.job_keys import JobKeys, node_of
 from elastic.v1 import control_pb2 as pb

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 from collections.abc import Callable, Mapping
 from operator import attrgetter
 from types import MappingProxyType
@@ -44,7 +45,9 @@ class Codec(Generic[D, M]):
         self._names = [one.name for one in dataclasses.fields(cast(Any, kind)) if one.init]
         self._values_of = attrgetter(*self._names)  # a tuple: there are several
         self._optional: list[str] = []
-        self._to: dict[str, _Conversion] = {name: _limit(most) for name, most in texts.items()}
+        self._to: dict[str, _Conversion] = {
+            name: functools.partial(_text, most=most) for name, most in texts.items()
+        }
         self._from: dict[str, _Conversion] = {}
         hints = get_type_hints(kind)
         for name in self._names:
@@ -93,11 +96,7 @@ def _conversions(hint: Any, field: Any) -> tuple[_Conversion, _Conversion] | Non
     return None
 
 
-def _limit(most: int) -> _Conversion:
-    return lambda text: _text(text, most)
-
-
-def _text(text: str, most: int) -> str:
+def _text(text: str, *, most: int) -> str:
     """Replace lone surrogates, which an exception's text may hold and a message may not; cut the
     middle out of text that is too long for a message."""
     if len(text) > most:
@@ -117,6 +116,13 @@ _FAILURE = Codec(
         **{"traceback": _TEXT, "log_tail": _TEXT, "place": _TEXT, "kernel": _TEXT},
     },
 )
-generation_to_pb, generation_from_pb = _GENERATION.to_pb, _GENERATION.from_pb
+generation_from_pb = _GENERATION.from_pb
 status_to_pb, status_from_pb = _STATUS.to_pb, _STATUS.from_pb
 failure_to_pb, failure_from_pb = _FAILURE.to_pb, _FAILURE.from_pb
+
+
+@functools.lru_cache(maxsize=4)
+def generation_to_pb(generation: Generation) -> pb.Generation:
+    """The message for all who get this generation: do not change it. With 1,000 members it takes
+    ten times as long to make one as to find it."""
+    return _GENERATION.to_pb(generation)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
-from typing import Any, NoReturn, TypeAlias, TypeVar
+from collections.abc import Collection, Mapping
+from typing import NoReturn, TypeAlias, TypeVar
 
 from elastic.core import documents
 from elastic.errors import CheckpointDamaged
@@ -53,10 +53,17 @@ def checked(value: object, kind: type[_T], what: str) -> _T:
     return value
 
 
-def read(kind: type[_T], document: Mapping[str, Json], where: str, **options: Any) -> _T:
-    """Return the object of elastic.core.documents. Raises CheckpointDamaged."""
+def read(
+    kind: type[_T],
+    document: Mapping[str, Json],
+    where: str,
+    *,
+    added: Collection[str] = (),
+    exact: Collection[type],
+) -> _T:
+    """Return what elastic.core.documents reads. Raises CheckpointDamaged."""
     try:
-        return documents.read(kind, document, where, **options)
+        return documents.read(kind, document, where, added=added, exact=exact)
     except documents.Unreadable as error:
         raise CheckpointDamaged(str(error)) from error
 

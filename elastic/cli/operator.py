@@ -33,6 +33,7 @@ from elastic.cli.formats import print_json, print_table, require_format, say
 from elastic.cli.report import UNREADABLE, accounts_of, duration, goodput_line, print_report
 from elastic.cli.trace import PHASES, build_trace
 from elastic.core.diagnosis import doing
+from elastic.core.documents import Unreadable, parse
 from elastic.core.legible import is_representable_time
 from elastic.core.membership import WorkerPhase
 from elastic.errors import ConfigurationError, ExitCode, TransientError, meaning_of, refusal_of
@@ -624,10 +625,9 @@ def print_status(reply: pb.JobStatus) -> None:
 def _recovery(text: str) -> dict[str, Any]:
     """The recovery; empty if a coordinator of another version sent what this one cannot read."""
     try:
-        recovery = json.loads(text)
-    except (ValueError, RecursionError):
+        return parse(text)
+    except Unreadable:
         return {}
-    return recovery if isinstance(recovery, dict) else {}
 
 
 def _pauses(reply: pb.JobStatus) -> list[str]:
@@ -698,12 +698,9 @@ _OUTCOMES = {
 def documents_of(texts: Iterable[str]) -> list[dict[str, Any]]:
     """Parse incidents. Raises ConfigurationError if a text is no JSON object."""
     try:
-        found = [json.loads(text) for text in texts]
-    except (ValueError, RecursionError) as error:
+        return [parse(text) for text in texts]
+    except Unreadable as error:
         raise _unreadable() from error
-    if not all(isinstance(document, dict) for document in found):
-        raise _unreadable()
-    return found
 
 
 def print_incidents(documents: Sequence[Mapping[str, Any]]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elastic.cli.formats import print_table, say
 from elastic.core.accounting import Kind
+from elastic.core.documents import Unreadable, parse
 from elastic.core.legible import is_representable_time
 from elastic.errors import ConfigurationError
 from elastic.v1 import control_pb2 as pb
@@ -23,10 +23,9 @@ def accounts_of(reply: pb.JobStatus) -> dict[str, Any]:
     """The accounts that the coordinator reports; empty if they cannot be read here, because it has
     another version."""
     try:
-        accounts = json.loads(reply.accounts_json)
-    except (ValueError, RecursionError):
+        return parse(reply.accounts_json)
+    except Unreadable:
         return {}
-    return accounts if isinstance(accounts, dict) else {}
 
 
 def print_report(reply: pb.JobStatus) -> None:

@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from elastic.checkpoint.catalog import require_parent
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
+from elastic.core.documents import Unreadable, parse
 from elastic.doctor import checks
 from elastic.doctor.checks import Verdict
 from elastic.doctor.findings import (
@@ -608,11 +609,9 @@ class TrialProcess:
         except asyncio.TimeoutError:
             raise TrialFailed(f"no answer within {timeout_s:g} s") from None
         try:
-            answer = json.loads(line)
-        except ValueError:
+            answer = parse(line)
+        except Unreadable:
             raise TrialFailed(f"it wrote {line[:200]!r}") from None
-        if not isinstance(answer, dict):
-            raise TrialFailed(f"it wrote {line[:200]!r}")
         if answer.get("error"):
             raise TrialFailed(str(answer["error"]))
         return answer

@@ -64,14 +64,14 @@ class Codec(Generic[D, M]):
     def to_dict(self, noun: D) -> dict[str, Any]:
         """The message's fields. Messages in messages are dictionaries, too: protobuf converts them
         faster than Python makes them. None is for a field that the message does not have."""
-        values = dict(zip(self._names, self._values_of(noun), strict=True))
+        values = dict(zip(self._names, self._values_of(noun)))  # noqa: B905 - `strict` is slow
         for name, convert in self._to.items():
             values[name] = convert(values[name])
         return values
 
     def from_pb(self, message: M) -> D:
         """Raises ValueError for an enum's number that only a newer version knows."""
-        values = dict(zip(self._names, self._values_of(message), strict=True))
+        values = dict(zip(self._names, self._values_of(message)))  # noqa: B905 - as above
         for name, convert in self._from.items():
             values[name] = convert(values[name])
         for name in self._optional:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Iterable, Iterator, Sequence
+from typing import TypeVar
 
 from elastic.core.whereabouts import Answer, ChildStack, Frame, Place, Whereabouts
 from elastic.v1 import stacks_pb2 as pb
 
 # Place and Answer carry the numbers of stacks.proto; a test checks that.
+_Enum = TypeVar("_Enum", bound=enum.Enum)
 _MOST_FRAMES = 60
 _LONGEST_NAME = 500
 
@@ -19,8 +22,8 @@ def whereabouts_from_pb(stacks: pb.WorkerStacks, *, rank: int, node: str) -> Whe
         rank=rank,
         worker=stacks.worker,
         node=node,
-        answer=_answer(stacks.answer),
-        place=_place(stacks.place),
+        answer=_known(Answer, stacks.answer, Answer.NONE),
+        place=_known(Place, stacks.place, Place.UNKNOWN),
         place_s=stacks.place_s,
         committed=stacks.committed,
         collectives=stacks.collectives,
@@ -75,18 +78,11 @@ def frames_from_pb(thread: pb.ThreadStack) -> tuple[Frame, ...]:
     return tuple(Frame(f.file, f.line, f.function) for f in thread.frames)
 
 
-def _place(number: int) -> Place:
+def _known(kind: type[_Enum], number: int, otherwise: _Enum) -> _Enum:
     try:
-        return Place(number)
+        return kind(number)
     except ValueError:
-        return Place.UNKNOWN
-
-
-def _answer(number: int) -> Answer:
-    try:
-        return Answer(number)
-    except ValueError:
-        return Answer.NONE
+        return otherwise
 
 
 def _text(name: str) -> str:

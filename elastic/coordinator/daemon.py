@@ -70,6 +70,7 @@ from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 
+_REPLACE = Codec(fx.ReplaceWorker, pb.Replace, without=("node",))
 _STOP = Codec(StopOrder, pb.StopRequest)
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
@@ -825,12 +826,7 @@ class CoordinatorDaemon:
     def _replace_worker(self, effect: fx.ReplaceWorker) -> None:
         node = self.nodes.find(effect.node)
         if node is not None:
-            kind = job_pb2.FailureKind.Name(effect.kind.value)
-            node.stream.send(
-                replace=pb.Replace(
-                    worker=effect.worker, kind=kind, message=effect.message, place=effect.place
-                )
-            )
+            node.stream.send(replace=_REPLACE.to_pb(effect))
 
     def _probe_peers(self, effect: fx.ProbePeers) -> None:
         for name, peers in effect.peers.items():

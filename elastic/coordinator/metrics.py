@@ -249,7 +249,7 @@ _KINDS = tuple(kind.name.lower() for kind in FailureKind)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeFigures:
-    """One node's figures, for metrics and the page."""
+    """What there is to know of one node, for metrics, the page and operators."""
 
     node: str
     state: str
@@ -260,6 +260,10 @@ class NodeFigures:
     slots: int = 0
     reason: str = ""
     """Why the node leaves or is kept out."""
+    since_unix_s: float = 0.0
+    """Since when it is kept out, or connected."""
+    machine: str = ""
+    version: str = ""
     workers: tuple[WorkerStatus, ...] = ()
 
 

@@ -24,7 +24,7 @@ from elastic.core.legible import is_representable_time, is_utf8_encodable
 from elastic.core.membership import Failure, NodeId
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
-from elastic.rpc.codec import status_to_pb
+from elastic.rpc.codec import Codec
 from elastic.runtime.journal import Journal
 from elastic.settings.limits import require_node_name
 from elastic.store.follow import follow
@@ -35,6 +35,7 @@ from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
+_STATUS = Codec(NodeFigures, pb.NodeStatus, without=("connected",))
 GONE_MARGIN_S = 3.0
 """Time beyond the isolation time after which a node is taken for gone. Its workers begin no step in
 it, and its keeper ends them halfway (elastic/runtime/training_lease.py), even on a busy machine."""
@@ -390,30 +391,19 @@ class DepartingNodes:
         return set(self._machines.values())
 
     def statuses(self) -> list[pb.NodeStatus]:
-        """Return the status of all nodes that are connected or excluded, sorted by name."""
-        found = [self._status(node) for node in self._nodes]
-        for key in self._exclusions.names():
-            excluded = self._exclusions.get(key)
-            if excluded is not None and not self._nodes_of(key):
-                found.append(
-                    pb.NodeStatus(
-                        node=excluded.node or key,
-                        machine=excluded.machine,
-                        state=excluded.state,
-                        reason=excluded.reason,
-                        since_unix_s=excluded.since_unix_s,
-                    )
-                )
-        return sorted(found, key=lambda status: (status.node, status.machine))
+        """Return the figures of all nodes for operators, sorted by name."""
+        found = sorted(self.figures(), key=lambda node: (node.node, node.machine))
+        return [_STATUS.to_pb(node) for node in found]
 
     def room(self) -> Iterator[int]:
         """Yield the number of slots of each node that takes part."""
         return (n.stream.slots for n in self._nodes if self._state(n) in WANTED)
 
     def figures(self) -> Iterator[NodeFigures]:
-        """Yield the figures of the same nodes as `statuses`, for metrics."""
+        """Yield the figures of the connected nodes, then of those that are only excluded."""
         now = time.monotonic()
         for node in self._nodes:
+            excluded, hello = self._excluded(node), node.stream.hello
             yield NodeFigures(
                 node=node.stream.node,
                 state=self._state(node),
@@ -422,16 +412,21 @@ class DepartingNodes:
                 host=node.stream.host,
                 slots=node.stream.slots,
                 reason=self._reason(node),
+                since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
+                machine=hello.machine,
+                version=hello.version,
                 workers=node.statuses,
             )
         for key in self._exclusions.names():
-            excluded = self._exclusions.get(key)
-            if excluded is not None and not self._nodes_of(key):
+            kept_out = self._exclusions.get(key)
+            if kept_out is not None and not self._nodes_of(key):
                 yield NodeFigures(
-                    node=excluded.node or key,
-                    state=excluded.state,
+                    node=kept_out.node or key,
+                    state=kept_out.state,
                     connected=False,
-                    reason=excluded.reason,
+                    reason=kept_out.reason,
+                    since_unix_s=kept_out.since_unix_s,
+                    machine=kept_out.machine,
                 )
 
     def _state(self, node: ConnectedNode) -> str:
@@ -447,22 +442,6 @@ class DepartingNodes:
         if excluded is not None:
             return excluded.reason
         return self._leaving.get(node.node) or self._cut_off.get(node.node, "")
-
-    def _status(self, node: ConnectedNode) -> pb.NodeStatus:
-        excluded = self._excluded(node)
-        return pb.NodeStatus(
-            node=node.stream.node,
-            machine=node.stream.hello.machine,
-            host=node.stream.host,
-            slots=node.stream.slots,
-            version=node.stream.hello.version,
-            workers=[status_to_pb(s) for s in node.statuses],
-            state=self._state(node),
-            reason=self._reason(node),
-            since_unix_s=excluded.since_unix_s if excluded else node.connected_unix_s,
-            failures=self._failures.failures(self._key(node.node), time.monotonic()),
-            longest_pause_s=round(node.longest_pause_s, 3),
-        )
 
     # ---- which machine
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any, Generic, TypeVar, cast, get_args, get_origin, get_type_hints
@@ -37,12 +37,18 @@ class Codec(Generic[D, M]):
     the type hints. A dataclass with a field that its message lacks raises KeyError here."""
 
     def __init__(
-        self, kind: type[D], message: type[M], *, texts: Mapping[str, int] = MappingProxyType({})
+        self,
+        kind: type[D],
+        message: type[M],
+        *,
+        texts: Mapping[str, int] = MappingProxyType({}),
+        without: Collection[str] = (),
     ) -> None:
         """texts: the most characters of those texts that are from a script. They may be of any
-        length and may not be valid UTF-8."""
+        length and may not be valid UTF-8. without: fields that only the dataclass has."""
         self._kind, self._message = kind, message
-        self._names = [one.name for one in dataclasses.fields(cast(Any, kind)) if one.init]
+        fields = [one for one in dataclasses.fields(cast(Any, kind)) if one.init]
+        self._names = [one.name for one in fields if one.name not in without]
         self._values_of = attrgetter(*self._names)  # a tuple: there are several
         self._optional: list[str] = []
         self._to: dict[str, _Conversion] = {

@@ -7,7 +7,7 @@ import contextlib
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
 
@@ -70,6 +70,7 @@ from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 from elastic.v1 import job_pb2, local_pb2, stacks_pb2
 
+_PROGRESS = Codec(ev.ProgressReported, job_pb2.Progress, without=("joining",))
 _REPLACE = Codec(fx.ReplaceWorker, pb.Replace, without=("node",))
 _STOP = Codec(StopOrder, pb.StopRequest)
 _HELD = "another agent is registered under this name; give one of them another --node-name"
@@ -610,23 +611,8 @@ class CoordinatorDaemon:
             self._record_progress(progress, group)
         self.slot_time.spent(progress.worker, progress.spent)
         self.slow_ranks.heard(progress.worker, progress.pace)
-        self._driver.post(
-            ev.ProgressReported(
-                generation=progress.generation,
-                committed=progress.committed,
-                step_s=progress.step_s,
-                longest_step_s=progress.longest_step_s,
-                in_step_s=progress.in_step_s,
-                probed=progress.probed,
-                first_step=progress.first_step,
-                worker=progress.worker,
-                waiting_s=progress.waiting_s,
-                collectives=progress.collectives,
-                quiet_s=progress.quiet_s,
-                steps_total_s=progress.steps_total_s,
-                joining=joining,
-            )
-        )
+        report = _PROGRESS.from_pb(progress)
+        self._driver.post(replace(report, joining=joining))
 
     def _record_progress(self, progress: job_pb2.Progress, group: Generation) -> None:
         self._journal.record(

@@ -30,6 +30,8 @@ from elastic.v1 import job_pb2 as pb
 from elastic.v1 import local_pb2
 
 _DIGEST = Codec(FileDigest, pb.FileDigest)
+_SHARD = Codec(ev.ShardReported, pb.ShardSaved)
+_FAILURE = Codec(ev.SaveReportedFailed, pb.SaveFailed)
 _REMEMBERED = 8
 
 
@@ -104,15 +106,7 @@ class Saves:
         self._discard_if_refused(report.step, report.generation)
         if self._commits is not None:
             self._commits.reported(report)
-        self._post(
-            ev.ShardReported(
-                worker=report.worker,
-                generation=report.generation,
-                step=report.step,
-                index=report.index,
-                count=report.count,
-            )
-        )
+        self._post(_SHARD.from_pb(report))
 
     def failed(self, stream: AgentStream, report: pb.SaveFailed) -> None:
         if self._answer_if_committed(stream, report.step):
@@ -120,14 +114,7 @@ class Saves:
         if report.retried:
             self._tried_again(report)
             return
-        self._post(
-            ev.SaveReportedFailed(
-                generation=report.generation,
-                step=report.step,
-                message=report.message,
-                worker=report.worker,
-            )
-        )
+        self._post(_FAILURE.from_pb(report))
         self._refused.append((report.step, report.generation))
         self._discard_if_refused(report.step, report.generation)
 

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 import enum
-from typing import Any, get_type_hints
+import importlib
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pytest
+from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.internal.enum_type_wrapper import EnumTypeWrapper
 from hypothesis import given
 from hypothesis import strategies as st
 
+import elastic
 from elastic.core import membership as core
 from elastic.core import whereabouts
 from elastic.rpc import codec
@@ -139,3 +145,52 @@ def test_a_place_or_an_answer_of_a_newer_version_is_read_as_unknown() -> None:
 def test_a_field_that_the_message_lacks_is_found_when_the_codec_is_made() -> None:
     with pytest.raises(KeyError, match="node"):
         codec.Codec(core.Member, pb.Failure)
+
+
+def codecs() -> Iterator[codec.Codec[Any, Any]]:
+    package = Path(elastic.__file__).parent
+    for path in sorted(package.rglob("*.py")):
+        if " = Codec(" in path.read_text():
+            name = ".".join(path.relative_to(package.parent).with_suffix("").parts)
+            module = importlib.import_module(name)
+            yield from (v for v in vars(module).values() if isinstance(v, codec.Codec))
+
+
+_ON_THE_WIRE: dict[Any, tuple[int, ...]] = {
+    bool: (FieldDescriptor.TYPE_BOOL,),
+    int: (
+        *(FieldDescriptor.TYPE_INT32, FieldDescriptor.TYPE_INT64),
+        *(FieldDescriptor.TYPE_UINT32, FieldDescriptor.TYPE_UINT64),
+    ),
+    float: (FieldDescriptor.TYPE_DOUBLE,),
+    str: (FieldDescriptor.TYPE_STRING,),
+    bytes: (FieldDescriptor.TYPE_BYTES,),
+}
+
+
+def require_equal_types(kind: Any, message: Descriptor, names: Iterable[str]) -> None:
+    for name in names:
+        hint, field = get_type_hints(kind)[name], message.fields_by_name[name]
+        assert field.is_repeated == (get_origin(hint) is tuple), name
+        if type(None) in get_args(hint):
+            assert field.has_presence, name
+        if get_args(hint):
+            hint = get_args(hint)[0]
+        if dataclasses.is_dataclass(hint):
+            required = [one.name for one in dataclasses.fields(hint) if one.init]
+            require_equal_types(hint, field.message_type, required)
+        elif issubclass(hint, enum.Enum):
+            assert field.type == FieldDescriptor.TYPE_ENUM, name
+            prefix = re.sub("(?<!^)(?=[A-Z])", "_", field.enum_type.name).upper()
+            numbers = {value.name: value.number for value in field.enum_type.values}
+            for one in hint:
+                assert numbers[f"{prefix}_{one.name}"] == one.value, name
+        else:
+            assert field.type in _ON_THE_WIRE[hint], name
+
+
+def test_every_converted_field_has_the_type_of_its_message() -> None:
+    found = list(codecs())
+    assert len(found) >= 14
+    for one in found:
+        require_equal_types(one._kind, one._message.DESCRIPTOR, one._names)

@@ -40,6 +40,8 @@ class Declaration:
     """The digest of the replicated state at the commit mark. 0: it cannot give that state."""
     begin_digest: int = 0
     """The digest of the replicated state at the begin mark. 0: it is not at that mark."""
+    unread: bool = False
+    """The digests leave out large state, which members compare while the next step is computed."""
     in_block: bool = False
     """Its script is inside the block of the step after `committed`."""
     loop: int = 0
@@ -184,6 +186,19 @@ def _leaves_block(receiver: Declaration, holder: Declaration) -> bool:
 def _are_at_boundary(holders: Sequence[Declaration]) -> bool:
     """Whether no holder is inside a call or has to repeat one, so that a begin mark fits."""
     return not any(d.in_run for d in holders) and len({d.runs_done for d in holders}) == 1
+
+
+def agree_so_far(declarations: Sequence[Declaration]) -> bool:
+    """Whether all are at the begin mark of the same step, with no call between, and equal in what
+    they have read."""
+    first = declarations[0]
+    return _are_at_boundary(declarations) and all(
+        d.intact
+        and d.age == first.age
+        and d.begin_digest == first.begin_digest != 0
+        and d.commit_digest in (0, first.commit_digest)
+        for d in declarations
+    )
 
 
 def _await_calls(holders: Sequence[Declaration], *, newcomers: bool) -> bool:

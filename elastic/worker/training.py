@@ -47,6 +47,7 @@ from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.generators import Noise, seed_at
 from elastic.worker.state.job_state import JobState, progress_of
+from elastic.worker.state.state_digests import StateDigests
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten
 from elastic.worker.state.undo import Learnt, Undo
@@ -150,12 +151,14 @@ class Training:
             receives_in_place=control.backend.queues,
         )
         self.state.values.await_state = lambda: self.part.holds_back
+        self._reads = StateDigests()
         self._undo = Undo(
             self.state,
             device=control.backend.device,
             wait_for_device=control.backend.wait_for_device,
             on_costly=self._tell_cost,
             on_slow=self._tell_slow_copies,
+            before_write=self._reads.wait,
         )
         self._untracked: Untracked | None = Untracked(self.state, self._tell_untracked)
         """None after its last look."""
@@ -170,7 +173,6 @@ class Training:
         self._restored_noise: list[Json] | None = None
         """The generators of each rank, if this member has restored a checkpoint for the group that
         forms; empty if they are those of a group of another size."""
-        self._reads = _Reads()
         self.in_block = False
         """The script is inside of `with step:`."""
         self._driving = False
@@ -379,6 +381,8 @@ class Training:
         """
         group = self._joining()
         group.settle()
+        if self.part.unread:
+            self._read_rest()
         if self.control.recovers:
             if newest is None or len(GROUPS) > 1:
                 newest = group.collectives()
@@ -398,6 +402,8 @@ class Training:
             self._reductions.refuse_commit()
         if part.made != part.rhythm.expected:
             self._compare_reductions()
+        if part.unread:
+            self._read_rest()
         lease = self.control.lease
         if not lease.holds():
             self._await_lease()
@@ -583,6 +589,7 @@ class Training:
             act.KeepForRetry: self._keep_for_retry,
             act.PutBackForRetry: lambda _: self._undo.put_back_for_retry(),
             act.CompareReplicas: self._compare_replicas,
+            act.CompareUnread: self._compare_unread,
             act.Save: self._save,
             act.SaveAndWait: lambda _: self._save_and_wait(insists=True),
             act.LeaveJob: self._leave_job,
@@ -687,7 +694,7 @@ class Training:
 
     def _join(self, join: act.Join) -> act.Seat:
         """Join a group. Meanwhile, read the state for its digests, which takes milliseconds."""
-        if join.held and not self._reads.has_digests():  # an earlier attempt may have left them
+        if join.held and not self._reads.begun:  # an earlier attempt may have left them
             self._reads.begin(self.state, self._undo, at_begin=join.at_begin)
         self.place.now = Place.JOINING, time.monotonic()
         group = self.control.join()
@@ -695,12 +702,13 @@ class Training:
 
     def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
         self.outcome, self._restored_noise = Outcome(), None
-        commit, begin = self._reads.digests()
+        commit, begin, unread = self._reads.digests(whole=declare.whole)
         mine = replace(
             declare.mine,
             signature=self.state.signature(),
             commit_digest=commit,
             begin_digest=begin,
+            unread=unread,
         )
         return membership.declare(self._joining(), mine)
 
@@ -821,6 +829,7 @@ class Training:
         return progress
 
     def _put_in_place(self, flat: _FlatState, progress: Progress, *, at_commit: bool) -> None:
+        self._reads.forget()
         if flat.noise is not None:  # first: a tracked object may put generators back itself
             flat.noise.put_in_place(self.control.backend.device)
         self.state.restore(flat.skeleton, flat.tensors, flat.extra)
@@ -868,6 +877,8 @@ class Training:
         self._close_planner()
 
     def _entered(self, _: act.Entered) -> None:
+        if not self.part.unread:
+            self._reads.forget()  # the script goes on
         self.place.now = Place.BOUNDARY, time.monotonic()
         self.state.progress = self.part.progress
         group, took = self._joining(), self._membership.durations
@@ -895,10 +906,10 @@ class Training:
     def _put_back(self, _: act.PutBack) -> bool:
         for model in self.models:
             model.unwrap()
+        self._reads.forget()  # the block may have changed what was not to change
         return self._undo.put_back()
 
     def _keep_for_retry(self, _: act.KeepForRetry) -> None:
-        self._reads.wait()
         self._undo.keep_for_retry()
 
     def _compare_replicas(self, _: act.CompareReplicas) -> None:
@@ -915,6 +926,20 @@ class Training:
             self._require_equal(group, saves=every > 0 and committed % every == 0)
         finally:
             self.clock.wait_ended()
+
+    def _compare_unread(self, _: act.CompareUnread) -> bool:
+        group = self._joining()
+        self.clock.wait_began()
+        try:
+            return membership.have_equal(group, self._standing(), self._reads.rest())
+        finally:
+            self.clock.wait_ended()
+            self._reads.forget()
+
+    def _read_rest(self) -> None:
+        """Before the block changes what the group has not compared: do so. Raises GroupLost if
+        members differ."""
+        self.part.read(same=self._compare_unread(act.CompareUnread()))
 
     def _refuse_orders(self, orders: Mapping[int, str]) -> NoReturn:
         odd = next(rank for rank in orders if orders[rank] != orders[0])
@@ -1027,7 +1052,7 @@ class Training:
         """Make the call. It may change tracked objects for a while, as an evaluation with averaged
         weights does. If the group is lost meanwhile, such changes are undone; StateTorn if they
         cannot be."""
-        self._reads.wait()  # the call may change what is being read
+        self._reads.forget()  # the call may change what is being read
         call: ScriptCall = perform.call
         if not call.where or not self.control.recovers or self._handed_over is not None:
             return self._call_function(call)
@@ -1154,6 +1179,8 @@ class Training:
                 self._reductions.refuse_step_of(optimizer)
             if self._reduce_means():
                 self.wait_for_reduction()
+            if part.unread:
+                self._read_rest()
 
     def _optimizer_stepped(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if not self.in_block:
@@ -1216,60 +1243,6 @@ class Training:
             run=group.generation.incarnation,
             loader=self.part.loader,
         )
-
-
-class _Reads:
-    """Reads the state on a thread of its own while a group forms: its digests at both marks."""
-
-    def __init__(self) -> None:
-        self._thread: threading.Thread | None = None
-        self._digests: tuple[int, int] | None = None
-        self._error: Exception | None = None
-
-    def begin(self, state: JobState, undo: Undo, *, at_begin: bool) -> None:
-        """Begin to read. Nothing may change the state before `wait` has returned."""
-        self.wait()
-
-        def read() -> None:
-            try:
-                self._digests = _digests(state, undo, at_begin=at_begin)
-            except Exception as error:  # noqa: BLE001 - raised where it is asked for
-                self._error = error
-
-        self._thread = threading.Thread(target=read, name="elastic-digest", daemon=True)
-        self._thread.start()
-
-    def has_digests(self) -> bool:
-        """Whether digests were begun that `digests` has not returned yet."""
-        return self._digests is not None or self._thread is not None
-
-    def digests(self) -> tuple[int, int]:
-        """Wait for (the digest at the commit mark, the one at the begin mark). 0: this member does
-        not have that state. Raises an error of the reading thread."""
-        self.wait()
-        digests, self._digests = self._digests, None
-        return digests or (0, 0)
-
-    def wait(self) -> None:
-        """Return when all is read. Raises an error of the reading thread."""
-        if self._thread is not None:
-            self._thread.join()
-            self._thread = None
-        error, self._error = self._error, None
-        if error is not None:
-            raise error
-
-
-def _digests(state: JobState, undo: Undo, *, at_begin: bool) -> tuple[int, int]:
-    now = state.digest() if at_begin or not undo.changed_since_commit() else 0
-    commit = 0
-    if undo.holds_commit:
-        if now and not undo.changed_since_commit():
-            commit = now
-        else:
-            with undo.as_of_commit():
-                commit = state.digest()
-    return commit, now if at_begin else 0
 
 
 def _shapes_digest(state: JobState) -> int:

@@ -50,6 +50,12 @@ class Style(NamedTuple):
     uneven: str = ""
     """A call that members make unevenly: "skipped" by some, or "other" calls by some."""
 
+    @property
+    def reads_later(self) -> bool:
+        """Members compare large state while the next step is computed. Drawn with another choice,
+        so that the histories of all seeds stay what they were."""
+        return self.logs
+
 
 class Loader(NamedTuple):
     """The source of a loop's samples."""

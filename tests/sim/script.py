@@ -85,6 +85,7 @@ class Script:
         """It is in a block that has not come to its reduction."""
         self._prepared = False
         self._digests: tuple[int, int] | None = None
+        self._rest = 0
         self._at_once: dict[type, Callable[[Any], Any]] = {
             act.DropState: self._drop_state,
             act.TakePostponed: self._take_postponed,
@@ -110,6 +111,7 @@ class Script:
             act.AwaitSettlement: self._await_settlement,
             act.AwaitSuccessor: self._await_successor,
             act.CompareReplicas: self._compare_replicas,
+            act.CompareUnread: self._compare_unread,
             act.SaveAndWait: self._save_and_wait,
             act.MeetForCall: self._meet_for_call,
             act.Perform: self._perform,
@@ -217,6 +219,8 @@ class Script:
             process.reach("reduced")
             if samples.range.stop == self.job.loaders()[samples.loader].length:
                 process.reach(LAST_REDUCED)
+            if part.unread:
+                part.read(same=(yield from self._compare_unread(act.CompareUnread())))
             self.content = optimized(self.content, *samples, self._factor())
             if style.logs:
                 yield self._takes((0.0, 0.01))
@@ -366,14 +370,17 @@ class Script:
         group = process.group
         process.world.declared(process, group.generation)
         commit, begin = self._digests or (0, 0)
-        self._digests = None
         journal = process.world.journal
         if declare.mine.took_part and declare.mine.committed and not declare.mine.intact:
             journal.torn_in.add(group.generation.number)
         journal.declared_last[process.name] = group.generation.number
         if declare.mine.in_run:
             journal.inside_in.add(group.generation.number)
-        mine = replace(declare.mine, commit_digest=commit, begin_digest=begin)
+        unread = self.style.reads_later and begin != 0 and not declare.whole
+        self._rest = begin
+        if unread:
+            commit, begin = int(commit != 0), 1
+        mine = replace(declare.mine, commit_digest=commit, begin_digest=begin, unread=unread)
         if mine.intact:
             held = journal.at_commit_in.setdefault(group.generation.number, [])
             held.append((mine.age, commit != 0))
@@ -432,6 +439,7 @@ class Script:
         return replica.progress
 
     def _put_in_place(self, replica: Replica, *, at_commit: bool) -> None:
+        self._digests = None
         self.content = replica.content
         self.undo.received(self.content, at_commit=at_commit)
         self.process.replica = replica
@@ -476,6 +484,8 @@ class Script:
         self.process.set_up_since = None
 
     def _entered(self, _: act.Entered) -> None:
+        if not self.part.unread:
+            self._digests = None
         self.process.set_up_since = None  # in case there was nothing to set up
 
     # ---- out of it
@@ -520,6 +530,7 @@ class Script:
     # ---- the state
 
     def _put_back(self, _: act.PutBack) -> bool:
+        self._digests = None
         self.content, whole = self.undo.put_back(self.content)
         if not whole:
             self.process.world.journal.undo_missed = True
@@ -547,6 +558,15 @@ class Script:
             process.compares_since = None
         if len(set(found.values())) > 1:
             raise StepMisused(f"the replicas differ at step {committed}")
+
+    def _compare_unread(self, _: act.CompareUnread) -> Body:
+        process = self.process
+        if process.group.generation.world_size == 1:
+            return True
+        self._digests = None
+        name = ("state", self.part.progress.committed)
+        found = yield from process.group.collective(name, process, self._rest, at_store=True)
+        return len(set(found.values())) == 1
 
     def _save(self, save: act.Save) -> None:
         process, step = self.process, save.progress.committed
@@ -606,6 +626,7 @@ class Script:
             self.clock.after(_ASK_AFTER_S, self._look_for_others, group, name, meeting)
 
     def _perform(self, perform: act.Perform) -> Body:
+        self._digests = None
         process, call = self.process, perform.call
         if call is END_OF_LOOP or (call is END_OF_SCRIPT and not self.job.saves):
             return None

@@ -28,6 +28,7 @@ from elastic.core.recovery import (
     Declaration,
     Mark,
     RecoveryPlan,
+    agree_so_far,
     calls_done,
     mismatching_ranks,
     plan_recovery,
@@ -102,9 +103,13 @@ class Join:
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Declare:
     """Give `mine` to every member, with the digests filled in. Returns all declarations, in rank
-    order. Raises GroupLost."""
+    order. Raises GroupLost.
+
+    whole: the digests must be of all state. Else they may leave out what `CompareUnread` compares.
+    """
 
     mine: Declaration
+    whole: bool
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -242,6 +247,12 @@ class CompareReplicas:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class CompareUnread:
+    """Compare with all members what the declared digests have left out. Returns whether all have
+    the same. Raises GroupLost."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Save:
     """Begin to save this member's share, in the background."""
 
@@ -300,6 +311,7 @@ Action: TypeAlias = (
     | KeepForRetry
     | PutBackForRetry
     | CompareReplicas
+    | CompareUnread
     | Save
     | SaveAndWait
     | LeaveJob
@@ -369,6 +381,11 @@ class Participation:
         self._compare_due = False
         self.agreed_at = 0
         """The committed steps on which the members of the present group agreed."""
+        self.unread = False
+        """The group began with the next step before the members had compared all of their state.
+        The driver compares it before anything changes that state, and calls `read`."""
+        self._reads_whole = False
+        """The next group compares all before it begins, because members differ."""
         self._newcomers = False
         self._repeat_from = 0
         self._calls_of_others = 0
@@ -491,6 +508,7 @@ class Participation:
 
     def commit(self, samples: SampleRange) -> None:
         require(self.seat is not None and self.intact, "a step was committed without a group")
+        require(not self.unread, "a step was committed before all members were known to agree")
         assert self.seat is not None
         self.progress = self.progress.after(
             samples,
@@ -508,8 +526,15 @@ class Participation:
         self._in_block = self._at_begin = False
         self.runs_done, self._last_call = 0, None
         self._calls_of_others = 0
-        self._compare_due = True
+        self._compare_due, self._reads_whole = True, False
         self._worker.committed(self.progress.committed)
+
+    def read(self, *, same: bool) -> None:
+        """The members have compared what was `unread`. Raises GroupLost if it is not the same: the
+        next group finds out whose is right."""
+        self.unread, self._reads_whole = False, not same
+        if not same:
+            raise GroupLost("the members hold different states of the same step")
 
     def give_up_block(self, error: GroupLost) -> Steps:
         """The group was lost inside the block. Join the next one. Returns whether the step counts
@@ -598,6 +623,7 @@ class Participation:
                         yield from self._leave_job_if_told()
                     committed = self.progress.committed
                     yield MeetForCall(committed=committed, number=self.runs_done, call=call)
+                    yield from self._read()
                     self._last_call = None  # all completed that one; the next changes the state
                     result = yield Perform(call=call)
                 except GroupLost as error:
@@ -667,8 +693,13 @@ class Participation:
             self._compare_due = False
             yield CompareReplicas()
         if self._save_is_due():
+            yield from self._read()
             self._save_owed, self._saved_step = False, self.progress.committed
             yield Save(progress=self.here)
+
+    def _read(self) -> Steps:
+        if self.unread:
+            self.read(same=(yield CompareUnread()))
 
     def _comparison_is_due(self) -> bool:
         """Whether replicas are compared here: after 1, 2, 4... steps of the group, and before a
@@ -722,19 +753,10 @@ class Participation:
 
     def _agree(self, seat: Seat) -> Steps:
         """Agree with the group on one state. Raises GroupLost, StateLost or Stranded."""
-        declarations: tuple[Declaration, ...] = yield Declare(mine=self._declaration())
-        reference, odd = mismatching_ranks(declarations)
-        if odd:
-            yield ExplainMismatch(reference=reference, odd=odd)
-            yield AwaitSuccessor(timeout_s=_TOLD_S)
-            raise GroupLost(f"rank {odd[0]} tracks another model and was notified")
-        if (found := disagreement(declarations)) is not None:
-            raise StepMisused(_explained(found, declarations))
-        declarations = without_doubtful(declarations)
+        declarations, plan = yield from self._compare(seat)
         repeat_from = runs_to_repeat(declarations)
         if repeat_from is None:
             raise GroupLost("a newcomer joined while session.run() was under way")
-        plan = plan_recovery(declarations)
         if seat.rank in plan.stranded:
             raise Stranded(
                 "the group continues from a state that does not fit the place that this worker's "
@@ -758,6 +780,30 @@ class Participation:
         self._counts_in, self.doubtful = seat.generation.number, False
         self.reduced = self.begun = 0
         self.rhythm = Rhythm()
+
+    def _compare(self, seat: Seat) -> Steps:
+        """Return the members' declarations and what follows from them.
+
+        Members that are all at the same step mostly hold the same state, and to read all of it
+        takes time: they compare the rest later, if only it is equal so far.
+        """
+        whole = self._reads_whole or seat.generation.purpose is not Purpose.TRAIN
+        while True:
+            declarations: tuple[Declaration, ...] = yield Declare(
+                mine=self._declaration(), whole=whole
+            )
+            reference, odd = mismatching_ranks(declarations)
+            if odd:
+                yield ExplainMismatch(reference=reference, odd=odd)
+                yield AwaitSuccessor(timeout_s=_TOLD_S)
+                raise GroupLost(f"rank {odd[0]} tracks another model and was notified")
+            if (found := disagreement(declarations)) is not None:
+                raise StepMisused(_explained(found, declarations))
+            declarations = without_doubtful(declarations)
+            self.unread = any(d.unread for d in declarations)
+            if not self.unread or agree_so_far(declarations):
+                return declarations, plan_recovery(declarations)
+            whole = True
 
     def _declaration(self) -> Declaration:
         return Declaration(

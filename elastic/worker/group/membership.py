@@ -389,6 +389,14 @@ def compare_reductions(group: Group, here: Standing, made: Made) -> None:
         raise StepMisused(f"rank {group.rank} {doing}, {', '.join(odd[:3])}. {_SAME_STEPS}")
 
 
+def have_equal(group: Group, here: Standing, digest: int) -> bool:
+    """Return, once every member has come here, whether all have the same digest. Errors as of
+    `meet`."""
+    key = f"state/{here.committed}"
+    found = _come_together(group, here, key, str(digest), "compares its state with the others'")
+    return all(theirs == str(digest) for theirs in found.values())
+
+
 _SAME_CALLS = (
     "Every worker must make the same calls at the same place of the script; decide whether to call "
     "by values that are the same everywhere, also in a worker that has just joined, such as "

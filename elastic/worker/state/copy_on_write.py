@@ -26,12 +26,16 @@ _SAMPLED = 8  # elements of each tensor
 
 
 class CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches what the calling thread does, from `begin` to `end`."""
+    """Watches what the calling thread does, from `begin` to `end`.
+
+    before_copy: called before each copy, and so before the write that it is made for.
+    """
 
     supports_higher_order_operators = True
 
-    def __init__(self) -> None:
+    def __init__(self, before_copy: Callable[[], None] = lambda: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._before_copy = before_copy
         self._storages: dict[int, torch.UntypedStorage] = {}
         """What is held, by its C++ object and by its address: NumPy makes other objects for it."""
         self._copies: dict[int, torch.UntypedStorage] = {}
@@ -77,6 +81,7 @@ class CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if storage is None:
                 storage = self._storages.get(tensor.untyped_storage().data_ptr())
             if storage is not None and storage._cdata not in self._copies:
+                self._before_copy()
                 # A device may have no room for it.
                 copy = storage.clone() if storage.device.type == "cpu" else storage.cpu()  # type: ignore[no-untyped-call]
                 self._copies[storage._cdata] = copy

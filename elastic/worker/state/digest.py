@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 import xxhash
@@ -14,6 +14,7 @@ _READ = 0x100  # PyBUF_READ
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _view.restype = ctypes.py_object
+_MASK = 2**63 - 1
 _MULTIPLIER = 0x9E3779B97F4A7C15 - 2**64
 """An odd number without a pattern: 2^64 divided by the golden ratio, as a signed integer."""
 
@@ -32,12 +33,42 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
         if tensor.device.type != "cpu":
             sums.append(_weighted_sum(bytes_of(tensor)))
             continue
-        for words in _contents(tensor.detach()):
-            # Not by numpy(), after which torch never lets a script resize the tensor.
-            hasher.update(_view(words.data_ptr(), words.numel(), _READ))
+        _read(tensor, hasher)
     if sums:
         hasher.update(torch.stack(sums).cpu().numpy().tobytes())
-    return (hasher.intdigest() & (2**63 - 1)) or 1
+    return (hasher.intdigest() & _MASK) or 1
+
+
+def digest_by_name(tensors: Mapping[str, torch.Tensor]) -> int:
+    """Return 63 bits of the tensors' names and content, whatever their order.
+
+    The digest of tensors in two mappings is `combined` from those of each.
+    """
+    hashers = {name: xxhash.xxh3_64(name.encode()) for name in tensors}
+    on_device: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        if not tensor.numel():
+            continue
+        if tensor.device.type != "cpu":
+            on_device[name] = _weighted_sum(bytes_of(tensor))
+        else:
+            _read(tensor, hashers[name])
+    if on_device:
+        sums = torch.stack(list(on_device.values())).cpu().numpy()
+        for name, number in zip(on_device, sums, strict=True):
+            hashers[name].update(number.tobytes())
+    return sum(hasher.intdigest() for hasher in hashers.values()) & _MASK
+
+
+def combined(*digests: int) -> int:
+    """Return the digest of what `digests` are of, together; never 0."""
+    return (sum(digests) & _MASK) or 1
+
+
+def _read(tensor: torch.Tensor, hasher: xxhash.xxh3_64) -> None:
+    for words in _contents(tensor.detach()):
+        # Not by numpy(), after which torch never lets a script resize the tensor.
+        hasher.update(_view(words.data_ptr(), words.numel(), _READ))
 
 
 def _contents(tensor: torch.Tensor) -> Iterator[torch.Tensor]:

@@ -35,7 +35,7 @@ from elastic.worker.state.buffers import (
     reshaped_to_json,
 )
 from elastic.worker.state.cells import Gradients
-from elastic.worker.state.digest import digest_of
+from elastic.worker.state.digest import combined, digest_by_name, digest_of
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.tensor_specs import (
     TensorSpec,
@@ -288,12 +288,17 @@ class JobState:
 
     def digest(self) -> int:
         """Return 63 bits that are equal for equal replicated state, without rank-local state."""
+        tensors, rest = self.replicated()
+        return combined(digest_by_name(tensors), rest)
+
+    def replicated(self) -> tuple[dict[str, torch.Tensor], int]:
+        """Return the tensors that are equal on all members, by name, and a digest of the rest."""
         flat = self._replicated()
         local = self.local_names(flat)
-        tensors = [t for name, t in sorted(flat.tensors.items()) if name not in local]
+        tensors = {name: t for name, t in flat.tensors.items() if name not in local}
         flags = {n: flag for n, flag in self._flags().items() if n not in self._rank_local}
         document = {"state": flat.skeleton, "flags": flags, "job": self._position()}
-        return digest_of(tensors, documents.encode(document))
+        return tensors, digest_of([], documents.encode(document))
 
     def digests(self) -> dict[str, int]:
         """Return a digest of each tensor and of the rest, to find what differs between members."""

@@ -75,6 +75,8 @@ class Undo:
     on_costly: called with names, bytes and copying time in s of large state copied at every block.
     on_slow: called with names of small state and the time in s that a copy of it takes, if that is
         a noticeable part of a block.
+    before_write: called before code below a block that does not count first writes to memory that
+        was not known to change there.
     """
 
     def __init__(
@@ -85,8 +87,10 @@ class Undo:
         wait_for_device: Callable[[], None],
         on_costly: Callable[[list[str], int, float], None],
         on_slow: Callable[[list[str], float], None],
+        before_write: Callable[[], None] = lambda: None,
     ) -> None:
         self._state = state
+        self._before_write = before_write
         self._device = device
         self._wait_for_device = wait_for_device
         self._on_costly, self._on_slow = on_costly, on_slow
@@ -119,7 +123,7 @@ class Undo:
         self._begin = _Mark()
         self._commit: _Mark | None = None
         self._retry: _Mark | None = None
-        self._writes = CopyOnWrite()
+        self._writes = CopyOnWrite(before_write)
         """Those of the code below a block that does not count."""
         self._retry_gradients: Copy = []
         self._call: _Mark | None = None
@@ -151,6 +155,16 @@ class Undo:
             and self._version == self._state.version
             and self._changed_since(commit) <= commit.large.keys()
         )
+
+    def unwritten(self) -> list[torch.Tensor]:
+        """Return the large tensors of modules and optimizers that neither the code between two
+        blocks writes to, as far as known, nor a block before its last collective. None of them
+        while that is still being learnt."""
+        if self._version != self._state.version or self._blocks < _LEARNT_AT_ONCE:
+            return []
+        written = self._block_set | self._gap_set
+        cells = [cell for i, cell in enumerate(self._large) if i not in written]
+        return [t for cell in cells if _has_digest(cell) for t in present(cell.tensors())]
 
     # ---- in the course of a block
 
@@ -270,7 +284,7 @@ class Undo:
         to change, and any other object, now.
         """
         self._writes.end()
-        self._writes = CopyOnWrite()
+        self._writes = CopyOnWrite(self._before_write)
         self._retry = self._copy(set())
         for index, cell in enumerate(self._large):
             if index not in self._gap_set and is_written_by_operations(cell):
@@ -292,7 +306,7 @@ class Undo:
         self._state.put_back_late()
         self._restore(self._retry)
         self._state.gradients.put_back(self._retry_gradients)
-        self._retry, self._retry_gradients, self._writes = None, [], CopyOnWrite()
+        self._retry, self._retry_gradients = None, []
         self._renew_commit_signs()
         return whole
 

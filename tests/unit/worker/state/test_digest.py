@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.worker.state import digest
-from elastic.worker.state.digest import digest_of
+from elastic.worker.state.digest import combined, digest_by_name, digest_of
 from tests.unit.worker.trees import DTYPES, make_tensor
 
 
@@ -135,3 +135,23 @@ def test_rows_without_a_place_of_their_own_count_as_those_of_a_copy(
         assert digest_of([each]) == digest_of([each.clone(memory_format=torch.contiguous_format)])
     if dtype.is_complex:
         assert digest_of([tensor.conj()]) == digest_of([tensor.conj().resolve_conj().contiguous()])
+
+
+def test_digests_by_name_of_parts_add_up_to_that_of_the_whole() -> None:
+    tensors = {f"t{n}": torch.full((n,), float(n)) for n in range(5)}
+    first = {name: tensors[name] for name in ("t3", "t0")}
+    rest = {name: tensors[name] for name in ("t4", "t2", "t1")}
+    whole = combined(digest_by_name(tensors))
+    assert combined(digest_by_name(first), digest_by_name(rest)) == whole
+    assert digest_by_name(dict(reversed(tensors.items()))) == digest_by_name(tensors)
+
+
+def test_a_digest_by_name_changes_with_a_name_and_with_each_tensor() -> None:
+    tensors = {"a": torch.tensor([1.0, 2.0]), "b": torch.tensor([3.0])}
+    others = [
+        {"a": tensors["b"], "b": tensors["a"]},
+        {"a": tensors["a"], "c": tensors["b"]},
+        {"a": tensors["a"]},
+        {**tensors, "b": torch.tensor([3.5])},
+    ]
+    assert len({digest_by_name(each) for each in (tensors, *others)}) == 5

@@ -12,6 +12,8 @@ def test_a_change_that_nothing_sees_is_found_before_the_next_step_and_undone(
 ) -> None:
     job = place.start("differs_after_a_loss.py", tmp_path, nproc=4)
     assert job.wait() == 0, job.story()
+    reasons = [g["reason"] for g in job.named("generation_formed")]
+    assert "group_broken" in reasons, "they had compared all before they began"
     (differed,) = job.named("state_differed")
     assert differed["details"]["names"] == "model.frozen.weight", job.story()
     assert differed["details"]["step"] == "12", job.story()

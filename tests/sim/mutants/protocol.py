@@ -102,6 +102,11 @@ RECOVERY = (
 
 PARTICIPATION = (
     (
+        "            if not self.unread or agree_so_far(declarations):\n",
+        "            if True:\n",
+        "state moves by digests of parts of it",
+    ),
+    (
         "        if plan.stranded:\n            yield AwaitSuccessor(timeout_s=_TOLD_S)\n",
         "        if plan.stranded:\n",
         "members close their group at once if one of them cannot go on",

@@ -148,6 +148,10 @@ class Generation:
         return self.members[0].endpoint
 
     @property
+    def store_port(self) -> int:
+        return int(self.store_endpoint.rpartition(":")[2])
+
+    @property
     def store_prefix(self) -> str:
         """A key prefix that no other generation uses, not even one of an earlier incarnation."""
         return f"{self.incarnation}/{self.number}"

@@ -1,25 +1,17 @@
-"""Builds one generation's process group, and lets any thread abort it.
-
-gloo offers no way to free a thread that is blocked in a collective. Shutting down the group's
-sockets does: the blocked call raises within a millisecond. They are found by port: each member's
-gloo listens at one, which is the local port at one end of a connection and the peer's at the other.
-"""
+"""Builds one generation's process group, and lets any thread abort it."""
 
 from __future__ import annotations
 
 import contextlib
 import datetime
-import gc
 import inspect
 import os
 import re
-import select
 import socket
-import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, MutableMapping
+from collections.abc import Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -31,6 +23,7 @@ from torch.torch_version import TorchVersion
 from elastic.core.membership import Generation
 from elastic.errors import ConfigurationError, GroupLost, TransientError
 from elastic.runtime.network import listen_as
+from elastic.worker.group.gloo_sockets import GroupSockets, gloo_made_by
 
 T = TypeVar("T")
 COLLECTIVE_TIMEOUT = datetime.timedelta(minutes=30)
@@ -129,7 +122,6 @@ _set_timeout: Callable[[datetime.timedelta], None] = getattr(
 """Sets the default group's time-out; torch has a public name for it from 2.14 on."""
 _TAKES_TIMEOUT_LATER = torch.__version__ >= "2.13"
 """gloo's collectives obey a time-out that is set later; those of torch 2.6 do not."""
-_OPENING_S = 0.002
 _undropped: list[list[Any]] = []
 GROUPS = dist.distributed_c10d._world.pg_map
 """torch's own record of this process's groups."""
@@ -209,15 +201,11 @@ class Group:
         self.rank = rank
         self.world_size = generation.world_size
         self.backend = backend
-        self._lock = threading.Lock()
         self._ending = threading.Lock()  # one thread at a time ends it, none once it is closed
         self._closed = False
         self._torch: dist.ProcessGroup | None = None
         self._uncounted = 0
-        self._connections_before: frozenset[Connection] | None = None
-        self._listeners_before: frozenset[Listener] = frozenset()
-        self._built: frozenset[Connection] | None = None
-        self._own_store_port = 0
+        self._sockets = GroupSockets()
         self.store: Store | None = None
         """The store at which the members met, under the generation's own prefix."""
         self._hook_before = sys.excepthook
@@ -238,9 +226,7 @@ class Group:
         long as the coordinator lets it. If it never comes, a newer generation aborts this group.
         """
         timeout = datetime.timedelta(seconds=timeout_s)
-        self._own_store_port = host.port
-        with self._lock:
-            self._connections_before, self._listeners_before = connections(), listeners()
+        self._sockets.begin(own_store_port=host.port)
         self.check()
         try:
             self._connect(self._meet(timeout), timeout)
@@ -316,12 +302,12 @@ class Group:
                 return
             if self.backend.aborts and self._is_default():
                 self._abort_all()
-            shut_down(self._connections())
+            self._sockets.cut()
 
     def leave(self) -> None:
         """Stop sending, but let peers read what was sent: for a member whose part is done."""
         if not self.backend.aborts:
-            shut_down(self._connections(), socket.SHUT_WR)
+            self._sockets.cut(socket.SHUT_WR)
 
     def close(self) -> None:
         """Discard the group; a new one may follow."""
@@ -338,16 +324,13 @@ class Group:
         group that torch can abort (NCCL) only those with the store count, because the others may
         end with what they were opened for.
         """
-        built: Iterable[Connection] = self._built or ()
-        if self.backend.aborts:
-            store = int(self.generation.store_endpoint.rpartition(":")[2])
-            built = [c for c in built if c.peer_port == store]
-        return any(map(is_down, built))
+        store = self.generation.store_port if self.backend.aborts else None
+        return self._sockets.are_cut(only_to_port=store)
 
     def descriptors(self) -> list[int]:
         """Return the group's sockets, for forked children to close. gloo may have closed some since
         the group was lost, and then their numbers are those of others, such as a loader's pipes."""
-        return [c.descriptor for c in self._built or () if _is_open(c)]
+        return self._sockets.descriptors()
 
     def _unless_aborted(self, make: Callable[[], T]) -> T:
         """Return what `make` returns. Its thread is abandoned when the group is aborted."""
@@ -396,7 +379,7 @@ class Group:
         dist.distributed_c10d._world.group_count = 0
         self._hook_before = sys.excepthook
         try:
-            with _gloo_made_by(self._unless_aborted):
+            with gloo_made_by(self._unless_aborted):
                 dist.init_process_group(
                     self.backend.name,
                     store=store,
@@ -411,11 +394,7 @@ class Group:
         self.check()  # an earlier abort found nothing to abort
         if self.backend.queues:
             self._connect_queue()
-        ports = self._ports(store)
-        with self._lock:
-            self._built = frozenset(
-                c for c in self._new() if c.local_port in ports or c.peer_port in ports
-            )
+        self._sockets.built(self._ports(store))
         _set_timeout(COLLECTIVE_TIMEOUT)
 
     def _connect_queue(self) -> None:
@@ -425,29 +404,11 @@ class Group:
 
     def _ports(self, store: Store) -> set[int]:
         """Return the ports at which the members' gloo and their store listen."""
-        own = {listener.port for listener in listeners() - self._listeners_before}
-        mine = ",".join(map(str, sorted(own)))
+        mine = ",".join(map(str, sorted(self._sockets.ports())))
         store.set(f"listens/{self.rank}", mine)
         keys = [f"listens/{rank}" for rank in range(self.world_size)]
         found = {int(port) for ports in store.multi_get(keys) for port in ports.split(b",") if port}
-        return found | {int(self.generation.store_endpoint.rpartition(":")[2])}
-
-    def _connections(self) -> frozenset[Connection]:
-        """Return the connections to cut. While the group forms, others' ports are unknown."""
-        with self._lock:
-            if self._built is not None or self._connections_before is None:
-                return self._built or frozenset()
-            new = self._new()
-            scripts = opened_by_python()  # after: includes what a script opens meanwhile
-            time.sleep(_OPENING_S)  # a thread may have a descriptor and no object yet
-            scripts |= opened_by_python()
-            return frozenset(c for c in new if c.descriptor not in scripts)
-
-    def _new(self) -> frozenset[Connection]:
-        """Return the connections made since the build began, but not clients of the store hosted
-        here, which may belong to a later generation already."""
-        new = connections() - (self._connections_before or frozenset())
-        return frozenset(c for c in new if c.local_port != self._own_store_port)
+        return found | {self.generation.store_port}
 
     def _is_default(self) -> bool:
         """True if torch's default group, and so all that the script made below it, is this one."""
@@ -514,30 +475,6 @@ def _drop(last: list[Any], *, only_if_ours: bool = False) -> bool:
     while last:
         del last[0]
     return True
-
-
-@contextlib.contextmanager
-def _gloo_made_by(made_by: Callable[[Callable[[], Any]], Any]) -> Iterator[None]:
-    """Within, `made_by` calls gloo's constructor, which waits for a peer that has given up until
-    its time-out, in C++, where nothing can stop it."""
-    c10d: Any = dist.distributed_c10d
-    original: Any = getattr(c10d, "ProcessGroupGloo", None)
-    if original is None:  # torch was built without gloo
-        yield
-        return
-
-    class Made(type):
-        def __call__(cls, *args: Any, **named: Any) -> Any:
-            return made_by(lambda: original(*args, **named))
-
-        def __instancecheck__(cls, instance: object) -> bool:
-            return isinstance(instance, original)
-
-    c10d.ProcessGroupGloo = Made("ProcessGroupGloo", (), {})
-    try:
-        yield
-    finally:
-        c10d.ProcessGroupGloo = original
 
 
 def is_group_loss(error: BaseException, group: Group | None) -> bool:
@@ -616,105 +553,3 @@ def turn_flight_record_off(environment: MutableMapping[str, str]) -> None:
     """
     if not any(name in environment for name in _NAMES):
         environment[_ENTRIES] = "0"
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """An open TCP connection: its descriptor, and the inode that tells it from a later one."""
-
-    descriptor: int
-    inode: int
-    local_port: int
-    peer_port: int
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """A listening TCP socket."""
-
-    inode: int
-    port: int
-
-
-def connections() -> frozenset[Connection]:
-    """Return all connected TCP sockets of this process, without listening ones.
-
-    (gloo ends the process if its listening socket is shut down.)
-    """
-    return frozenset(_scan(_connection))
-
-
-def listeners() -> frozenset[Listener]:
-    return frozenset(_scan(_as_listener))
-
-
-def opened_by_python() -> set[int]:
-    """Return the descriptors of all sockets that Python code has opened: none of them is torch's.
-
-    Looks at every object of the process, which takes tens of milliseconds.
-    """
-    return {o.fileno() for o in gc.get_objects() if issubclass(type(o), socket.socket)}
-
-
-def _connection(sock: socket.socket, inode: int) -> Connection:
-    peer_port = sock.getpeername()[1]
-    return Connection(sock.fileno(), inode, sock.getsockname()[1], peer_port)
-
-
-def _as_listener(sock: socket.socket, inode: int) -> Listener | None:
-    listens = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
-    return Listener(inode, sock.getsockname()[1]) if listens else None
-
-
-def _scan(describe: Callable[[socket.socket, int], object]) -> Iterator[Any]:
-    for name in os.listdir("/proc/self/fd"):
-        descriptor = int(name)
-        try:
-            found = os.fstat(descriptor)
-            if not stat.S_ISSOCK(found.st_mode):
-                continue
-            with _borrowed(descriptor) as sock:
-                if sock.family in (socket.AF_INET, socket.AF_INET6):
-                    described = describe(sock, found.st_ino)
-                    if described is not None:
-                        yield described
-        except OSError:
-            continue  # closed meanwhile, or not connected
-
-
-@contextlib.contextmanager
-def _borrowed(descriptor: int) -> Iterator[socket.socket]:
-    """Yield the descriptor as a socket object that does not close it.
-
-    SOCK_NONBLOCK tells Python that the socket has no time-out, and changes nothing. Without it, if
-    the script has called socket.setdefaulttimeout(), Python would make the socket non-blocking, and
-    torch, which shares it, would read garbage.
-    """
-    sock = socket.socket(type=socket.SOCK_STREAM | socket.SOCK_NONBLOCK, fileno=descriptor)
-    try:
-        yield sock
-    finally:
-        sock.detach()
-
-
-def is_down(connection: Connection) -> bool:
-    """Whether it was closed here, or by the other end."""
-    look = select.poll()
-    look.register(connection.descriptor, select.POLLRDHUP)
-    # In this order: the descriptor may be closed meanwhile, and be another file's.
-    return bool(look.poll(0)) or not _is_open(connection)
-
-
-def _is_open(connection: Connection) -> bool:
-    """Whether its descriptor is still the connection's, and no other file's."""
-    try:
-        return os.fstat(connection.descriptor).st_ino == connection.inode
-    except OSError:
-        return False
-
-
-def shut_down(doomed: Iterable[Connection], how: int = socket.SHUT_RDWR) -> None:
-    """Shut down those connections that are still the same ones."""
-    for connection in filter(_is_open, doomed):
-        with contextlib.suppress(OSError), _borrowed(connection.descriptor) as sock:
-            sock.shutdown(how)

@@ -21,7 +21,7 @@ from elastic.errors import StepMisused
 from elastic.worker import control
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group import membership
-from elastic.worker.group.process_group import shut_down
+from elastic.worker.group.gloo_sockets import shut_down
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.step import Step
 from tests.unit.worker.together import Seat, die, in_processes, run_together

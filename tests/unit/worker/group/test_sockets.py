@@ -11,7 +11,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from elastic.worker.group.process_group import connections, shut_down
+from elastic.worker.group.gloo_sockets import connections, shut_down
 
 Pair = tuple[socket.socket, socket.socket]
 

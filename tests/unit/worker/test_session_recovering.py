@@ -21,7 +21,6 @@ from elastic.errors import StepMisused
 from elastic.worker import control
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group import membership
-from elastic.worker.group.gloo_sockets import shut_down
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.step import Step
 from tests.unit.worker.together import Seat, die, in_processes, run_together
@@ -201,7 +200,7 @@ def cut(peer: Peer) -> None:
     """Break the connections of the group."""
     group = peer.control.membership.group
     assert group is not None
-    shut_down(group._connections())
+    group._sockets.cut()
 
 
 def nothing() -> None:

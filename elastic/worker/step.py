@@ -20,6 +20,8 @@ from elastic.worker.data_loader import BatchPlan, BatchPlanner, to_device
 from elastic.worker.training import Training
 
 _NO_MEANS: Mapping[str, float] = {}
+_WEIGHT = ""
+"""The name, which no value of `mean` has, under which the weights of losses are summed."""
 
 
 class Means(Mapping[str, float]):
@@ -39,7 +41,7 @@ class Means(Mapping[str, float]):
 
     def settle(self, values: Mapping[str, float]) -> None:
         """Set the means. The step calls this when its block has ended."""
-        self._values = dict(values)
+        self._values = {name: value for name, value in values.items() if name != _WEIGHT}
 
     def __getitem__(self, name: str) -> float:
         if self._values is None:
@@ -97,6 +99,10 @@ class Step:
         self._given: set[str] = set()
         """The names given to `mean` since the last micro-batch was taken."""
         self._summed: list[tuple[list[str], torch.Tensor]] = []
+        self._is_weighted = False
+        """Losses of this pass have weights of their own."""
+        self._left_over: list[bool] = []
+        """Of each model: it had gradients before this pass."""
         self.committed = False
         self._take(planner, plan)
 
@@ -170,15 +176,23 @@ class Step:
         finally:
             training.in_batches = False
 
-    def backward(self, loss: torch.Tensor, **options: Any) -> None:
+    def backward(
+        self, loss: torch.Tensor, *, weight: torch.Tensor | float | None = None, **options: Any
+    ) -> None:
         """Call `loss.backward(**options)`, with the loss weighted by its share of the global batch.
 
         loss: a scalar, the mean over the samples of the micro-batch that `batches` yielded last.
         The averaged gradient is then the exact mean over the global batch, also with uneven shares.
+        weight: what the loss is the mean over if that is not the samples: the number of its tokens,
+        boxes or pixels, or the sum of their weights, as a number or a tensor of one element. The
+        averaged gradient is then the exact mean over all of these in the global batch; if there are
+        none, it is zero. With the loss of a micro-batch that has none, weight is 0, and the loss
+        must be finite. Pass it for each micro-batch, or for none.
         options: those of torch.Tensor.backward, such as retain_graph.
 
-        Raises StepMisused if no micro-batch was taken, or if a generator that has the `with step:`
-        waits in its `yield`.
+        Raises StepMisused if no micro-batch was taken, if only some have a weight, if a weight is
+        negative or not finite, if gradients of earlier steps are left where losses have weights, or
+        if a generator that has the `with step:` waits in its `yield`.
         """
         if self._taken == 0:
             raise StepMisused(
@@ -190,7 +204,7 @@ class Step:
         if self._planner.divides and self._accumulates:
             self._accumulates = False
             self._training.require_accumulated()
-        weight = self._weights[self._taken - 1]
+        factor = self._factor_of(weight)
         last = self._taken == len(self._micro_batches)
         self._passed = self._taken
         began = time.monotonic()
@@ -200,7 +214,7 @@ class Step:
             reductions = self._training.begin_backward(averages=last)
             begun = 0
             try:
-                (loss if weight == 1.0 else loss * weight).backward(**options)  # type: ignore[no-untyped-call]
+                _scaled(loss, factor).backward(**options)  # type: ignore[no-untyped-call]
             finally:
                 self._training.in_backward = False
                 if last:
@@ -211,6 +225,8 @@ class Step:
                 if sums is not None:
                     sums.wait()
                 self._training.wait_for_reduction(reductions.newest)
+                if self._is_weighted:
+                    self._training.multiply_gradients(self._correction(), self._left_over)
                 self._reduced = True
         except Exception as error:
             self._training.note_failure(error)
@@ -222,7 +238,9 @@ class Step:
         if last:
             self._training.clock.pace.reduced(began, now)
 
-    def mean(self, /, **values: torch.Tensor | float) -> Means:
+    def mean(
+        self, /, *, weight: torch.Tensor | float | None = None, **values: torch.Tensor | float
+    ) -> Means:
         """Return the exact means of values over the global batch, known when the block has ended.
 
         values: numbers or tensors of one element by name, each the mean over the samples of the
@@ -230,19 +248,22 @@ class Step:
         names on every rank, even on one whose `share` is 0: otherwise gloo ends the process. Values
         given before `backward` are summed along with the gradients; later ones need another
         collective.
+        weight: what the values are means over if that is not the samples, as for `backward`.
 
-        Raises StepMisused if no micro-batch was taken.
+        Raises StepMisused if no micro-batch was taken, or if the weight is negative or not finite.
         """
         if self._taken == 0:
             raise StepMisused("step.mean() was called before a batch was taken from step.batches()")
         micro_batch = self._micro_batches[self._taken - 1]
-        count = len(micro_batch) if micro_batch.weighted else 0
-        device = self._training.control.backend.device
+        count: torch.Tensor | float = len(micro_batch)
+        if weight is not None:
+            count = self._checked(weight, "step.mean")
+        if not micro_batch.weighted:
+            count = 0
         for name, value in values.items():
-            mean = torch.as_tensor(value, dtype=torch.float64, device=device).detach()
-            total = mean.reshape(()) * count if count else torch.zeros_like(mean.reshape(()))
-            pair = torch.stack([total, torch.full_like(total, count)])
-            self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+            mean = self._number(value)
+            has_none = isinstance(count, (int, float)) and count == 0  # the mean may be NaN then
+            self._add(name, torch.zeros_like(mean) if has_none else mean * count, count)
         self._given.update(values)
         return self._means
 
@@ -413,6 +434,70 @@ class Step:
         self.epoch = self._training.state.position.epoch
         self.ends_epoch = self._training.at_epoch_end()
 
+    def _factor_of(self, weight: torch.Tensor | float | None) -> torch.Tensor | float:
+        """What to multiply the loss of this micro-batch by.
+
+        The sum of all weights is known only after the reduction. Until then, one number that is
+        equal on all ranks stands for its part of a rank: that of the step before, so that
+        gradients are of the usual size while they are reduced.
+        """
+        if self._taken == 1:
+            self._is_weighted = weight is not None
+            self._left_over = self._training.have_gradients() if self._is_weighted else []
+        if self._is_weighted != (weight is not None):
+            raise StepMisused(
+                f"step {self.index}: step.backward() was given a weight for some micro-batches and "
+                "none for others; pass weight=... for each, or for none"
+            )
+        if weight is None:
+            return self._weights[self._taken - 1]
+        counts = self._micro_batches[self._taken - 1].weighted
+        given = self._checked(weight, "step.backward") if counts else 0.0
+        is_last = self._taken == len(self._micro_batches)
+        self._add(_WEIGHT, given, 1.0 if is_last else 0.0)  # its mean is that of the ranks' sums
+        self._given.add(_WEIGHT)
+        return given / self._unit()
+
+    def _unit(self) -> float:
+        before: float = self._training.state.means.get(_WEIGHT, 0.0)
+        return before or len(self._samples) / self._training.world_size
+
+    def _correction(self) -> torch.Tensor:
+        """What to multiply the averaged gradients by, now that all weights are summed."""
+        (total, _), *_ = self._summed[-1][1].view(-1, 2)  # its name comes first in their order
+        ours = self._unit() * self._training.world_size
+        return torch.where(total > 0, ours / total, torch.zeros_like(total))
+
+    def _number(self, value: torch.Tensor | float) -> torch.Tensor:
+        device = self._training.control.backend.device
+        return torch.as_tensor(value, dtype=torch.float64, device=device).detach().reshape(())
+
+    def _add(self, name: str, total: torch.Tensor | float, count: torch.Tensor | float) -> None:
+        """Add to the sums of this rank, whose quotient over all ranks is the mean."""
+        pair = torch.stack([self._number(total), self._number(count)])
+        self._sums[name] = self._sums[name] + pair if name in self._sums else pair
+
+    def _checked(self, weight: torch.Tensor | float, what: str) -> torch.Tensor | float:
+        """Raise StepMisused for a bad weight. One on a device is not read, which would wait."""
+        if isinstance(weight, torch.Tensor):
+            if weight.numel() != 1:
+                raise StepMisused(
+                    f"{what}() was given a weight of shape {tuple(weight.shape)}; it must have one "
+                    "element"
+                )
+            if weight.device.type != "cpu":
+                return weight.detach().double().reshape(())
+        try:
+            number = float(weight)
+        except (TypeError, ValueError):
+            number = math.nan
+        if not 0.0 <= number < math.inf:
+            raise StepMisused(
+                f"{what}() was given the weight {weight!r:.60}; it must be a number that is finite "
+                "and not negative: how many tokens, boxes or pixels the mean is over"
+            )
+        return number
+
     def _require_block_around(self, frame: FrameType | None) -> None:
         """Raise StepMisused if the block belongs to a generator that waits for its caller."""
         if not self._generator:
@@ -451,6 +536,12 @@ class Step:
                 before = totals.get(name, [0.0, 0.0])
                 totals[name] = [before[0] + total, before[1] + count]
         return {n: total / count if count else math.nan for n, (total, count) in totals.items()}
+
+
+def _scaled(loss: torch.Tensor, factor: torch.Tensor | float) -> torch.Tensor:
+    if isinstance(factor, torch.Tensor):
+        return loss * factor.to(loss.dtype)
+    return loss if factor == 1.0 else loss * factor
 
 
 def _generator_of(frame: FrameType) -> int:

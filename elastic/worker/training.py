@@ -348,6 +348,21 @@ class Training:
         count = group.collectives()
         return count if group.counts_collectives else None
 
+    def have_gradients(self) -> list[bool]:
+        """Of each model, whether it has gradients other than zero."""
+        return [model.has_gradients() for model in self.models]
+
+    def multiply_gradients(self, factor: torch.Tensor, left_over: Sequence[bool]) -> None:
+        """Multiply the gradients that the last pass has averaged. left_over: of each model, whether
+        it had gradients before the pass. Raises StepMisused if one of these models had."""
+        for number in self._reductions.models_of_last_pass():
+            if left_over[number]:
+                raise StepMisused(
+                    "step.backward() was given a weight while gradients of an earlier step or pass "
+                    "were left, whose scale is another; call optimizer.zero_grad() before it"
+                )
+            self.models[number].multiply_gradients(factor)
+
     def keep_accumulated(self, *, ends_only: bool = False) -> None:
         """Remember gradients that the next micro-batch must find: what a micro-batch other than the
         last one has added, or what was there before the first one."""

@@ -209,6 +209,25 @@ class DistributedModel(nn.Module):
         """Whether the module communicates in the passes of every micro-batch."""
         return any(isinstance(m, nn.SyncBatchNorm) for m in self.module.modules())
 
+    def has_gradients(self) -> bool:
+        """Whether there are gradients other than zero."""
+        gradients = (p.grad for p in self.passes.parameters)
+        return any(g is not None and bool(g.any()) for g in gradients)
+
+    def multiply_gradients(self, factor: torch.Tensor) -> None:
+        """Multiply all gradients by a number, which may still be on its way on the device."""
+        dense: dict[torch.dtype, list[torch.Tensor]] = {}
+        for parameter in self.passes.parameters:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if gradient.layout is not torch.strided:
+                gradient.mul_(factor.to(gradient.dtype))
+            else:
+                dense.setdefault(gradient.dtype, []).append(gradient)
+        for dtype, gradients in dense.items():
+            torch._foreach_mul_(gradients, factor.to(dtype))
+
     def keep_accumulated(self, *, ends_only: bool = False) -> None:
         """Remember some gradients, to notice if the script discards them: a first and a last one,
         because to look at all would take too long. ends_only: if the first and the last parameter

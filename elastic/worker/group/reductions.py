@@ -146,6 +146,13 @@ class Reductions:
                 found |= 1 << number
         return found
 
+    def models_of_last_pass(self) -> list[int]:
+        """The numbers of the models whose gradients the last pass has averaged."""
+        if len(self._models) == 1:
+            return [0]
+        reached = self._part.made[-1][1]
+        return [number for number in range(len(self._models)) if reached >> number & 1]
+
     def are_usual(self) -> bool:
         """Whether the passes of the block so far have begun what the steps before let expect, so
         that DDP has averaged all that it should."""

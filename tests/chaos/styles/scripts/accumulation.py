@@ -22,6 +22,26 @@ def accumulation(epochs: int) -> None:
             optimizer.zero_grad()
 
 
+def token_means(epochs: int) -> None:
+    """The loss is a mean over tokens, of which samples have none to three, and micro-batches none
+    to six."""
+    session = elastic.init()
+    model = session.distribute(tasks.net())
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.005)
+    session.track(model=model, optimizer=optimizer)
+    data = elastic.DataLoader(tasks.regression(), batch_size=2, global_batch=8, seed=3)
+    for step in session.steps(data, epochs=epochs):
+        with step:
+            for inputs, targets in step.batches():
+                tokens = (inputs[:, 0].abs() * 1000).long() % 4
+                errors = F.mse_loss(model(inputs), targets, reduction="none").mean(dim=1)
+                loss = (errors * tokens).sum() / tokens.sum().clamp(min=1)
+                step.mean(loss=loss, weight=tokens.sum())
+                step.backward(loss, weight=tokens.sum())
+            optimizer.step()
+            optimizer.zero_grad()
+
+
 ACCUMULATE = 4
 
 

@@ -20,7 +20,7 @@ from elastic.worker.data_loader import BatchPlan, BatchPlanner, to_device
 from elastic.worker.training import Training
 
 _NO_MEANS: Mapping[str, float] = {}
-_WEIGHT = ""
+_WEIGHT = "\0weight"
 """The name, which no value of `mean` has, under which the weights of losses are summed."""
 
 
@@ -464,7 +464,8 @@ class Step:
 
     def _correction(self) -> torch.Tensor:
         """What to multiply the averaged gradients by, now that all weights are summed."""
-        (total, _), *_ = self._summed[-1][1].view(-1, 2)  # its name comes first in their order
+        names, flat = self._summed[-1]
+        total = flat[2 * names.index(_WEIGHT)]
         ours = self._unit() * self._training.world_size
         return torch.where(total > 0, ours / total, torch.zeros_like(total))
 

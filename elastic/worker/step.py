@@ -101,6 +101,8 @@ class Step:
         self._summed: list[tuple[list[str], torch.Tensor]] = []
         self._is_weighted = False
         """Losses of this pass have weights of their own."""
+        self._weighed = 0
+        """The micro-batch, counted from 1, whose loss was given a weight last."""
         self._left_over: list[bool] = []
         """Of each model: it had gradients before this pass."""
         self.committed = False
@@ -390,6 +392,7 @@ class Step:
         if number == 0 and self._planner.divides:
             training.keep_accumulated(ends_only=True)
         self._accumulates = True
+        self._weighed = 0
         self._given.clear()
         self._taken += 1
 
@@ -451,6 +454,13 @@ class Step:
             )
         if weight is None:
             return self._weights[self._taken - 1]
+        if self._weighed == self._taken:
+            raise StepMisused(
+                f"step {self.index}: two losses of one micro-batch were passed to step.backward() "
+                "with weights, which would count its tokens twice; add the losses, or pass the "
+                "second one in another `for ... in step.batches():`, as for a second model"
+            )
+        self._weighed = self._taken
         counts = self._micro_batches[self._taken - 1].weighted
         given = self._checked(weight, "step.backward") if counts else 0.0
         is_last = self._taken == len(self._micro_batches)

@@ -193,6 +193,25 @@ def test_a_weight_for_some_micro_batches_only_is_refused(weights: tuple[Any, ...
     refused("for each, or for none", *weights)
 
 
+@pytest.mark.parametrize("micro_batches", [1, 2])
+def test_two_weighted_losses_of_one_micro_batch_are_refused(micro_batches: int) -> None:
+    def go(peer: Peer) -> None:
+        step = next(
+            peer.session.steps(numbers(4, batch_size=1, accumulate=micro_batches), epochs=1)
+        )
+
+        def do() -> None:
+            with step:
+                for (inputs,) in step.batches():
+                    step.backward(peer.model(inputs).mean(), weight=2)
+                    step.backward(peer.model(inputs).mean(), weight=2)
+
+        with pytest.raises(StepMisused, match="two losses of one micro-batch"):
+            do()
+
+    train_together(go)
+
+
 def test_a_weight_is_refused_while_gradients_of_an_earlier_step_are_left() -> None:
     def leave(peer: Peer) -> None:
         weight = peer.model.module.weight  # type: ignore[union-attr]

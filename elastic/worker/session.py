@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import os
 import random
 import sys
@@ -148,27 +149,29 @@ class Session:
             model.wrap(training.control.backend)
         return model
 
-    def track(self, **objects: Stateful) -> None:
+    def track(self, *unnamed: object, **objects: Stateful) -> None:
         """Make the state of these objects part of the job's state: joining workers receive it, it
         is put back when a step is lost, and checkpoints save and restore it.
 
         objects: anything with state_dict() and load_state_dict(), by a name without a dot. Track
         each object above the loop over `steps`, even if only a later loop uses it.
 
-        Raises ConfigurationError if an object lacks these methods, or if its name has a dot or is
-        another object's; StepMisused (a ConfigurationError) for a new name inside of a loop.
+        Raises ConfigurationError if an object lacks these methods, or if it has no name, one with a
+        dot or another object's; StepMisused (a ConfigurationError) for a new name inside of a loop.
         """
+        _require_names(unnamed, "track")
         self._require_known_in_loop(objects)
         for each in objects.values():
             require_fit(each)
         self._training.state.track(objects)
 
-    def track_local(self, **objects: Stateful) -> None:
+    def track_local(self, *unnamed: object, **objects: Stateful) -> None:
         """Track objects whose state may differ between workers, such as a rank's own statistics.
 
         This does what `track` does, but workers do not compare these objects. A worker that joins
         begins with rank 0's state of them, which is also the one that checkpoints hold.
         """
+        _require_names(unnamed, "track_local")
         self._require_known_in_loop(objects)
         self._training.state.track(objects, rank_local=True)
 
@@ -267,11 +270,11 @@ class Session:
         the job goes on from a checkpoint.
 
         The iteration raises ConfigurationError if `data` is no elastic.DataLoader or its dataset
-        has changed its length, if `epochs` is negative or already done, if no model was
-        distributed or one is not tracked, and if the loop follows a `run` whose result cannot be
-        sent to workers that join. It raises StepMisused if the script misuses a step, begins the
-        loop after a block that does not count, or has called a distributed model since the last
-        loop outside of `run` without a look at `catching_up`.
+        has changed its length, if `epochs` is no whole number, negative or already done, if no
+        model was distributed or one is not tracked, and if the loop follows a `run` whose result
+        cannot be sent to workers that join. It raises StepMisused if the script misuses a step,
+        begins the loop after a block that does not count, or has called a distributed model since
+        the last loop outside of `run` without a look at `catching_up`.
         """
         if not isinstance(data, DataLoader):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
@@ -279,6 +282,11 @@ class Session:
                 f"session.steps({kind}): its samples cannot be divided again when the group "
                 "changes; write data = elastic.DataLoader(dataset, batch_size=...), which takes "
                 "the options of torch's DataLoader"
+            )
+        if not isinstance(epochs, numbers.Integral):
+            raise ConfigurationError(
+                f"session.steps: epochs={epochs!r} is no whole number; to end after a number of "
+                "steps, write `if session.committed >= N: break` below the block"
             )
         if epochs < 0:
             raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
@@ -457,6 +465,16 @@ class Session:
                 raise result
             self._training.state.results[key] = result
         self._results_between.clear()
+
+
+def _require_names(unnamed: tuple[object, ...], method: str) -> None:
+    if unnamed:
+        kinds = ", ".join(type(each).__name__ for each in unnamed)
+        raise ConfigurationError(
+            f"session.{method}() was given objects without names ({kinds}); name each, as in "
+            f"session.{method}(model=model, optimizer=optimizer): workers and checkpoints know "
+            "them by these names"
+        )
 
 
 def _between_loops(where: str) -> str:

@@ -241,7 +241,11 @@ class Step:
             self._training.clock.pace.reduced(began, now)
 
     def mean(
-        self, /, *, weight: torch.Tensor | float | None = None, **values: torch.Tensor | float
+        self,
+        /,
+        *unnamed: object,
+        weight: torch.Tensor | float | None = None,
+        **values: torch.Tensor | float,
     ) -> Means:
         """Return the exact means of values over the global batch, known when the block has ended.
 
@@ -252,8 +256,10 @@ class Step:
         collective.
         weight: what the values are means over if that is not the samples, as for `backward`.
 
-        Raises StepMisused if no micro-batch was taken, or if the weight is negative or not finite.
+        Raises StepMisused if no micro-batch was taken, if a value has no name, or if the weight is
+        negative or not finite.
         """
+        _require_names(unnamed, "mean")
         if self._taken == 0:
             raise StepMisused("step.mean() was called before a batch was taken from step.batches()")
         micro_batch = self._micro_batches[self._taken - 1]
@@ -269,13 +275,16 @@ class Step:
         self._given.update(values)
         return self._means
 
-    def report(self, /, **values: Any) -> None:
+    def report(self, /, *unnamed: object, **values: Any) -> None:
         """Show values (loss=..., accuracy=...) in the live line, the status and the metrics.
 
         values: numbers or tensors of one element by name; others are ignored. Tensors are read
         later, in the background, and only the newest one of each name. After a block that does not
         count the values are ignored: the step is computed again.
+
+        Raises StepMisused if a value has no name.
         """
+        _require_names(unnamed, "report")
         if self.committed or not self._means.is_settled:
             self._training.control.reports.report(values, committed=self.committed)
 
@@ -547,6 +556,14 @@ class Step:
                 before = totals.get(name, [0.0, 0.0])
                 totals[name] = [before[0] + total, before[1] + count]
         return {n: total / count if count else math.nan for n, (total, count) in totals.items()}
+
+
+def _require_names(unnamed: tuple[object, ...], method: str) -> None:
+    if unnamed:
+        raise StepMisused(
+            f"step.{method}() was given {unnamed[0]!r:.60} without a name; write "
+            f"step.{method}(loss=loss)"
+        )
 
 
 def _scaled(loss: torch.Tensor, factor: torch.Tensor | float) -> torch.Tensor:

@@ -1095,6 +1095,33 @@ def test_deleted_optimizers_are_forgotten(session: Session) -> None:
     assert len(optimizers._known) == 0
 
 
+@pytest.mark.parametrize("epochs", [2.5, "3", None, 2.0], ids=repr)
+def test_epochs_that_are_no_whole_number_are_refused(session: Session, epochs: Any) -> None:
+    with pytest.raises(ConfigurationError, match="no whole number.*session.committed"):
+        next(session.steps(loader(), epochs=epochs))
+
+
+def test_epochs_may_be_a_number_of_numpy(session: Session) -> None:
+    assert next(session.steps(loader(), epochs=np.int64(1))).index == 0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("method", ["track", "track_local"])
+def test_objects_without_names_are_refused(session: Session, method: str) -> None:
+    model = torch.nn.Linear(1, 1)
+    with pytest.raises(ConfigurationError, match=r"without names \(Linear, SGD\).*model=model"):
+        getattr(session, method)(model, torch.optim.SGD(model.parameters(), lr=0.1))
+
+
+@pytest.mark.parametrize("method", ["mean", "report"])
+def test_values_without_names_are_refused(session: Session, method: str) -> None:
+    step = next(session.steps(loader(), epochs=1))
+    with step:
+        for (inputs,) in step.batches():
+            with pytest.raises(StepMisused, match=rf"'abc' without a name.*{method}\(loss=loss\)"):
+                getattr(step, method)("abc")
+            step.backward(step._training.models[0](inputs).mean())
+
+
 def test_means_and_figures_may_have_any_name(session: Session) -> None:
     losses = {"self": torch.ones(()), "a b": 2.0, "name": 3, "": 4}
     for step in session.steps(loader(), epochs=1):

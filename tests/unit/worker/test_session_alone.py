@@ -1097,7 +1097,7 @@ def test_deleted_optimizers_are_forgotten(session: Session) -> None:
 
 @pytest.mark.parametrize("epochs", [2.5, "3", None, 2.0], ids=repr)
 def test_epochs_that_are_no_whole_number_are_refused(session: Session, epochs: Any) -> None:
-    with pytest.raises(ConfigurationError, match="no whole number.*session.committed"):
+    with pytest.raises(ConfigurationError, match="no whole number"):
         next(session.steps(loader(), epochs=epochs))
 
 

@@ -692,8 +692,9 @@ class Participation:
         if self._comparison_is_due():
             self._compare_due = False
             yield CompareReplicas()
+        if self._save_owed or self._saves_here():
+            yield from self._read()  # at the same boundary, whoever has saved this step already
         if self._save_is_due():
-            yield from self._read()
             self._save_owed, self._saved_step = False, self.progress.committed
             yield Save(progress=self.here)
 

@@ -147,3 +147,20 @@ def test_members_that_save_and_leave_compare_all_at_once() -> None:
     driver.peers(ME, veteran(3))
     driver.boundary()
     assert "Declare whole" in driver.taken()
+
+
+def test_a_member_that_has_saved_the_step_compares_where_one_saves_that_has_not() -> None:
+    """One lost the group before its save, and the others in the block below theirs."""
+    saved, behind = (trained(4, save_every=4) for _ in range(2))
+    saved.enter_block()
+    saved.announce(2, "a", "b")
+    with_unread(saved, unread(4))
+    saved.give_up()
+    behind.lose_at(act.CompareReplicas, 2, "a", "b")
+    with_unread(behind, unread(4))
+    for driver in (saved, behind):
+        driver.taken()
+        driver.answer(act.CompareUnread, True)
+        driver.boundary()
+    assert [a for a in saved.taken() if a.startswith(("Compare", "Save"))] == ["CompareUnread"]
+    assert behind.taken()[-2:] == ["CompareUnread", "Save step=4"]

@@ -892,8 +892,10 @@ class Training:
         self._close_planner()
 
     def _entered(self, _: act.Entered) -> None:
-        if not self.part.unread:
-            self._reads.forget()  # the script goes on
+        if self.part.unread:
+            self._reads.script_goes_on()
+        else:
+            self._reads.forget()
         self.place.now = Place.BOUNDARY, time.monotonic()
         self.state.progress = self.part.progress
         group, took = self._joining(), self._membership.durations

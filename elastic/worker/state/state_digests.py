@@ -28,12 +28,13 @@ class StateDigests:
 
     @property
     def begun(self) -> bool:
-        """Whether there are digests, or will be, that `forget` has not dropped."""
-        return self._thread is not None
+        """Whether there are digests, or will be, of the state as it is."""
+        return self._marks is not None
 
     def begin(self, state: JobState, undo: Undo, *, at_begin: bool) -> None:
         """Begin to read. Nothing may change the state before `digests` has returned, nor anything
         but what is known to change before `wait` has."""
+        self.wait()
         marks, rest = self._marks, self._rest = Future[tuple[int, int]](), Future[int]()
         places = {memory_of(tensor) for tensor in undo.unwritten() if tensor.numel()}
         self._has_rest = bool(places)
@@ -74,6 +75,10 @@ class StateDigests:
         """Return when all is read: it may change."""
         if self._thread not in (None, threading.current_thread()):
             self._thread.join()
+
+    def script_goes_on(self) -> None:
+        """Keep only what `rest` returns: what was read at once may change."""
+        self._marks = None
 
     def forget(self) -> None:
         """Wait until nothing is read, and drop the digests: the state changes."""

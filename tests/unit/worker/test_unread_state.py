@@ -1,0 +1,59 @@
+"""Sessions begin a step before they have compared all of their state, and its script goes on."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from elastic.core.recovery import Declaration
+from elastic.errors import GroupLost
+from elastic.worker.group import membership
+from tests.unit.worker.test_session_recovering import backward
+from tests.unit.worker.training_together import Peer, in_sessions, numbers
+
+STRUCK_AT = 5  # a step whose block does not learn what changes
+
+
+def with_large_state(peer: Peer) -> nn.Linear:
+    """Track a layer that no block changes before its last collective."""
+    torch.manual_seed(0)
+    wide = nn.Linear(300, 300)
+    peer.session.track(wide=wide)
+    return wide
+
+
+def test_a_place_is_declared_with_the_state_of_that_place() -> None:
+    """Not with what was read before the script went on from the group before."""
+
+    @in_sessions(2)
+    def go(peer: Peer) -> None:
+        wide = with_large_state(peer)
+        declared: list[Declaration] = []
+
+        def declare(group: Any, mine: Declaration) -> tuple[Declaration, ...]:
+            declared.append(mine)
+            return tell(group, mine)
+
+        tell, membership.declare = membership.declare, declare
+        for step in peer.session.steps(numbers(16, batch_size=1), epochs=1):
+            with step:
+                if step.index == STRUCK_AT and peer.session.generation == 1:
+                    peer.announce(2)
+                backward(peer, step)
+                peer.update()
+            if not step.committed:
+                assert declared[-1].unread
+                with torch.no_grad():
+                    wide.weight.add_(1.0)  # for the first time, so the mark has no copy
+                peer.announce(3)
+                declared.clear()
+                peer.session.run(lambda: None)
+                assert {(d.begin_digest, d.commit_digest) for d in declared} == {(0, 0)}
+        assert peer.session.committed == 8
+        peer.seat.exchange("done")
+
+    go()

@@ -956,7 +956,11 @@ class Training:
     def _read_rest(self) -> None:
         """Before the block changes what the group has not compared: do so. Raises GroupLost if
         members differ."""
-        self.part.read(same=self._compare_unread(act.CompareUnread()))
+        try:
+            self.part.read(same=self._compare_unread(act.CompareUnread()))
+        except Exception as error:
+            self.note_failure(error)
+            raise
 
     def _refuse_orders(self, orders: Mapping[int, str]) -> NoReturn:
         odd = next(rank for rank in orders if orders[rank] != orders[0])

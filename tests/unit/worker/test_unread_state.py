@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
 from elastic.core.recovery import Declaration
 from elastic.errors import GroupLost
 from elastic.worker.group import membership
-from tests.unit.worker.test_session_recovering import backward
+from tests.unit.worker.test_session_recovering import backward, follow
 from tests.unit.worker.training_together import Peer, in_sessions, numbers
 
 STRUCK_AT = 5  # a step whose block does not learn what changes
@@ -57,3 +56,26 @@ def test_a_place_is_declared_with_the_state_of_that_place() -> None:
         peer.seat.exchange("done")
 
     go()
+
+
+@in_sessions(2)
+def test_a_difference_is_not_passed_over_by_a_script_that_catches_errors_of_its_optimizer(
+    peer: Peer,
+) -> None:
+    wide = with_large_state(peer)
+    built = wide.weight.detach().clone()
+    for step in peer.session.steps(numbers(16, batch_size=1), epochs=1):
+        with step:
+            if step.index == STRUCK_AT and peer.session.generation == 1:
+                if peer.seat.rank == 1:
+                    wide.weight.detach().numpy()[1, 1] += 1.0  # nothing sees it
+                peer.announce(2)
+            elif step.index == STRUCK_AT and peer.session.generation == 2:
+                follow(peer, 3, 0, 1)
+                with contextlib.suppress(Exception):
+                    peer.optimizer.step()
+            backward(peer, step)
+            peer.update()
+    assert peer.session.committed == 8
+    assert torch.equal(wide.weight, built)
+    peer.seat.exchange("done")

@@ -945,10 +945,13 @@ class Training:
             self.clock.wait_ended()
 
     def _compare_unread(self, _: act.CompareUnread) -> bool:
-        group = self._joining()
+        group, here = self._joining(), self._standing()
         self.clock.wait_began()
         try:
-            return membership.have_equal(group, self._standing(), self._reads.rest())
+            if membership.have_equal(group, here, self._reads.rest()):
+                return True
+            # The block may have written to something for the first time while that was read.
+            return membership.have_equal(group, here, self._reads.rest_now(self.state), again=True)
         finally:
             self.clock.wait_ended()
             self._reads.forget()

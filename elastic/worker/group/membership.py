@@ -389,10 +389,13 @@ def compare_reductions(group: Group, here: Standing, made: Made) -> None:
         raise StepMisused(f"rank {group.rank} {doing}, {', '.join(odd[:3])}. {_SAME_STEPS}")
 
 
-def have_equal(group: Group, here: Standing, digest: int) -> bool:
+def have_equal(group: Group, here: Standing, digest: int, *, again: bool = False) -> bool:
     """Return, once every member has come here, whether all have the same digest. Errors as of
-    `meet`."""
-    key = f"state/{here.committed}"
+    `meet`.
+
+    again: all members have come here before, and found that they differ.
+    """
+    key = f"state/{here.committed}{'/again' if again else ''}"
     found = _come_together(group, here, key, str(digest), "compares its state with the others'")
     return all(theirs == str(digest) for theirs in found.values())
 

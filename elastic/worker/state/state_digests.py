@@ -25,6 +25,7 @@ class StateDigests:
         self._marks: Future[tuple[int, int]] | None = None
         self._rest: Future[int] | None = None
         self._has_rest = False
+        self._left_out: Collection[str] = ()
 
     @property
     def begun(self) -> bool:
@@ -45,6 +46,7 @@ class StateDigests:
                 if places:
                     tensors, _ = state.replicated()
                     unwritten = {n: t for n, t in tensors.items() if memory_of(t) in places}
+                self._left_out = frozenset(unwritten)
                 marks.set_result(_digests(state, undo, unwritten.keys(), at_begin=at_begin))
                 rest.set_result(digest_by_name(unwritten))
             except Exception as error:  # noqa: BLE001 - raised where a digest is asked for
@@ -70,6 +72,11 @@ class StateDigests:
         """Wait for the digest of the rest. Everything is read then. Raises an error of the
         reading."""
         return self._rest.result() if self._rest is not None else 0
+
+    def rest_now(self, state: JobState) -> int:
+        """Read the rest again: something may have changed it while it was read."""
+        tensors, _ = state.replicated()
+        return digest_by_name({name: t for name, t in tensors.items() if name in self._left_out})
 
     def wait(self) -> None:
         """Return when all is read: it may change."""

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import threading
+from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from elastic.core.recovery import Declaration
-from elastic.errors import GroupLost
 from elastic.worker.group import membership
+from elastic.worker.state import state_digests
+from elastic.worker.state.digest import digest_by_name
 from tests.unit.worker.test_session_recovering import backward, follow
 from tests.unit.worker.training_together import Peer, in_sessions, numbers
 
@@ -78,4 +82,33 @@ def test_a_difference_is_not_passed_over_by_a_script_that_catches_errors_of_its_
             peer.update()
     assert peer.session.committed == 8
     assert torch.equal(wide.weight, built)
+    peer.seat.exchange("done")
+
+
+@in_sessions(2)
+def test_what_all_members_write_while_it_is_read_is_no_difference(
+    peer: Peer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A block writes to a layer for the first time, before one member has read it."""
+    wide = with_large_state(peer)
+    written = threading.Event()
+
+    def slowly(tensors: Mapping[str, torch.Tensor]) -> int:
+        if peer.seat.rank == 1 and any(name.startswith("wide") for name in tensors):
+            assert written.wait(30.0)
+        return digest_by_name(tensors)
+
+    for step in peer.session.steps(numbers(16, batch_size=1), epochs=1):
+        with step:
+            if step.index == STRUCK_AT and peer.session.generation == 1:
+                monkeypatch.setattr(state_digests, "digest_by_name", slowly)
+                peer.announce(2)
+            elif step.index == STRUCK_AT:
+                with torch.no_grad():
+                    wide.weight.add_(1.0)
+                written.set()
+                follow(peer, 3, 0, 1)
+            backward(peer, step)
+            peer.update()
+    assert (peer.session.committed, peer.session.generation) == (8, 2)
     peer.seat.exchange("done")

@@ -1086,7 +1086,8 @@ class Training:
         self._undo.begin_call(call.where)
         self._called = call
         try:
-            result = self._call_function(call)
+            with self._undo.watch_call(call.where):
+                result = self._call_function(call)
         except Exception as error:
             if self.is_loss(error) and not self._undo.put_back_call():
                 raise StateTorn(

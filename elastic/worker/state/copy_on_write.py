@@ -104,6 +104,21 @@ class CopyOnWrite(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return func(*args, **kwargs)
 
 
+class NotedWrites(CopyOnWrite):  # type: ignore[no-untyped-call]
+    """Notes what memory is written to, and copies nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._written: set[int] = set()
+
+    def keep(self, written: Any) -> None:
+        self._written.update(map(_storage_of, tensors_of(written)))
+
+    def include(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether memory of one of these tensors was written to."""
+        return not self._written.isdisjoint(filter(None, map(_storage_of, tensors)))
+
+
 class HeldTensors:
     """Tensors that `CopyOnWrite.hold` holds, as `CopiedTensors` has copied ones.
 

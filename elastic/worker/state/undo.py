@@ -48,7 +48,7 @@ from elastic.worker.state.cells import (
     is_written_by_operations,
 )
 from elastic.worker.state.copied_tensors import put_content
-from elastic.worker.state.copy_on_write import CopyOnWrite
+from elastic.worker.state.copy_on_write import CopyOnWrite, NotedWrites
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.signs import is_own, present
 from elastic.worker.state.tree import UNCHANGING, copy_tree, trees_equal
@@ -60,6 +60,7 @@ _LEARNT_AT_ONCE = 3  # blocks
 # same blocks, and all wait for one that learns.
 _LEARNING_FACTOR = 300.0
 _QUICKLY_LEARNT_BYTES = 2**24  # up to which learning copies, so that first blocks can be undone
+_NEW_CALLS = 2  # from a place: the later one of them shows what calls from there write to
 _RARE_CALL_FACTOR = 50.0  # calls are rare if this many copies of everything fit between two
 _COSTLY_BYTES = 2**20
 _SLOW_S = 0.001
@@ -327,8 +328,8 @@ class Undo:
     def begin_call(self, place: str) -> None:
         """Copy what a call of all members may change: it is made again if the group is lost in it.
 
-        Copies everything at the first call from a place of the script, and if calls are so rare
-        that it costs little. Otherwise copies what earlier calls from that place have changed.
+        Copies everything at the first two calls from a place of the script, and if calls are so
+        rare that it costs little. Otherwise copies what earlier calls from that place have written.
         """
         self._call, self._call_undo = None, None
         self._before_call = self._still_marked()
@@ -348,11 +349,34 @@ class Undo:
         known = self._calls.setdefault(place, _Calls())
         began_s = time.perf_counter()
         is_rare = began_s - known.at_s >= _RARE_CALL_FACTOR * known.copy_s
-        wanted = self._all if is_rare else known.changes
+        is_new = known.count < _NEW_CALLS
+        wanted = self._all if is_rare or is_new else known.changes
         self._call = self._copy(wanted, signs=self._signs(None))
+        known.count += 1
         known.at_s = time.perf_counter()
-        if is_rare:
+        if is_rare or is_new:
             known.copy_s = known.at_s - began_s
+
+    @contextlib.contextmanager
+    def watch_call(self, place: str) -> Iterator[None]:
+        """Within, the call is made. Watches each operation of the second one from a place: it may
+        write to weights through `.data`, and put them back at its end, which shows in no version.
+        (Not of the first one, in which torch.compile is likely to be busy.)"""
+        known = self._calls.get(place)
+        if self._call is None or known is None or known.count != _NEW_CALLS:
+            yield
+            return
+        writes = NotedWrites()
+        writes.begin()
+        try:
+            yield
+        finally:
+            writes.end()
+            known.changes |= {
+                index
+                for index, cell in enumerate(self._large)
+                if not is_written_by_operations(cell) or writes.include(present(cell.tensors()))
+            }
 
     def end_call(self, place: str) -> None:
         """Note what the call has changed. The copies stay: other members may have to repeat it."""
@@ -733,6 +757,7 @@ class _Mark:
 class _Calls:
     """The calls from one place of the script."""
 
+    count: int = 0
     at_s: float = -math.inf
     """When the last one began, by time.perf_counter()."""
     copy_s: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from elastic.worker.state.cells import TorchGenerator
 from tests.unit.worker.state.undoing import Action, Script, add, layer, nothing
@@ -23,7 +24,8 @@ class Calls:
         """Make a call that runs `change`. Returns whether the call was undone."""
         undo, before = self.job.undo, self.job.everything()
         undo.begin_call(place)
-        change()
+        with undo.watch_call(place):
+            change()
         if not lost:
             undo.end_call(place)
             return False
@@ -75,9 +77,41 @@ def test_a_frequent_call_copies_only_what_it_changes() -> None:
 
 def test_an_unexpected_change_in_a_frequent_call_is_reported_as_not_undone() -> None:
     calls = Calls()
-    calls.call(nothing, lost=False)
+    for _ in range(2):
+        calls.call(nothing, lost=False)
     calls.job.undo._calls["train.py:9"].copy_s = 1000.0
     assert not calls.call(calls.swap_in, lost=True)
+
+
+def test_weights_that_frequent_calls_swap_unseen_and_swap_back_are_put_back() -> None:
+    calls = Calls()
+
+    def evaluate() -> None:
+        kept = [p.detach().clone() for p in calls.model.parameters()]
+        calls.swap_in_data()
+        for mine, before in zip(calls.model.parameters(), kept, strict=True):
+            mine.data.copy_(before)
+
+    for _ in range(3):
+        calls.call(evaluate, lost=False)
+    undo = calls.job.undo
+    undo._calls["train.py:9"].copy_s = 1000.0
+    assert calls.call(calls.swap_in_data, lost=True)
+    undo.begin_call("train.py:9")
+    assert undo._call is not None
+    assert [undo._large[i].name for i in undo._call.large] == ["model"]
+
+
+def test_an_error_in_a_watched_call_ends_the_watch() -> None:
+    calls = Calls()
+    calls.call(nothing, lost=False)
+
+    def fails() -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        calls.call(fails, lost=False)
+    assert _get_current_dispatch_mode() is None
 
 
 @pytest.mark.parametrize("again", ["lost", "for others"])

@@ -55,6 +55,9 @@ class WorkerStatus:
     compiling: int | None = None
     """The number of committed steps at which its script runs torch.compile, which may take minutes.
     None: it does not compile, as far as its agent knows."""
+    queues: bool = False
+    """Its groups' operations are queued on a device: one that is aborted ends without an error, and
+    leaves garbage here and at peers that are in the same operation."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -65,6 +68,9 @@ class Member:
     node: NodeId
     slot: int
     endpoint: str
+    tainted: bool = False
+    """Its state does not count: others aborted its last group while it was not frozen, so its last
+    step may be garbage."""
 
 
 class ChangeReason(enum.Enum):
@@ -100,10 +106,10 @@ class Generation:
     """For a planned change: leave the previous group when this many steps are committed. None:
     leave it at once."""
     provisional: bool = False
-    """The change is planned, and not all members of the previous group have acknowledged it: they
-    wait at the boundary `leave_after`. A settled form with the same number follows, in which
-    `leave_after` may be later. In that form or one after it, `leave_after` is None if the previous
-    group can no longer reach the boundary."""
+    """Not all whom this concerns have acknowledged it. A settled form with the same number follows.
+    If the change is planned, members of the previous group wait at the boundary `leave_after`,
+    which may be later in the settled form. In that form or one after it, `leave_after` is None if
+    the previous group can no longer reach the boundary. If it is not planned, see `freezes`."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""
@@ -130,6 +136,12 @@ class Generation:
         if self.number < known.number or self.provisional:
             return False
         return known.provisional or (known.leave_after is not None and self.leave_after is None)
+
+    @property
+    def freezes(self) -> bool:
+        """Workers whose operations queue freeze their groups now, and take no further result from
+        them. They abort them once the settled form says that nobody takes garbage any more."""
+        return self.provisional and self.leave_after is None
 
     def is_due(self, committed: int) -> bool:
         """Whether to leave the previous group now: the boundary is settled and reached, or there is

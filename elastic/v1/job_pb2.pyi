@@ -77,16 +77,18 @@ FAILURE_KIND_LEFT_OUT: FailureKind
 FAILURE_KIND_SLOW: FailureKind
 
 class Member(_message.Message):
-    __slots__ = ("worker", "node", "slot", "endpoint")
+    __slots__ = ("worker", "node", "slot", "endpoint", "tainted")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
+    TAINTED_FIELD_NUMBER: _ClassVar[int]
     worker: str
     node: str
     slot: int
     endpoint: str
-    def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ...) -> None: ...
+    tainted: bool
+    def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ..., tainted: bool = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts", "begun")
@@ -139,7 +141,7 @@ class Loss(_message.Message):
     def __init__(self, reason: _Optional[str] = ..., workers: _Optional[_Iterable[str]] = ..., incident: _Optional[bytes] = ...) -> None: ...
 
 class WorkerStatus(_message.Message):
-    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "has_state", "trained_in", "in_run", "compiling", "acknowledged")
+    __slots__ = ("worker", "phase", "slot", "generation", "broken", "detail", "committed", "endpoint", "pid", "has_state", "trained_in", "in_run", "compiling", "acknowledged", "queues")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     PHASE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
@@ -154,6 +156,7 @@ class WorkerStatus(_message.Message):
     IN_RUN_FIELD_NUMBER: _ClassVar[int]
     COMPILING_FIELD_NUMBER: _ClassVar[int]
     ACKNOWLEDGED_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     worker: str
     phase: WorkerPhase
     slot: int
@@ -168,7 +171,8 @@ class WorkerStatus(_message.Message):
     in_run: bool
     compiling: int
     acknowledged: int
-    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., has_state: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., acknowledged: _Optional[int] = ...) -> None: ...
+    queues: bool
+    def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., has_state: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., acknowledged: _Optional[int] = ..., queues: bool = ...) -> None: ...
 
 class Failure(_message.Message):
     __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "kernel", "state_lost", "committed", "committed_in")

@@ -125,7 +125,7 @@ class LocalControl:
 
     def join(self) -> Group:
         host = StoreHost(_LOOPBACK)
-        self.membership.prepare(host.endpoint)
+        self.membership.prepare(host.endpoint, self.backend)
         alone = Member(worker="local", node="local", slot=0, endpoint=host.endpoint)
         self.membership.announce(
             Generation(number=1, incarnation="local", members=(alone,), reason=ChangeReason.STARTED)
@@ -196,7 +196,7 @@ class AgentControl:
         if self._host is None:
             ports = (self._assignment.first_port, self._assignment.last_port)
             self._host = StoreHost(self._assignment.host or _LOOPBACK, ports)
-            self.membership.prepare(self._host.endpoint)
+            self.membership.prepare(self._host.endpoint, self.backend)
         group = self.membership.join(self._host, self.backend)
         if group.rank != self._titled:
             self._titled = group.rank

@@ -1170,7 +1170,7 @@ class Training:
         if group is None:
             return None
         count = group.collectives()
-        if group.aborted or not group.counts_collectives:
+        if group.lost or not group.counts_collectives:
             return None
         if self._collectives_left in (_UNKNOWN, count):
             return count if len(GROUPS) < 2 else None

@@ -12,7 +12,7 @@ from tests.sim.draw import plan
 from tests.sim.mutants.catalogue import CATALOGUE
 from tests.sim.mutants.trial import ENOUGH, try_mutants
 from tests.sim.pool import judge_seeds
-from tests.sim.stress import KINDS
+from tests.sim.stress import KINDS, QUEUED_KINDS
 from tests.sim.world import World
 
 _PROGRESS_S = 30.0
@@ -23,7 +23,10 @@ def main() -> int:
     parser.add_argument("--seeds", default="0:1000", help="first:last+1, or one seed")
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument(
-        "--stress", default="", choices=KINDS, help="run only histories of this stress"
+        "--stress",
+        default="",
+        choices=(*KINDS, *QUEUED_KINDS),
+        help="run only histories of this stress",
     )
     parser.add_argument("--verbose", action="store_true", help="print each history")
     parser.add_argument(
@@ -84,7 +87,7 @@ def _seeds(text: str) -> range:
 
 def _run_all(seeds: range, jobs: int, stress: str) -> list[int]:
     failed: list[int] = []
-    again = f" --stress {stress}" if stress else ""
+    again = f" --stress {stress!r}" if stress else ""
     told_at = time.monotonic()
     for done, (seed, found) in enumerate(judge_seeds(seeds, stress, jobs)):
         if time.monotonic() - told_at > _PROGRESS_S:

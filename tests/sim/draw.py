@@ -34,11 +34,14 @@ from tests.sim.plan import (
     agent_settings,
 )
 from tests.sim.replica import Job, Style
-from tests.sim.stress import STRESS, for_stress, script_fault, stress_faults
+from tests.sim.stress import QUEUED, STRESS, for_stress, script_fault, stress_faults
 
 
 def plan(seed: int, stress: str = "") -> Plan:
     """The plan that `seed` stands for; with faults of only one kind if `stress` names it."""
+    if stress.startswith(QUEUED):
+        queued = plan(seed, stress.removeprefix(QUEUED).strip())
+        return replace(queued, job=queued.job._replace(queues=True))
     rng = random.Random(f"plan {seed}")
     nodes = tuple(_node(rng, index) for index in range(rng.choice((1, 2, 2, 3, 3, 4))))
     slots = sum(n.slots for n in nodes)

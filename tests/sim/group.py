@@ -15,6 +15,8 @@ if TYPE_CHECKING:
 
 RENDEZVOUS = "rendezvous"
 STEP = "step"
+GARBAGE: dict[str, Any] = {}
+"""The result of a step's collective that took what an aborted member sent."""
 
 
 class _Collective:
@@ -37,9 +39,20 @@ class Group:
         generation: Generation,
         on_whole: Callable[[Hashable], None],
         are_connected: Callable[[str, str], bool] = lambda _one, _other: True,
+        *,
+        on_abort: Callable[[Sequence[str]], None] | None = None,
     ) -> None:
         """are_connected: whether packets pass between two nodes. Where they do not, members wait,
-        and hear of no reset, until they pass again (`heal`)."""
+        and hear of no reset, until they pass again (`heal`).
+
+        on_abort: called with the members that are not frozen when one aborts. None: members do not
+        freeze; a lost peer resets connections, and an abort frees. Else collectives are queued on
+        a device: they hang without a peer, and an aborted one feeds garbage to the peers in it.
+        """
+        self._on_abort = on_abort
+        self._frozen: set[str] = set()
+        self._hanging: dict[str, _Collective] = {}
+        """By member, a collective on its device that its script does not wait for any more."""
         self._clock, self._on_whole = clock, on_whole
         self._are_connected = are_connected
         self._node_of = {m.worker: m.node for m in generation.members}
@@ -50,6 +63,7 @@ class Group:
         self._reset: set[str] = set()
         self._resets_under_way: set[str] = set()
         self._gone: set[str] = set()
+        self._newest_step: Hashable = None
 
     def collective(
         self,
@@ -64,13 +78,19 @@ class Group:
         """Contribute and wait for all, or for `parties` alone. Returns all contributions by member;
         raises GroupLost. `at_store`: members meet at the store, where the others go on waiting if
         one of them dies."""
-        if member.name in self._gone or (member.name in self._reset and not at_store):
+        if (
+            member.name in self._gone
+            or (member.name in self._reset and not at_store)
+            or (member.name in self._frozen and at_store)
+        ):
             yield self._clock.between(0.0, 0.001)
             raise GroupLost("the connection was reset")
         collective = self._collectives.get(name)
         if collective is None:
             collective = _Collective(parties or self._ranks, at_store=at_store)
             self._collectives[name] = collective
+            if isinstance(name, tuple) and name[0] == STEP:
+                self._newest_step = name
         collective.contributions[member.name] = contribution
         collective.waiting[member.name] = member
         self._blocked_in[member.name] = collective
@@ -94,8 +114,8 @@ class Group:
         return all(self._are_connected(a, b) for a in nodes for b in nodes if a < b)
 
     def check(self, member: Process) -> None:
-        """Raise GroupLost if the member's side was aborted."""
-        if member.name in self._gone:
+        """Raise GroupLost if the member's side was aborted, or frozen."""
+        if member.name in self._gone or member.name in self._frozen:
             raise GroupLost("the group was aborted")
 
     def waits_at(self, name: Hashable, member: Process) -> bool:
@@ -124,8 +144,39 @@ class Group:
     def abort(self, member: Process) -> None:
         """Free the member's own thread, now."""
         self._gone.add(member.name)
+        if self._on_abort is not None:
+            self._frozen.add(member.name)
+            self._on_abort([name for name in self._ranks if name not in self._frozen])
+            self._feed(self._hanging.pop(member.name, None) or self._blocked_in.get(member.name))
         self._reset_neighbours(member.name, lossy=True)
         self._free(member.name, "aborted")
+
+    def freeze(self, member: Process) -> None:
+        """No result counts for the member any more. Its thread comes free only at the store."""
+        self._frozen.add(member.name)
+        collective = self._blocked_in.get(member.name)
+        if collective is not None and collective.at_store:
+            self._free(member.name, "frozen")
+
+    def _feed(self, collective: _Collective | None) -> None:
+        """A member aborts in this collective: others that are in it take garbage for its data."""
+        if collective is not None and collective is self._collectives.get(self._newest_step):
+            for worker in collective.waiting:
+                delay_s = self._clock.between(0.0, 0.003)
+                self._clock.after(delay_s, self._take_garbage, worker, collective)
+
+    def _take_garbage(self, worker: str, collective: _Collective) -> None:
+        if self._blocked_in.get(worker) is collective:
+            member = collective.waiting[worker]
+            self._forget(worker)
+            member.note("takes garbage")
+            self._resume(member, GARBAGE)
+
+    def _resume(self, member: Process, result: Any) -> None:
+        if member.name in self._frozen:
+            member.thread.fail(GroupLost("frozen"))
+        else:
+            member.thread.complete(result)
 
     def break_link(self, member: Process) -> None:
         """A connection of this member fails although nobody is dead."""
@@ -143,10 +194,12 @@ class Group:
         if self._blocked_in.get(worker) is collective:
             member = collective.waiting[worker]
             self._forget(worker)
-            member.thread.complete(collective.contributions)
+            self._resume(member, collective.contributions)
 
     def _reset_neighbours(self, worker: str, *, lossy: bool) -> None:
         """Break its connections to its ring neighbours and to members that wait for it alone."""
+        if self._on_abort is not None:
+            return
         rank = self._ranks.index(worker)
         neighbours = [self._ranks[rank - 1], self._ranks[(rank + 1) % len(self._ranks)]]
         neighbours += [
@@ -167,6 +220,8 @@ class Group:
         if collective is None:
             return
         if collective.whole or not collective.at_store:
+            if self._on_abort is not None and not collective.at_store:
+                self._hanging[worker] = collective
             self._free(worker, "connection reset by peer", lossy)
 
     def _lose_store(self) -> None:

@@ -17,7 +17,7 @@ from elastic.core.membership import (
     WorkerPhase,
     WorkerStatus,
 )
-from elastic.core.worker.machine import AbortGroup, Effect, Worker
+from elastic.core.worker.machine import AbortGroup, Effect, FreezeGroup, Worker
 from elastic.errors import ConfigurationError, ElasticError, GroupLost, StateLost, Stranded
 from tests.sim.clock import Link
 from tests.sim.group import Group
@@ -79,6 +79,10 @@ class Process:
         self.ready_since = math.inf
         """Since when it waits for a group; infinity if it does not."""
         self._group: Group | None = None
+        self._kept: Group | None = None
+        """A frozen group that the script has left, if collectives are queued."""
+        self.is_doubtful = False
+        """Another member aborted their group while this one was not frozen."""
         self._exit_code = 0
         self.script = world.parts.script(self)
         self.thread = Thread(self.clock, self.script.run(), self._raised)
@@ -99,6 +103,9 @@ class Process:
         for effect in effects:
             if isinstance(effect, AbortGroup):
                 self._abort(effect.generation)
+            elif isinstance(effect, FreezeGroup):
+                if self._group is not None:
+                    self._group.freeze(self)
             else:
                 self._report(effect.status)
 
@@ -107,7 +114,7 @@ class Process:
         self.note("reports", status.phase, status.generation)
         self.attached_at = min(self.attached_at, now)
         self._take_back(status.in_run)
-        if status.has_state and self.is_torn:
+        if status.has_state and self.is_torn and not self.is_doubtful:
             journal.false_claims.append(f"{self.name} at {now:.4f}")
         if status.phase is not WorkerPhase.READY:
             self.ready_since = math.inf
@@ -141,18 +148,25 @@ class Process:
         return self._group is not None and self._group.generation.number == generation.number
 
     def enter(self, generation: Generation) -> Group:
+        if self._kept is not None:
+            self._kept.abort(self)
+            self._kept = None
         self._group = self.world.group_of(generation)
         return self._group
 
     def leave_group(self, *, broken: bool = False) -> None:
         self.in_step_since = self.set_up_since = None
         group, self._group = self._group, None
-        if group is not None and broken:
+        if group is not None and self.world.job.queues:
+            group.freeze(self)
+            self._kept = group
+        elif group is not None and broken:
             group.abort(self)
         elif group is not None:
             group.leave(self)
 
     def agreed(self, generation: Generation, replica: Replica) -> None:
+        self.is_doubtful = False
         self.world.agreed(self, generation, replica)
         self.begun = replica.committed
 
@@ -196,8 +210,11 @@ class Process:
         self.up.send(self.node.tell, compiled)
 
     def commit(self, samples: Samples, before: int, replica: Replica) -> None:
-        self.replica = replica
         self.in_step_since = None
+        if self.is_doubtful:  # it will be given another state
+            self.note("commits in doubt", replica.committed)
+            return
+        self.replica = replica
         if self._first_step:
             generation = self.worker.status.generation
             recovered = ev.WorkerRecovered(worker=self.name, generation=generation)
@@ -326,8 +343,9 @@ class Process:
 
     def _abort(self, generation: int) -> None:
         self.note("aborts", generation)
-        if self._group is not None:
-            self._group.abort(self)
+        group = self._group or self._kept
+        if group is not None and group.generation.number == generation:
+            group.abort(self)
 
     def _saved(self, generation: Generation, rank: int, replica: Replica) -> None:
         if self.alive and not self.deaf:

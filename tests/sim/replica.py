@@ -106,6 +106,8 @@ class Job(NamedTuple):
     style: Style = Style()
     in_place: bool = True
     """A received state overwrites the member's own one from its first byte on."""
+    queues: bool = False
+    """Collectives are queued on a device, as with NCCL."""
 
     def loaders(self) -> tuple[Loader, ...]:
         return _loaders(self.style.loops, self.length, self.batch_size)

@@ -15,7 +15,7 @@ from elastic.core.recovery import Declaration, Mark
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Participation, Progress, Seat, Steps
 from elastic.errors import ConfigurationError, GroupLost, StepMisused, Stranded
-from tests.sim.group import RENDEZVOUS, STEP
+from tests.sim.group import GARBAGE, RENDEZVOUS, STEP
 from tests.sim.node import LEASE_IS_OVER
 from tests.sim.plan import EVALUATED, GIVES, LAST_REDUCED
 from tests.sim.replica import (
@@ -215,13 +215,15 @@ class Script:
                 yield slow_s
             yield from self._compile()
             self.can_be_given_up = False
-            yield from self._reduce(part.progress.committed)
+            reduced = yield from self._reduce(part.progress.committed)
             process.reach("reduced")
             if samples.range.stop == self.job.loaders()[samples.loader].length:
                 process.reach(LAST_REDUCED)
             if part.unread:
                 part.read(same=(yield from self._compare_unread(act.CompareUnread())))
             self.content = optimized(self.content, *samples, self._factor())
+            if reduced is GARBAGE:
+                self.content = self.content._replace(weights=hash((self.content.weights, -2)))
             if style.logs:
                 yield self._takes((0.0, 0.01))
                 yield from process.group.collective(("log", part.progress.committed), process)
@@ -297,8 +299,9 @@ class Script:
 
     def _reduce(self, committed: int) -> Body:
         group = self.process.group
-        yield from group.collective((STEP, committed), self.process)
+        reduced = yield from group.collective((STEP, committed), self.process)
         group.check(self.process)
+        return reduced
 
     def _begin_undo(self) -> None:
         style, clock = self.style, self.clock
@@ -349,7 +352,7 @@ class Script:
         process, worker = self.process, self.process.worker
         if not self._prepared:
             self._prepared = True
-            process.tell(worker.prepared(process.endpoint))
+            process.tell(worker.prepared(process.endpoint, queues=self.job.queues))
             process.reach("prepared")
         if join.held and self._digests is None:
             begin = _digest(self.content) if join.at_begin else 0

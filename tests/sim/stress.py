@@ -74,6 +74,9 @@ _ALONE = (
     *_AWAY,
 )
 KINDS = ("", *sorted({*STRESS, *_ALONE, *CHAINS}))
+QUEUED = "queued"
+QUEUED_KINDS = tuple(f"{QUEUED} {kind}".strip() for kind in KINDS)
+"""The same for jobs whose collectives are queued on a device."""
 
 _UNPLANNED = (
     KILL_WORKER,

@@ -39,7 +39,8 @@ class ReusesNumbers(Coordinator):
 class SettlesWithoutWaiting(Coordinator):
     """Settles a planned change before all members have heard of it."""
 
-    def _settle_planned(self) -> list[fx.Effect]:
+    def _settle(self, now: float) -> list[fx.Effect]:
+        del now
         planned = self._current
         if planned is None or not planned.provisional:
             return []
@@ -51,8 +52,8 @@ class SettlesWithoutWaiting(Coordinator):
 class KeepsTheFirstEstimate(Coordinator):
     """Settles the first estimate, however far members were when they heard of it."""
 
-    def _settle_planned(self) -> list[fx.Effect]:
-        planned, effects = self._current, super()._settle_planned()
+    def _settle(self, now: float) -> list[fx.Effect]:
+        planned, effects = self._current, super()._settle(now)
         if planned is None or not effects:
             return effects
         settled = replace(planned, provisional=False)

@@ -220,8 +220,16 @@ class World:
                 generation,
                 lambda name: self._whole(number, name),
                 self.are_connected,
+                on_abort=self._unfrozen if self.job.queues else None,
             )
         return self._groups[number]
+
+    def _unfrozen(self, names: Sequence[str]) -> None:
+        """A member aborts its group while these are not frozen: their states count no more."""
+        for process in self.processes:
+            if process.name in names and process.alive:
+                process.is_doubtful = True
+                process.drop()
 
     def is_newcomer(self, process: Process) -> bool:
         """True if the process has committed no step and one that has can go on without it."""

@@ -573,7 +573,10 @@ class Agent:
         newest = self._generation
         if newest is None or not process.hears_generations:
             return []
-        if process.status.acknowledged >= newest.number:
+        status = process.status
+        knows = status.acknowledged >= newest.number
+        waits = status.queues and newest.leave_after is None and status.generation < newest.number
+        if knows and not (waits and not newest.provisional):  # it may know the provisional form
             return []
         return [fx.ForwardGeneration(worker=process.status.worker, generation=newest)]
 

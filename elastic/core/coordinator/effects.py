@@ -36,7 +36,7 @@ class AnnounceGeneration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SettleGeneration:
-    """Tell every agent the settled form of the planned generation that was announced last."""
+    """Tell every agent the settled form of the generation that was announced last."""
 
     generation: Generation
 

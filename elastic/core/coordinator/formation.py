@@ -55,20 +55,10 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     Members that were in the middle of `session.run` finish that call first, among themselves, even
     if they are too few to train: a newcomer cannot take part in it.
     """
-    if view.adopted_at is not None:
-        until = view.adopted_at + return_patience_s(policy)
-        if now < until:  # holders of the state may not have come back yet
-            return Wait(reason=WaitReason.ASSEMBLING, until=until)
-    out_of_contact = worth_waiting_for(view.workers)
-    until = (
-        max((w.out_of_contact_since or 0.0 for w in out_of_contact), default=now)
-        + policy.agent_grace_s
-    )
-    # Members that cannot reach each other wait for nobody: the group stands still, or is broken.
-    parted = view.current is not None and view.current.reason is ChangeReason.GROUP_BROKEN
-    waits = not (parted and any(map(_holds_here, view.workers.values())))
-    if out_of_contact and now < until and waits:  # the same for workers that have lost their agent
+    until = _others_return_until(view, policy)
+    if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    parted = _is_for_parted(view)
     in_contact = {name: w for name, w in view.workers.items() if w.out_of_contact_since is None}
     if len(in_contact) < len(view.workers):
         view = replace(view, workers=in_contact)
@@ -98,6 +88,22 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     chosen = sorted(ready, key=_seniority)[: policy.max_workers]
     reason = ChangeReason.GROUP_BROKEN if parted else ChangeReason.STARTED
     return Form(members=_members(chosen), reason=reason)
+
+
+def _others_return_until(view: GroupView, policy: FormationPolicy) -> float:
+    """Until when holders of the state may come back before a group is formed where there is none,
+    as may workers that have lost their agent."""
+    until = -math.inf if view.adopted_at is None else view.adopted_at + return_patience_s(policy)
+    # Members that cannot reach each other wait for nobody: the group stands still, or is broken.
+    if _is_for_parted(view) and any(map(_holds_here, view.workers.values())):
+        return until
+    away = [w.out_of_contact_since or 0.0 for w in worth_waiting_for(view.workers)]
+    return max([until, *(since + policy.agent_grace_s for since in away)])
+
+
+def _is_for_parted(view: GroupView) -> bool:
+    """True if the group was dissolved because its members do not reach each other."""
+    return view.current is not None and view.current.reason is ChangeReason.GROUP_BROKEN
 
 
 def _holds_here(w: ObservedWorker) -> bool:
@@ -155,7 +161,10 @@ def _await_return(
     if view.current is None:
         return Wait(reason=WaitReason.STEADY)
     previous = view.previous_group
-    if previous is not None and not previous.worker_ids <= view.workers.keys():
+    if previous is not None and (
+        not previous.worker_ids <= view.workers.keys()
+        or broke_before(view.current, previous, view.workers)
+    ):
         # The others may wait for the missing one at a call, where no connection shows its death.
         return Form(members=(), reason=ChangeReason.MEMBER_LOST)
     since = max(view.formed_at, *(w.in_contact_since for w in returning))
@@ -531,6 +540,8 @@ class _Formed:
         time of a worker that comes back into contact starts then: it could not learn of anything.
         """
         unaware = [w for w in self._active if w.status.acknowledged < self._current.number]
+        if self._current.freezes:
+            unaware += [w for w in unfrozen(self._view) if w not in unaware]
         if any(map(self._has_arrived, self._active)):
             unaware = []  # none trains before all have joined: only the reports of these are late
         overdue = [w for w in unaware if self._now >= self._acknowledge_by(w)]
@@ -693,7 +704,8 @@ def settle(
     If a member has left before that boundary, because it has waited too long or the group broke,
     the settled form tells the others to leave at once: they can complete no further step, and where
     scripts meet for a call no connection shows that one will not come. But if the change drops
-    members that may be the only ones with the last step, an unplanned change follows.
+    members that may be the only ones with the last step, or if all must freeze their groups first,
+    an unplanned change follows.
     """
     first = planned.leave_after
     if first is None or any(m.worker not in workers for m in previous.members):
@@ -702,8 +714,7 @@ def settle(
     active = [s for s in statuses if s.phase is not WorkerPhase.FINISHED]
     if broke_before(planned, previous, workers):
         return None
-    left = [s for s in active if not _trains_in(s, previous)]
-    if any(planned.provisional or s.committed < first for s in left):
+    if any(_left_early(s, planned, previous) for s in active):
         return replace(planned, provisional=False, leave_after=None)
     if not planned.provisional:
         return None
@@ -717,10 +728,16 @@ def broke_before(
     planned: Generation, previous: Generation, workers: Mapping[WorkerId, ObservedWorker]
 ) -> list[ObservedWorker]:
     """Members that lost the group before the boundary at which a planned change leaves it. Empty
-    unless the change drops members, which may have completed a step that no other has."""
+    unless the change drops members, which may have completed a step that no other has.
+
+    If operations queue, members that have left before it in any way, whatever the change: an
+    unplanned one must follow, for which all freeze their groups.
+    """
+    members = [workers[m.worker] for m in previous.members if m.worker in workers]
+    if any(w.status.queues for w in members):
+        return [w for w in members if _left_early(w.status, planned, previous)]
     if not planned.members or previous.worker_ids <= planned.worker_ids:
         return []
-    members = [workers[m.worker] for m in previous.members if m.worker in workers]
     return [
         w
         for w in members
@@ -728,6 +745,39 @@ def broke_before(
         and w.status.generation == previous.number
         and not planned.is_due(w.status.committed)
     ]
+
+
+def _left_early(s: WorkerStatus, planned: Generation, previous: Generation) -> bool:
+    """True if a member of `previous` is out of its group before the boundary of `planned`."""
+    if s.phase is WorkerPhase.FINISHED or _trains_in(s, previous):
+        return False
+    return not planned.is_due(s.committed)
+
+
+def unfrozen(view: GroupView) -> list[ObservedWorker]:
+    """The workers in contact that may be in an earlier group, or hold a state, and have not
+    acknowledged `view.current`: they may still take garbage for the result of a collective."""
+    number = view.current.number if view.current is not None else 0
+    return [
+        w
+        for w in view.workers.values()
+        if w.out_of_contact_since is None
+        and w.status.acknowledged < number
+        and may_hold_state(w.status, view.current)
+    ]
+
+
+def may_abort(view: GroupView, policy: FormationPolicy, now: float) -> bool:
+    """True if no worker that may take part in the next group could take what an aborted operation
+    sends. Those out of contact may: their states do not count then, so a dissolved group waits for
+    them as for others that may come back."""
+    current = view.current
+    if current is None or not current.freezes or unfrozen(view):
+        return False
+    if not current.members:
+        return now >= _others_return_until(view, policy)
+    members = [view.workers.get(m.worker) for m in current.members]
+    return all(w is not None and w.out_of_contact_since is None for w in members)
 
 
 def in_place(planned: Generation, workers: Mapping[WorkerId, ObservedWorker]) -> bool:

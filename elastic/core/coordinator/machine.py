@@ -20,6 +20,7 @@ from elastic.core.coordinator.formation import (
     decide,
     in_place,
     is_left,
+    may_abort,
     settle,
 )
 from elastic.core.coordinator.generations import (
@@ -56,6 +57,7 @@ from elastic.core.membership import (
     Purpose,
     WorkerId,
     WorkerPhase,
+    WorkerStatus,
 )
 from elastic.core.restarts import RestartPolicy, Verdict
 
@@ -119,6 +121,10 @@ class Coordinator:
         self._persisting: Generation | None = None
         self._begun = begun or (last is not None and last.begun)
         self._trained_in = 0
+        self._aborted_for = 0
+        """The newest generation for which groups were aborted, or may have been."""
+        self._frozen: frozenset[WorkerId] | None = None
+        """The workers that were frozen then. None: all, as far as is known."""
         self._began_in = 0
         """The newest generation that has committed a step."""
         self._formed_at = 0.0
@@ -152,6 +158,10 @@ class Coordinator:
         self._make_current(last)
         self._formed_at = self._adopted_at = now
         self._trained_in = self._began_in = last.number
+        if last.members:  # the earlier leader may have settled it, with its members at least
+            groups = (last, *may_train[-1:]) if last.leave_after is not None else (last,)
+            self._aborted_for = last.number
+            self._frozen = frozenset[WorkerId]().union(*(g.worker_ids for g in groups))
         for generation in (*may_train, last):
             self._lineage.exists(generation)
             self._newcomers.presume_trained(generation)
@@ -301,8 +311,11 @@ class Coordinator:
                 assert_never(event)
 
     def _node_reported(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
+        statuses = [
+            s if self._counts_state(s) else replace(s, has_state=False) for s in event.workers
+        ]
         lost = self._nodes.reported(
-            event.node, event.slots, event.workers, now, restarting=event.restarting
+            event.node, event.slots, statuses, now, restarting=event.restarting
         )
         self._lineage.reported(event.node, [s.worker for s in event.workers])
         for status in self._nodes.workers_of(event.node):
@@ -486,7 +499,7 @@ class Coordinator:
             first_step=first_step,
         )
         self._lineage.seen(workers)
-        effects = self._settle_planned()
+        effects = self._settle(now)
         self._note_arrival(workers)
         if self._stop is None:  # else all nodes save and leave soon
             gone = self._departures.completed(self._nodes, self._current, self._previous_group)
@@ -664,15 +677,34 @@ class Coordinator:
             return []
         return [fx.RefuseNewcomers(node=event.node, failure=event.failure, retry_s=retry_s)]
 
-    def _settle_planned(self) -> list[fx.Effect]:
-        planned, previous = self._current, self._previous_group
-        if planned is None or previous is None:
-            return []
-        settled = settle(planned, previous, self._nodes.workers())
+    def _settle(self, now: float) -> list[fx.Effect]:
+        current, previous, settled = self._current, self._previous_group, None
+        if current is not None and previous is not None:
+            settled = settle(current, previous, self._nodes.workers())
+        elif (
+            current is not None
+            and current.freezes
+            and may_abort(self._view(now), self._policy, now)
+        ):
+            settled = replace(current, provisional=False)
+            known = [w.status for w in self._deciding(now).values()]
+            frozen = [s for s in known if s.acknowledged >= current.number]
+            self._frozen = frozenset(s.worker for s in frozen if self._counts_state(s))
+            self._aborted_for = current.number
         if settled is None:
             return []
         self._make_current(settled)
         return [fx.SettleGeneration(generation=settled)]
+
+    def _counts_state(self, s: WorkerStatus) -> bool:
+        """False if groups were aborted while this worker, which was in one of them, was not known
+        to be frozen: its last step may be garbage."""
+        return (
+            not s.queues
+            or self._frozen is None
+            or s.worker in self._frozen
+            or not 0 < s.generation < self._aborted_for
+        )
 
     def _follow(self, decision: Decision | End, now: float) -> list[fx.Effect]:
         if isinstance(decision, Wait):
@@ -758,7 +790,7 @@ class Coordinator:
             leave_after=self._progress.step_after(self._settings.planned_notice_s, now)
             if decision.planned
             else None,
-            provisional=decision.planned,
+            provisional=decision.planned or self._freezes(),
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
             begun=self._begun,
@@ -830,11 +862,21 @@ class Coordinator:
         usual_s = self._progress.usual_s
         return [fx.ExplainSlowStep(generation=group, step=step, lasts_s=lasts_s, usual_s=usual_s)]
 
+    def _freezes(self) -> bool:
+        """True if all must freeze their groups before anybody aborts one."""
+        return self._current is not None and any(
+            w.status.queues for w in self._nodes.workers().values()
+        )
+
     def _ranked(self, decision: Form) -> tuple[Member, ...]:
         last = self._past.last_members()
         workers = self._nodes.workers()
         holders = frozenset(w for w, s in workers.items() if s.status.has_state)
-        return assign_ranks([m.worker for m in last], decision.members, holders)
+        members = [
+            replace(m, tainted=not self._counts_state(workers[m.worker].status))
+            for m in decision.members
+        ]
+        return assign_ranks([m.worker for m in last], members, holders)
 
     def _replace(self, workers: Iterable[WorkerId], now: float, why: str = "") -> list[fx.Effect]:
         number = self._current.number if self._current else 0

@@ -40,6 +40,14 @@ TRANSITIONS: Mapping[WorkerPhase, frozenset[WorkerPhase]] = {
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class FreezeGroup:
+    """Let no result of this generation's group count any more, but abort nothing: other members
+    could take what an aborted operation sends."""
+
+    generation: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class AbortGroup:
     """Free every thread that is blocked in a collective of this generation's group."""
 
@@ -53,7 +61,7 @@ class ReportStatus:
     status: WorkerStatus
 
 
-Effect = AbortGroup | ReportStatus
+Effect = FreezeGroup | AbortGroup | ReportStatus
 
 
 class Worker:
@@ -99,7 +107,7 @@ class Worker:
         generation = self._announced
         if self._status.phase is not WorkerPhase.READY or generation is None:
             return None
-        if generation.number <= self._status.generation:
+        if generation.number <= self._status.generation or generation.freezes:
             return None
         # A member that the planned change drops may have committed more steps in the broken group.
         # So the change takes effect only at its boundary, or an unplanned change follows.
@@ -137,9 +145,10 @@ class Worker:
             return []
         return self._become(WorkerPhase.PREPARING, slot=slot)
 
-    def prepared(self, endpoint: str) -> list[Effect]:
-        """The script needs a group for the first time. Its store listens at `endpoint`."""
-        return self._become(WorkerPhase.READY, endpoint=endpoint)
+    def prepared(self, endpoint: str, *, queues: bool = False) -> list[Effect]:
+        """The script needs a group for the first time. Its store listens at `endpoint`. queues: its
+        groups' operations are queued on a device."""
+        return self._become(WorkerPhase.READY, endpoint=endpoint, queues=queues)
 
     def generation_announced(self, generation: Generation) -> list[Effect]:
         """The coordinator announced a generation. One that is not newer is ignored."""
@@ -151,13 +160,15 @@ class Worker:
         if generation.purpose is Purpose.SAVE_AND_LEAVE:
             self._is_out_of_time |= generation.reason is ChangeReason.STALLED
         effects: list[Effect] = []
+        if generation.freezes:  # before the report: others abort when all have acknowledged
+            effects.append(FreezeGroup(generation=self._status.generation))
         if generation.number > self._status.acknowledged:
             effects += self._acknowledge(generation)
-        if generation.number == self._status.generation:
+        if generation.number == self._status.generation or generation.freezes:
             return effects
         # The report comes first: the thread that the abort frees reports too, and its report, which
         # is newer, must come last.
-        if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):
+        if self._has_group() and (generation.leave_after is None or self._is_behind(generation)):
             effects.append(AbortGroup(generation=self._status.generation))
         return effects
 
@@ -171,8 +182,13 @@ class Worker:
         """The script's thread began to build the group of `generation`."""
         if self._following is not None and self._following.number == generation.number:
             self._following = None
+        tainted = any(m.tainted for m in generation.members if m.worker == self._status.worker)
         return self._become(
-            WorkerPhase.JOINING, generation=generation.number, broken=False, detail=""
+            WorkerPhase.JOINING,
+            generation=generation.number,
+            broken=False,
+            detail="",
+            has_state=self._status.has_state and not tainted,
         )
 
     def joined(self, generation: Generation, committed: int) -> list[Effect]:
@@ -232,8 +248,12 @@ class Worker:
     def _is_whole(self, held: bool) -> bool:
         return held or self._status.has_state
 
-    def _in_group(self) -> bool:
-        return self._status.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
+    def _has_group(self) -> bool:
+        """Whether there may be a group to abort. One whose operations queue is kept, frozen, after
+        the script has left it."""
+        s = self._status
+        kept = s.queues and s.phase is WorkerPhase.READY and s.generation > 0
+        return kept or s.phase in (WorkerPhase.JOINING, WorkerPhase.TRAINING)
 
     def _become(
         self, phase: WorkerPhase, committed: int | None = None, **changes: object

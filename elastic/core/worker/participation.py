@@ -738,6 +738,8 @@ class Participation:
             try:
                 held = self.intact and not self.holds_back
                 seat = yield Join(held=held, at_begin=self._at_begin)
+                if seat.generation.members[seat.rank].tainted:
+                    self.intact = False
                 yield from self._agree(seat)
                 self.seat = seat
                 yield TellJoined(committed=self.progress.committed)

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import Store
 from elastic.core.membership import Generation, WorkerStatus
 from elastic.core.recovery import Declaration
 from elastic.core.reductions import Made, in_words
-from elastic.core.worker.machine import AbortGroup, Effect, Worker
+from elastic.core.worker.machine import Effect, FreezeGroup, ReportStatus, Worker
 from elastic.errors import GroupLost, ModelMismatch, StepMisused
 from elastic.worker.group.process_group import Backend, Group, StoreHost, first_line
 from elastic.worker.group.stuck import STUCK_S, watch_script
@@ -74,6 +74,9 @@ class Membership:
         self._leave_block = leave_block
         self._changed = threading.Condition()
         self._group: Group | None = None
+        self._kept: Group | None = None
+        """A frozen group that the script has left. It is not aborted before the others are known to
+        be frozen: they could take what an aborted operation sends."""
         self.durations = Durations()
         self._built_at = 0.0
 
@@ -109,15 +112,20 @@ class Membership:
         with self._changed:
             self._execute(self.machine.assigned(slot))
 
-    def prepare(self, endpoint: str) -> None:
+    def prepare(self, endpoint: str, backend: Backend) -> None:
         """The script needs a group for the first time; its store listens at `endpoint`."""
         with self._changed:
-            self._execute(self.machine.prepared(endpoint))
+            self._execute(self.machine.prepared(endpoint, queues=backend.queues))
 
     def join(self, host: StoreHost, backend: Backend) -> Group:
         """Block until there is a generation to join, and build its group. Raises GroupLost."""
         group = self._begin_join(backend)
         started = time.monotonic()
+        if self._kept is not None:
+            self._kept.close()
+            self._kept = None
+            self.durations.abort_s = time.monotonic() - started
+            started = time.monotonic()
         group.build(host, self.join_timeout_s)
         self._built_at = time.monotonic()
         self.durations.join_s = self._built_at - started
@@ -154,7 +162,8 @@ class Membership:
             self._execute(self.machine.group_left(self._committed()))
 
     def report_loss(self, error: BaseException, *, held: bool = False) -> None:
-        """Free the peers, then report that the group broke. held: the state here is whole."""
+        """Free the peers, then report that the group broke. held: the state here is whole. Where
+        operations queue, the next announcement frees the peers."""
         superseded = self.machine.superseded()
         self._close_group(broken=True)
         with self._changed:
@@ -178,8 +187,9 @@ class Membership:
             self._execute(self.machine.finished(self._committed()))
 
     def abandon(self) -> None:
-        """Free the peers of a failed script: they must not wait until this process has ended."""
-        if self._group is not None:
+        """Free the peers of a failed script: they must not wait until this process has ended. Where
+        operations queue, the news of its end frees them."""
+        if self._group is not None and not self._group.backend.queues:
             self._group.abort()
 
     # ---- inside
@@ -197,8 +207,12 @@ class Membership:
 
     def _close_group(self, *, broken: bool) -> None:
         began = time.monotonic()
-        group, self._group = self._group, None
-        if group is not None:
+        group = self._group
+        if group is not None and group.backend.queues:
+            group.freeze()
+            self._kept = group
+        self._group = None
+        if group is not None and self._kept is not group:
             if broken:
                 group.abort()  # at once, to free the peers that wait for this member
             group.close()
@@ -206,15 +220,19 @@ class Membership:
 
     def _execute(self, effects: Sequence[Effect]) -> None:
         for effect in effects:
-            if isinstance(effect, AbortGroup):
-                group = self._group
-                if group is not None and group.generation.number == effect.generation:
-                    cut = threading.Event()
-                    self._watch(group, cut)  # first: NCCL's abort may itself block
-                    group.abort()
-                    cut.set()
-            else:
+            if isinstance(effect, ReportStatus):
                 self._report(effect.status)
+                continue
+            group = self._group or self._kept
+            if group is None or group.generation.number != effect.generation:
+                continue
+            if isinstance(effect, FreezeGroup):
+                group.freeze()
+                continue
+            cut = threading.Event()
+            self._watch(group, cut)  # first: NCCL's abort may itself block
+            group.abort()
+            cut.set()
 
     def _leaves_block(self) -> bool:
         return self.machine.is_out_of_time and self._leave_block()

@@ -48,7 +48,8 @@ class Backend:
     device: torch.device
     queues: bool = False
     """Operations run in the device's queue: they return before they are done, and an aborted one
-    ends without an error and leaves garbage. False: they return when done, or raise."""
+    ends without an error and leaves garbage, here and at peers in the same operation. False: they
+    return when done, or raise."""
     aborts: bool = False
     """torch can abort its groups while a thread is blocked in them. False: connections are shut
     down instead, which may leave a thread blocked."""
@@ -194,7 +195,11 @@ def _listener(host: str, ports: tuple[int, int]) -> socket.socket:
 
 
 class Group:
-    """A process group that any thread may abort while another is blocked in it."""
+    """A process group that any thread may abort while another is blocked in it.
+
+    A group is lost as soon as it is frozen: no result counts that is not known by then. Where
+    operations queue, members abort their groups only when all of them are frozen.
+    """
 
     def __init__(self, generation: Generation, rank: int, backend: Backend) -> None:
         self.generation = generation
@@ -212,12 +217,13 @@ class Group:
         self._hook: Callable[..., Any] | None = None
         self.met_at = ""
         """This member's key in the store for the newest call."""
-        self._aborted = threading.Event()
+        self._lost = threading.Event()
         self._wake = threading.Event()  # connected, or aborted
 
     @property
-    def aborted(self) -> bool:
-        return self._aborted.is_set()
+    def lost(self) -> bool:
+        """It was frozen, or aborted."""
+        return self._lost.is_set()
 
     def build(self, host: StoreHost, timeout_s: float) -> None:
         """Form the group with the other members. Raises GroupLost if that fails or is aborted.
@@ -239,19 +245,20 @@ class Group:
             host.serves(self.generation.store_prefix)
 
     def check(self) -> None:
-        """Raise GroupLost if the group was aborted."""
-        if self.aborted:
+        """Raise GroupLost if the group was frozen or aborted."""
+        if self.lost:
             raise GroupLost(f"generation {self.generation.number} was superseded")
 
     def settle(self) -> None:
         """Return when all that this thread has queued is done and its results may be read.
 
-        Raises GroupLost if the group was aborted, since the results may be garbage. Call this
-        before concluding anything from received data.
+        Raises GroupLost if the group was frozen or aborted, since the results may be garbage: a
+        result counts only if the group is not frozen when it is there. Call this before concluding
+        anything from received data.
         """
         if self.backend.queues:
             self.backend.wait_for_device()
-        if self._aborted.is_set():
+        if self._lost.is_set():
             self.check()
 
     @property
@@ -290,12 +297,16 @@ class Group:
             return None
         return count
 
+    def freeze(self) -> None:
+        """Let no further result count. Any thread may call this; blocked threads stay blocked."""
+        self._lost.set()
+
     def abort(self) -> None:
         """Free every thread that is blocked in this group's collectives. Any thread may call this.
 
         Touches nothing but this group, however late the call. A second thread waits for the first.
         """
-        self._aborted.set()
+        self.freeze()
         self._wake.set()
         with self._ending:
             if self._closed:
@@ -311,7 +322,7 @@ class Group:
 
     def close(self) -> None:
         """Discard the group; a new one may follow."""
-        if not self.aborted:
+        if not self.lost:
             self.leave()
         with self._ending:
             self._closed = True
@@ -423,7 +434,7 @@ class Group:
                 dist.destroy_process_group()
             self._unhook()
         self._torch = None
-        if last[0] is not None and (self.aborted or self.backend.aborts):
+        if last[0] is not None and (self.lost or self.backend.aborts):
             # Dropping the last reference waits for its threads: see worker/group/stuck.py.
             threading.Thread(
                 target=_drop_last_reference, args=(last,), name="elastic-discard", daemon=True
@@ -481,14 +492,15 @@ def is_group_loss(error: BaseException, group: Group | None) -> bool:
     """Return whether the group is lost and this exception may follow from that.
 
     Any exception does once the group was aborted: torch then knows no group, or what was received
-    is garbage. Else the group's connections decide, not the error's text: a script has connections
-    of its own that may break. If the script itself is at fault, it raises again in the next group.
+    is garbage. A frozen group is about to be aborted. Else the group's connections decide, not the
+    error's text: a script has connections of its own that may break. If the script itself is at
+    fault, it raises again in the next group.
     """
     if isinstance(error, GroupLost):
         return True
     if group is None or not isinstance(error, Exception):
         return False
-    if group.aborted:
+    if group.lost:
         return True
     if not isinstance(error, RuntimeError):  # torch's errors all are
         return False

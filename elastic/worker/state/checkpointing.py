@@ -195,11 +195,11 @@ class Checkpointing:
         if self._directory is None or step == 0 or self.is_committed(step):
             return
         while not self._is_idle(0.05):
-            if superseded() or group.aborted:
+            if superseded() or group.lost:
                 raise GroupLost("superseded before saving")
         self.save(state, group, began_at=began_at, insists=insists)
         while not self.is_settled(step, timeout_s=0.05):
-            if superseded() or group.aborted:
+            if superseded() or group.lost:
                 raise GroupLost("superseded while saving")
             self.try_again()
 

@@ -63,7 +63,7 @@ class PeerControl(LocalControl):
     def join(self) -> Group:
         if not self._prepared:
             self._prepared = True
-            self.membership.prepare(self.seat.host.endpoint)
+            self.membership.prepare(self.seat.host.endpoint, self.backend)
         return self.membership.join(self.seat.host, self.backend)
 
 

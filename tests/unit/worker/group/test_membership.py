@@ -30,7 +30,7 @@ class Place:
         )
         self.membership.attach()
         self.membership.assign(0)
-        self.membership.prepare(host.endpoint)
+        self.membership.prepare(host.endpoint, GLOO)
 
     def enter(self) -> Group:
         group = self.membership.join(self.host, GLOO)
@@ -59,9 +59,9 @@ def test_a_single_member_joins_leaves_joins_again_and_finishes(seat: Seat) -> No
     assert not place.membership.must_leave()
     place.membership.announce(seat.generation(2, leave_after=8))
     assert not place.membership.must_leave()
-    assert not group.aborted
+    assert not group.lost
     place.membership.announce(seat.generation(3))
-    assert group.aborted
+    assert group.lost
     assert place.membership.must_leave()
     place.membership.leave()
     assert place.membership.group is None
@@ -90,7 +90,7 @@ def test_members_wait_for_a_planned_change_to_settle(seat: Seat, settled: dict[s
     assert place.membership.await_settlement(7, 60.0)
     assert time.monotonic() - began >= 0.1
     assert place.membership.must_leave() is (not settled)
-    assert not group.aborted
+    assert not group.lost
 
 
 @in_processes(1)

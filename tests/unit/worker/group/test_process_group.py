@@ -380,7 +380,7 @@ def test_an_abort_by_another_thread_frees_a_blocked_one() -> None:
         timer = threading.Timer(0.1, group.abort)
         timer.start()
         expect_loss(group)
-        assert group.aborted
+        assert group.lost
         with pytest.raises(GroupLost, match="superseded"):
             group.check()
         seat.exchange("freed")
@@ -648,7 +648,7 @@ def test_an_abort_by_another_thread_ends_queued_operations_without_an_error(
         link.start()
         for work in queued:
             work.wait()
-        assert group.aborted
+        assert group.lost
         link.join()
         with pytest.raises(GroupLost):
             group.settle()

@@ -110,6 +110,8 @@ class Generation:
     If the change is planned, members of the previous group wait at the boundary `leave_after`,
     which may be later in the settled form. In that form or one after it, `leave_after` is None if
     the previous group can no longer reach the boundary. If it is not planned, see `freezes`."""
+    frozen: tuple[WorkerId, ...] = ()
+    """Without members: the workers that freeze their groups before this is settled."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""

@@ -124,6 +124,7 @@ def plan_recovery(declarations: Sequence[Declaration]) -> RecoveryPlan:
             committed=None,
             transfers=tuple(Transfer(source=s, target=s + 1) for s in range(len(declarations) - 1)),
             begun=any(d.took_part and d.committed > 0 for d in declarations),
+            stranded=tuple(r for r, d in enumerate(declarations) if d.took_part and d.in_run),
         )
     newest = max(declarations[rank].age for rank in intact)
     held = [rank for rank in intact if declarations[rank].age == newest]

@@ -40,7 +40,7 @@ class Group:
         on_whole: Callable[[Hashable], None],
         are_connected: Callable[[str, str], bool] = lambda _one, _other: True,
         *,
-        on_abort: Callable[[Sequence[str]], None] | None = None,
+        on_abort: Callable[[Generation, Sequence[str]], None] | None = None,
     ) -> None:
         """are_connected: whether packets pass between two nodes. Where they do not, members wait,
         and hear of no reset, until they pass again (`heal`).
@@ -146,7 +146,8 @@ class Group:
         self._gone.add(member.name)
         if self._on_abort is not None:
             self._frozen.add(member.name)
-            self._on_abort([name for name in self._ranks if name not in self._frozen])
+            unfrozen = [name for name in self._ranks if name not in self._frozen]
+            self._on_abort(self.generation, unfrozen)
             self._feed(self._hanging.pop(member.name, None) or self._blocked_in.get(member.name))
         self._reset_neighbours(member.name, lossy=True)
         self._free(member.name, "aborted")
@@ -154,9 +155,12 @@ class Group:
     def freeze(self, member: Process) -> None:
         """No result counts for the member any more. Its thread comes free only at the store."""
         self._frozen.add(member.name)
-        collective = self._blocked_in.get(member.name)
+        self._clock.after(self._clock.between(0.0, 0.02), self._look_at_store, member.name)
+
+    def _look_at_store(self, worker: str) -> None:
+        collective = self._blocked_in.get(worker)
         if collective is not None and collective.at_store:
-            self._free(member.name, "frozen")
+            self._free(worker, "frozen")
 
     def _feed(self, collective: _Collective | None) -> None:
         """A member aborts in this collective: others that are in it take garbage for its data."""

@@ -183,6 +183,8 @@ class Journal:
         """When a member gave up waiting for a planned change, which member, which generation."""
         self.false_claims: list[str] = []
         """Members that reported that they hold the state while it was torn."""
+        self.tainted_in_vain: list[str] = []
+        """Members whose states did not count although they were in contact all the time."""
         self.slots_wasted: list[str] = []
         """Workers that got a slot while their agents ended them."""
         self.taken_away: list[str] = []

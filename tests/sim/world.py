@@ -224,10 +224,10 @@ class World:
             )
         return self._groups[number]
 
-    def _unfrozen(self, names: Sequence[str]) -> None:
+    def _unfrozen(self, generation: Generation, names: Sequence[str]) -> None:
         """A member aborts its group while these are not frozen: their states count no more."""
         for process in self.processes:
-            if process.name in names and process.alive:
+            if process.name in names and process.alive and process.is_in(generation):
                 process.is_doubtful = True
                 process.drop()
 
@@ -254,6 +254,7 @@ class World:
         self.journal.generations.append(generation)
         self._formed_at[generation.number] = self.clock.now
         self.journal.formed_at[generation.number] = self.clock.now
+        self._note_tainted(generation)
         self._note_contact(generation)
         groups = [g.worker_ids for g in self.journal.generations if g.members][-2:]
         if any(
@@ -263,6 +264,21 @@ class World:
             if any(p.name in workers for workers in groups)
         ):
             self.journal.in_run.add(generation.number)
+
+    def _note_tainted(self, generation: Generation) -> None:
+        """The states of some members do not count: others may have aborted their last group when
+        these were out of contact. A new leader does not know who was."""
+        tainted = {m.worker for m in generation.members if m.tainted}
+        for process in self.processes:
+            if process.name not in tainted or process.replica is None:
+                continue
+            node = process.node
+            away_at = max([node.hung_up_at, node.connected_at, *self.journal.elected_at])
+            joined_at = max(a.at for a in self.journal.agreed if a.worker == process.name)
+            if away_at < joined_at and not process.is_doubtful:
+                self.journal.tainted_in_vain.append(f"{process.name} in {generation.number}")
+            process.is_doubtful = True
+            process.drop()
 
     def _calls_lately(self, process: Process) -> bool:
         """True if the process is in session.run(), or was as far as the leader could know."""

@@ -58,6 +58,8 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
     until = _others_return_until(view, policy)
     if now < until:
         return Wait(reason=WaitReason.ASSEMBLING, until=until)
+    if any(w.out_of_contact_since is not None for w in _still_to_freeze(view)):
+        return Form(members=(), reason=ChangeReason.MEMBER_LOST)
     parted = _is_for_parted(view)
     in_contact = {name: w for name, w in view.workers.items() if w.out_of_contact_since is None}
     if len(in_contact) < len(view.workers):
@@ -767,6 +769,15 @@ def unfrozen(view: GroupView) -> list[ObservedWorker]:
     ]
 
 
+def _still_to_freeze(view: GroupView) -> list[ObservedWorker]:
+    """The workers that a dissolved group names as frozen, and that are not yet known to be."""
+    current = view.current
+    if current is None or not current.freezes:
+        return []
+    named = [view.workers[name] for name in current.frozen if name in view.workers]
+    return [w for w in named if w.status.acknowledged < current.number]
+
+
 def may_abort(view: GroupView, policy: FormationPolicy, now: float) -> bool:
     """True if no worker that may take part in the next group could take what an aborted operation
     sends. Those out of contact may: their states do not count then, so a dissolved group waits for
@@ -775,7 +786,7 @@ def may_abort(view: GroupView, policy: FormationPolicy, now: float) -> bool:
     if current is None or not current.freezes or unfrozen(view):
         return False
     if not current.members:
-        return now >= _others_return_until(view, policy)
+        return now >= _others_return_until(view, policy) and not _still_to_freeze(view)
     members = [view.workers.get(m.worker) for m in current.members]
     return all(w is not None and w.out_of_contact_since is None for w in members)
 

@@ -123,8 +123,8 @@ class Coordinator:
         self._trained_in = 0
         self._aborted_for = 0
         """The newest generation for which groups were aborted, or may have been."""
-        self._frozen: frozenset[WorkerId] | None = None
-        """The workers that were frozen then. None: all, as far as is known."""
+        self._frozen = frozenset[WorkerId]()
+        """The workers that were frozen then."""
         self._began_in = 0
         """The newest generation that has committed a step."""
         self._formed_at = 0.0
@@ -158,10 +158,10 @@ class Coordinator:
         self._make_current(last)
         self._formed_at = self._adopted_at = now
         self._trained_in = self._began_in = last.number
-        if last.members:  # the earlier leader may have settled it, with its members at least
-            groups = (last, *may_train[-1:]) if last.leave_after is not None else (last,)
-            self._aborted_for = last.number
-            self._frozen = frozenset[WorkerId]().union(*(g.worker_ids for g in groups))
+        # The earlier leader may have settled it: all of these were frozen then.
+        groups = (last,) if last.leave_after is None else (last, *may_train[-1:])
+        self._aborted_for = last.number
+        self._frozen = frozenset(last.frozen).union(*(g.worker_ids for g in groups))
         for generation in (*may_train, last):
             self._lineage.exists(generation)
             self._newcomers.presume_trained(generation)
@@ -701,7 +701,6 @@ class Coordinator:
         to be frozen: its last step may be garbage."""
         return (
             not s.queues
-            or self._frozen is None
             or s.worker in self._frozen
             or not 0 < s.generation < self._aborted_for
         )
@@ -791,6 +790,7 @@ class Coordinator:
             if decision.planned
             else None,
             provisional=decision.planned or self._freezes(),
+            frozen=() if decision.members else self._to_freeze(now),
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
             begun=self._begun,
@@ -866,6 +866,14 @@ class Coordinator:
         """True if all must freeze their groups before anybody aborts one."""
         return self._current is not None and any(
             w.status.queues for w in self._nodes.workers().values()
+        )
+
+    def _to_freeze(self, now: float) -> tuple[WorkerId, ...]:
+        """The workers in contact whose states count, if their operations queue."""
+        return tuple(
+            name
+            for name, w in self._deciding(now).items()
+            if w.status.queues and w.out_of_contact_since is None and self._counts_state(w.status)
         )
 
     def _ranked(self, decision: Form) -> tuple[Member, ...]:

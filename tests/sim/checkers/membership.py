@@ -52,6 +52,8 @@ def membership(journal: Journal) -> Iterator[str]:
         yield from _for_a_reason(journal, generation)
     for claim in journal.false_claims:
         yield f"{claim} says that it holds the state"
+    for worker in journal.tainted_in_vain:
+        yield f"the state of {worker} does not count"
     for worker in journal.slots_wasted:
         yield f"{worker} gets a slot, though it is being ended"
     for worker in journal.hurried if not journal.evaluates else ():

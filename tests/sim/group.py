@@ -23,8 +23,8 @@ class _Collective:
     """`parties`: the members that take part. `at_store`: members only wait at the store, so broken
     connections between them do not matter."""
 
-    def __init__(self, parties: Sequence[str], *, at_store: bool) -> None:
-        self.parties, self.at_store = parties, at_store
+    def __init__(self, parties: Sequence[str], *, at_store: bool, is_step: bool) -> None:
+        self.parties, self.at_store, self.is_step = parties, at_store, is_step
         self.contributions: dict[str, Any] = {}
         self.waiting: dict[str, Process] = {}
         self.whole = False
@@ -63,7 +63,6 @@ class Group:
         self._reset: set[str] = set()
         self._resets_under_way: set[str] = set()
         self._gone: set[str] = set()
-        self._newest_step: Hashable = None
 
     def collective(
         self,
@@ -87,10 +86,9 @@ class Group:
             raise GroupLost("the connection was reset")
         collective = self._collectives.get(name)
         if collective is None:
-            collective = _Collective(parties or self._ranks, at_store=at_store)
+            is_step = isinstance(name, tuple) and name[0] == STEP
+            collective = _Collective(parties or self._ranks, at_store=at_store, is_step=is_step)
             self._collectives[name] = collective
-            if isinstance(name, tuple) and name[0] == STEP:
-                self._newest_step = name
         collective.contributions[member.name] = contribution
         collective.waiting[member.name] = member
         self._blocked_in[member.name] = collective
@@ -146,8 +144,6 @@ class Group:
         self._gone.add(member.name)
         if self._on_abort is not None:
             self._frozen.add(member.name)
-            unfrozen = [name for name in self._ranks if name not in self._frozen]
-            self._on_abort(self.generation, unfrozen)
             self._feed(self._hanging.pop(member.name, None) or self._blocked_in.get(member.name))
         self._reset_neighbours(member.name, lossy=True)
         self._free(member.name, "aborted")
@@ -164,7 +160,11 @@ class Group:
 
     def _feed(self, collective: _Collective | None) -> None:
         """A member aborts in this collective: others that are in it take garbage for its data."""
-        if collective is not None and collective is self._collectives.get(self._newest_step):
+        if collective is None or collective.at_store or self._on_abort is None:
+            return
+        unfrozen = [name for name in self._ranks if name not in self._frozen]
+        self._on_abort(self.generation, unfrozen)
+        if collective.is_step:
             for worker in collective.waiting:
                 delay_s = self._clock.between(0.0, 0.003)
                 self._clock.after(delay_s, self._take_garbage, worker, collective)

@@ -473,7 +473,8 @@ class Coordinator:
         self._make_current(generation)
         self._formed_at, self._adopted_at = now, None
         is_slow = self._progress.in_first_step  # members in it are free only when it is over
-        self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)
+        moves = not planned and not generation.freezes
+        self._since = Clocks(assembling=now if moves else None, is_slow=is_slow)
         self._progress.regroup()
         self._unannounced = self._is_overtaken(generation, now)
         return [] if self._unannounced else [fx.AnnounceGeneration(generation=generation)]
@@ -691,19 +692,19 @@ class Coordinator:
             frozen = [s for s in known if s.acknowledged >= current.number]
             self._frozen = frozenset(s.worker for s in frozen if self._counts_state(s))
             self._aborted_for = current.number
+            self._since.assembling = now
         if settled is None:
             return []
         self._make_current(settled)
         return [fx.SettleGeneration(generation=settled)]
 
     def _counts_state(self, s: WorkerStatus) -> bool:
-        """False if groups were aborted while this worker, which was in one of them, was not known
-        to be frozen: its last step may be garbage."""
-        return (
-            not s.queues
-            or s.worker in self._frozen
-            or not 0 < s.generation < self._aborted_for
-        )
+        """False if groups were aborted while this worker, which was in one of them with others, was
+        not known to be frozen: its last step may be garbage."""
+        group = self._past.get(s.generation)
+        if group is not None and group.world_size == 1:
+            return True
+        return not s.queues or s.worker in self._frozen or not 0 < s.generation < self._aborted_for
 
     def _follow(self, decision: Decision | End, now: float) -> list[fx.Effect]:
         if isinstance(decision, Wait):

@@ -104,7 +104,8 @@ class GroupView:
     unannounced: bool = False
     """`current` was just written, and has not been announced."""
     assembling_since: float | None = None
-    """Since when members move to `current`: its announcement; if planned, the first arrival."""
+    """Since when members move to `current`: its announcement, or when nobody takes garbage any
+    more; if planned, the first arrival."""
     enough_since: float | None = None
     """Since when `min_workers` have been ready without a group."""
     adopted_at: float | None = None

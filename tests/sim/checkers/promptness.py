@@ -179,9 +179,10 @@ def _let_go(journal: Journal) -> Iterator[str]:
 
 def _recoveries(journal: Journal) -> Iterator[str]:
     """Two steps follow soon on each other if enough workers of the first live until the second."""
+    messages = 7 if journal.job.queues else 3  # a planned change may be taken back, too
     steps = sorted(journal.commits, key=lambda c: c.at)
     for before, after in itertools.pairwise(steps):
-        if after.at - before.at <= _RECOVERY_S + 3 * journal.news_s:
+        if after.at - before.at <= _RECOVERY_S + messages * journal.news_s:
             continue
         present = {c.worker for c in steps if c.generation == before.generation}
         well = [w for w in present if journal.gone_at.get(w, math.inf) > after.at]

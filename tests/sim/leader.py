@@ -114,6 +114,8 @@ class Leader:
                 fx.AnnounceGeneration(generation=generation)
                 | fx.SettleGeneration(generation=generation)
             ):
+                if isinstance(effect, fx.SettleGeneration):
+                    self.world.settled(generation)
                 for node in self._nodes.values():
                     node.hear(agent_events.GenerationAnnounced(generation=generation))
             case fx.ReplaceWorker(node=name, worker=worker, kind=kind, message=message):

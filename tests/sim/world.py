@@ -224,6 +224,16 @@ class World:
             )
         return self._groups[number]
 
+    def settled(self, generation: Generation) -> None:
+        """The leader lets workers abort their groups. It counts only states of those that it knows
+        to be frozen."""
+        for process in self.processes if self.job.queues and generation.leave_after is None else ():
+            status, node = process.worker.status, process.node
+            knows = node.connected and status.acknowledged >= generation.number
+            if process.alive and not knows and 0 < status.generation < generation.number:
+                process.is_doubtful = True
+                process.drop()
+
     def _unfrozen(self, generation: Generation, names: Sequence[str]) -> None:
         """A member aborts its group while these are not frozen: their states count no more."""
         for process in self.processes:

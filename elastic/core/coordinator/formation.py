@@ -732,11 +732,11 @@ def broke_before(
     """Members that lost the group before the boundary at which a planned change leaves it. Empty
     unless the change drops members, which may have completed a step that no other has.
 
-    If operations queue, members that have left before it in any way, whatever the change: an
-    unplanned one must follow, for which all freeze their groups.
+    If operations queue, members that have left before it in any way, whatever the change, unless
+    all have: an unplanned one must follow, for which the others freeze their groups.
     """
     members = [workers[m.worker] for m in previous.members if m.worker in workers]
-    if any(w.status.queues for w in members):
+    if any(w.status.queues for w in members) and not is_left(previous, workers):
         return [w for w in members if _left_early(w.status, planned, previous)]
     if not planned.members or previous.worker_ids <= planned.worker_ids:
         return []

@@ -14,9 +14,10 @@ from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator.decisions import Decision, End
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.coordinator.nodes import Nodes
-from elastic.core.membership import Generation
+from elastic.core.membership import Generation, WorkerStatus
 from elastic.core.recovery import Declaration
-from elastic.core.worker.machine import AbortGroup, Effect, Worker
+from elastic.core.worker import participation as act
+from elastic.core.worker.machine import AbortGroup, Effect, FreezeGroup, Worker
 from elastic.core.worker.participation import Participation, Progress, SaveAndWait
 from tests.sim.history import check
 from tests.sim.script import Script
@@ -183,6 +184,46 @@ class DoesNotKnowWhoCompiles(Coordinator):
         self._progress.compiles = lambda *_: None  # type: ignore[method-assign]
 
 
+class NeverFreezes(Worker):
+    def generation_announced(self, generation: Generation) -> list[Effect]:
+        effects = super().generation_announced(generation)
+        return [e for e in effects if not isinstance(e, FreezeGroup)]
+
+
+class AbortsAtTheFirstForm(Worker):
+    def generation_announced(self, generation: Generation) -> list[Effect]:
+        form = generation.provisional and not generation.freezes
+        return super().generation_announced(replace(generation, provisional=form))
+
+
+class AbortsAlone(Script):
+    """Frees the peers of a lost group by itself."""
+
+    def _break(self, broken: act.Break) -> None:
+        self.process.group.abort(self.process)
+        super()._break(broken)
+
+
+class LetsAbortAtOnce(Coordinator):
+    """Does not wait until all whom an abort could feed are frozen."""
+
+    def _settle(self, now: float) -> list[fx.Effect]:
+        current = self._current
+        if current is None or not current.freezes:
+            return super()._settle(now)
+        settled = replace(current, provisional=False)
+        self._make_current(settled)
+        return [fx.SettleGeneration(generation=settled)]
+
+
+class CountsEveryState(Coordinator):
+    """Takes the step of a member that was not frozen when others aborted its group."""
+
+    def _counts_state(self, s: WorkerStatus) -> bool:
+        del s
+        return True
+
+
 @pytest.mark.parametrize(
     ("parts", "checker", "stress"),
     [
@@ -195,6 +236,11 @@ class DoesNotKnowWhoCompiles(Coordinator):
         (Parts(agent=ForgetsWhomItFinds), "control_plane", "agents"),
         (Parts(coordinator=StopsAtOnce), "stopping", "stop"),
         (Parts(coordinator=LetsGoAtOnce), "drains", "drain"),
+        (Parts(worker=NeverFreezes), "same_state", "queued"),
+        (Parts(worker=AbortsAtTheFirstForm), "same_state", "queued"),
+        (Parts(script=AbortsAlone), "same_state", "queued"),
+        (Parts(coordinator=LetsAbortAtOnce), "same_state", "queued"),
+        (Parts(coordinator=CountsEveryState), "same_state", "queued split"),
     ],
     ids=lambda v: v if isinstance(v, str) else "",
 )

@@ -3,6 +3,9 @@
 - An operation returns before it is done; it runs in its turn on the group's own thread.
 - When a peer is lost nothing is raised: the operation hangs for ever.
 - `abort()`, from any thread, ends hanging operations. Their callers get no error, but garbage.
+- So do peers in the same operation, if it hangs: an aborted kernel goes through its remaining steps
+  without data, and posts each of them (`postPeer` in NCCL's prims_simple.h, `storeLL` in
+  prims_ll.h). A peer takes what lies in its buffers, and its operation ends as usual.
 - An aborted group refuses further operations; `_abort_process_group` has unregistered it.
 - A watchdog ends the process if an operation fails or takes longer than the group's time-out,
   unless TORCH_NCCL_ASYNC_ERROR_HANDLING is 0.
@@ -14,8 +17,10 @@ queue, so `Work.wait()` blocks until the result or the garbage is there.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
+import random
 import sys
 import threading
 import time
@@ -28,21 +33,36 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import Store, Work
 
+from elastic.core.membership import Generation
+from elastic.worker.group.membership import Membership
 from elastic.worker.group.process_group import Backend
 
 NAME = "nccl_manners"
 BACKEND = Backend(name=NAME, device=torch.device("cpu"), queues=True, aborts=True)
 ENDED_BY_WATCHDOG = 99
 LAUNCH_S = 0.001
+FED = -23456.0
+"""What a peer takes for the data of an aborted member, in each floating-point number."""
+_FED_LOOK_S = 0.002
 _LOOK_S = 0.02
 
 Tensors = list[torch.Tensor]
 
 
-def use() -> None:
-    """Give a script's groups this backend. Call it before elastic.init()."""
+def use(*, news_late_s: float = 0.0) -> None:
+    """Give a script's groups this backend. Call it before elastic.init().
+
+    news_late_s: the longest that each announcement of a group takes to reach this worker.
+    """
     register()
     Backend.register(lambda _slot: BACKEND)
+    announce = Membership.announce
+
+    def announce_late(membership: Membership, generation: Generation) -> None:
+        time.sleep(random.uniform(0.0, news_late_s))
+        announce(membership, generation)
+
+    Membership.announce = announce_late  # type: ignore[method-assign]
 
 
 def register() -> None:
@@ -56,8 +76,15 @@ def register() -> None:
 class Operation(Work):
     """Queued; done with a result, or aborted with garbage, but never with an error."""
 
-    def __init__(self, outputs: Tensors, start: Callable[[], tuple[Any, Tensors]]) -> None:
+    def __init__(
+        self,
+        outputs: Tensors,
+        start: Callable[[], tuple[Any, Tensors]],
+        is_fed: Callable[[], bool],
+    ) -> None:
+        """is_fed: whether an aborted peer has sent garbage in this operation."""
         super().__init__()
+        self._is_fed = is_fed
         self.launched_at = time.monotonic()
         self.failed = False
         self._outputs = outputs
@@ -76,18 +103,20 @@ class Operation(Work):
             work.wait()
         except RuntimeError:
             self.failed = True
-            self._done.wait()
+            while not self._done.wait(_FED_LOOK_S):
+                if self._is_fed():
+                    self.end(None, FED)
             return
         self.end(results)
 
-    def end(self, results: Tensors | None) -> None:
-        """Complete the operation. results: None if it was aborted, which leaves garbage."""
+    def end(self, results: Tensors | None, garbage: float = -12345.0) -> None:
+        """Complete the operation. results: None if it was aborted or fed, which leaves garbage."""
         with self._lock, torch.no_grad():
             if self._done.is_set():
                 return
             for number, output in enumerate(self._outputs):
                 if results is None:
-                    output.detach().fill_(-12345.0 if output.is_floating_point() else 123)
+                    output.detach().fill_(garbage if output.is_floating_point() else 123)
                 else:
                     output.detach().copy_(results[number])
             self._done.set()
@@ -110,14 +139,17 @@ class MannersGroup(dist.ProcessGroup):
 
     def __init__(self, store: Store, rank: int, size: int, timeout: timedelta) -> None:
         super().__init__(rank, size)  # type: ignore[call-arg, arg-type]
+        self._store = store
         self._gloo = dist.ProcessGroupGloo(store, rank, size, timeout)
         self._gloo._set_sequence_number_for_group()
         # torch looks here for a device and for a time-out that can be set.
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, self._gloo)
         self.launched = 0
+        self._collectives = 0
         self._queue: queue.SimpleQueue[Operation | None] = queue.SimpleQueue()
-        self._pending: list[Operation] = []
+        self._pending: list[tuple[int, Operation]] = []
+        """With their numbers, which are the same on all members; 0: between two members only."""
         self._lock = threading.Lock()
         self._aborted = False
         self._over = threading.Event()
@@ -159,10 +191,15 @@ class MannersGroup(dist.ProcessGroup):
 
     def send(self, tensors: Tensors, destination: int, tag: int) -> Work:
         sent = _copies(tensors)
-        return self._launch([], lambda: (self._gloo.send(sent, destination, tag), []))
+        return self._launch(
+            [], lambda: (self._gloo.send(sent, destination, tag), []), between_two=True
+        )
 
     def recv(self, tensors: Tensors, source: int, tag: int) -> Work:
-        return self._in_place(tensors, lambda copies: self._gloo.recv(copies, source, tag))
+        copies = _copies(tensors)
+        return self._launch(
+            tensors, lambda: (self._gloo.recv(copies, source, tag), copies), between_two=True
+        )
 
     # ---- its end
 
@@ -170,14 +207,16 @@ class MannersGroup(dist.ProcessGroup):
         with self._lock:
             self._aborted = True
             pending, self._pending = self._pending, []
-        for operation in pending:
+        for number, operation in pending:
+            if not operation.is_completed():
+                self._feed(number)
             operation.end(None)
         self._stop()
 
     def shutdown(self) -> None:
         with self._lock:
             pending = list(self._pending)
-        for operation in pending:
+        for _, operation in pending:
             operation.wait()
         self._stop()
 
@@ -199,16 +238,37 @@ class MannersGroup(dist.ProcessGroup):
         copies = _copies(tensors)
         return self._launch(tensors, lambda: (start(copies), copies))
 
-    def _launch(self, outputs: Tensors, start: Callable[[], tuple[Any, Tensors]]) -> Work:
-        operation = Operation(list(outputs), start)
+    def _launch(
+        self,
+        outputs: Tensors,
+        start: Callable[[], tuple[Any, Tensors]],
+        *,
+        between_two: bool = False,
+    ) -> Work:
         with self._lock:
             if self._aborted:
                 raise dist.DistBackendError(f"NCCL communicator was aborted on rank {self.rank()}")
             self.launched += 1
-            self._pending = [o for o in self._pending if not o.is_completed()]
-            self._pending.append(operation)
+            self._collectives += not between_two
+            number = 0 if between_two else self._collectives
+            operation = Operation(list(outputs), start, lambda: self._is_fed(number))
+            self._pending = [(n, o) for n, o in self._pending if not o.is_completed()]
+            self._pending.append((number, operation))
             self._queue.put(operation)
         return operation
+
+    def _feed(self, number: int) -> None:
+        """Let peers that are in operation `number` take garbage."""
+        if number == 0:
+            return
+        with contextlib.suppress(RuntimeError):  # the store's host has ended
+            self._store.set(f"fed/{number}", "")
+
+    def _is_fed(self, number: int) -> bool:
+        try:
+            return number > 0 and self._store.check([f"fed/{number}"])
+        except RuntimeError:
+            return False
 
     def _run(self) -> None:
         while (operation := self._queue.get()) is not None:
@@ -219,7 +279,7 @@ class MannersGroup(dist.ProcessGroup):
             limit_s = self._gloo.options._timeout.total_seconds()
             now = time.monotonic()
             with self._lock:
-                pending = [o for o in self._pending if not o.is_completed()]
+                pending = [o for _, o in self._pending if not o.is_completed()]
             if any(o.failed or now - o.launched_at > limit_s for o in pending):
                 print("manners: the watchdog takes the process down", file=sys.stderr, flush=True)
                 os._exit(ENDED_BY_WATCHDOG)

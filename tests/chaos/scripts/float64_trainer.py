@@ -58,11 +58,12 @@ def main() -> None:
     parser.add_argument("--weights-every", type=int, default=0, help="steps; 0: never")
     parser.add_argument("--record-blocks", action="store_true")
     parser.add_argument("--nccl-manners", action="store_true")
+    parser.add_argument("--news-late-s", type=float, default=0.0, help="of each announcement")
     options = parser.parse_args()
 
     shared_gpus.use()
     if options.nccl_manners:
-        nccl_manners.use()
+        nccl_manners.use(news_late_s=options.news_late_s)
     session = elastic.init()
     model = session.distribute(build(torch.initial_seed() + os.getpid()))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)

@@ -571,6 +571,8 @@ class World:
     def called(
         self, process: Process, content: Content, number: int, evaluation: int, result: int
     ) -> None:
+        if process.is_doubtful:
+            return
         self.journal.called.append(
             Called(self.clock.now, process.name, content.lineage, number, evaluation, result)
         )

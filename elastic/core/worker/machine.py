@@ -75,6 +75,7 @@ class Worker:
         self._announced: Generation | None = None
         self._following: Generation | None = None
         self._is_out_of_time = False
+        self._is_tainted = False
 
     # ---- what the script's thread asks
 
@@ -101,6 +102,11 @@ class Worker:
         """The job stops, and members that go on with their steps keep the others from the save: a
         block in progress is given up."""
         return self._is_out_of_time
+
+    @property
+    def is_tainted(self) -> bool:
+        """The worker's own state does not count. It has not got another one yet."""
+        return self._is_tainted
 
     def joinable(self) -> Generation | None:
         """The generation to join now. None: wait."""
@@ -182,19 +188,21 @@ class Worker:
         """The script's thread began to build the group of `generation`."""
         if self._following is not None and self._following.number == generation.number:
             self._following = None
-        tainted = any(m.tainted for m in generation.members if m.worker == self._status.worker)
+        me = self._status.worker
+        self._is_tainted |= any(m.tainted for m in generation.members if m.worker == me)
         return self._become(
             WorkerPhase.JOINING,
             generation=generation.number,
             broken=False,
             detail="",
-            has_state=self._status.has_state and not tainted,
+            has_state=self._status.has_state and not self._is_tainted,
         )
 
     def joined(self, generation: Generation, committed: int) -> list[Effect]:
         """The group has formed and agreed on the last committed step."""
         trains = generation.purpose is Purpose.TRAIN  # else the generation commits no step
         trained_in = generation.number if trains else self._status.trained_in
+        self._is_tainted = False
         return self._become(WorkerPhase.TRAINING, committed, has_state=True, trained_in=trained_in)
 
     def superseded(self) -> bool:

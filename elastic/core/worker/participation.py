@@ -737,9 +737,11 @@ class Participation:
         while True:
             try:
                 held = self.intact and not self.holds_back
-                seat = yield Join(held=held, at_begin=self._at_begin)
-                if seat.generation.members[seat.rank].tainted:
-                    self.intact, self._counts_in = False, 0
+                try:
+                    seat = yield Join(held=held, at_begin=self._at_begin)
+                finally:
+                    if self._worker.is_tainted:
+                        self.intact, self._counts_in = False, 0
                 yield from self._agree(seat)
                 self.seat = seat
                 yield TellJoined(committed=self.progress.committed)

@@ -21,18 +21,16 @@ def job_of(script: Path, out: Path, *options: str, nproc: int, **environment: st
     )
 
 
-def kill_at_random_steps(
-    job: JobProcess, out: Path, seed: int, kills: int, *, members: int = 2
-) -> None:
-    """Kill one of at least `members` members at a time, each after a few more steps."""
+def kill_at_random_steps(job: JobProcess, out: Path, seed: int, kills: int) -> None:
+    """Kill one member at a time, each after a few more steps, never the last one left."""
     rng = random.Random(seed)
     for _ in range(kills):
         target = records.newest_step(out) + rng.randint(1, 25)
 
         def reached(target: int = target) -> bool:
-            return records.newest_step(out) >= target and records.members_at_work(out) >= members
+            return records.newest_step(out) >= target and records.members_at_work(out) >= 2
 
-        wait_until(job, reached, f"step {target} with {members} members")
+        wait_until(job, reached, f"step {target} with two members")
         formed = len(job.named("generation_formed"))
         job.kill_worker(rng.choice(job.members()))
         job.wait_for(

@@ -59,7 +59,7 @@ def use(*, news_late_s: float = 0.0) -> None:
     announce = Membership.announce
 
     def announce_late(membership: Membership, generation: Generation) -> None:
-        time.sleep(random.uniform(0.0, news_late_s))
+        time.sleep(random.uniform(0.2, 1.0) * news_late_s)
         announce(membership, generation)
 
     Membership.announce = announce_late  # type: ignore[method-assign]

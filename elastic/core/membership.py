@@ -68,9 +68,9 @@ class Member:
     node: NodeId
     slot: int
     endpoint: str
-    tainted: bool = False
-    """Its state does not count: others aborted its last group while it was not frozen, so its last
-    step may be garbage."""
+    counts_from: int = 0
+    """Its state counts only if it is of this generation's group or a later one. Else others have
+    aborted its group while it was not known to be frozen, so its last step may be garbage."""
 
 
 class ChangeReason(enum.Enum):

@@ -77,18 +77,18 @@ FAILURE_KIND_LEFT_OUT: FailureKind
 FAILURE_KIND_SLOW: FailureKind
 
 class Member(_message.Message):
-    __slots__ = ("worker", "node", "slot", "endpoint", "tainted")
+    __slots__ = ("worker", "node", "slot", "endpoint", "counts_from")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     NODE_FIELD_NUMBER: _ClassVar[int]
     SLOT_FIELD_NUMBER: _ClassVar[int]
     ENDPOINT_FIELD_NUMBER: _ClassVar[int]
-    TAINTED_FIELD_NUMBER: _ClassVar[int]
+    COUNTS_FROM_FIELD_NUMBER: _ClassVar[int]
     worker: str
     node: str
     slot: int
     endpoint: str
-    tainted: bool
-    def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ..., tainted: bool = ...) -> None: ...
+    counts_from: int
+    def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ..., counts_from: _Optional[int] = ...) -> None: ...
 
 class Generation(_message.Message):
     __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts", "begun", "frozen")

@@ -166,7 +166,8 @@ class Process:
             group.leave(self)
 
     def agreed(self, generation: Generation, replica: Replica) -> None:
-        self.is_doubtful = False
+        if self.is_doubtful:
+            self.is_doubtful, self.begun = False, 0
         self.world.agreed(self, generation, replica)
         self.begun = replica.committed
 

@@ -278,14 +278,16 @@ class World:
     def _note_tainted(self, generation: Generation) -> None:
         """The states of some members do not count: others may have aborted their last group when
         these were out of contact. A new leader does not know who was."""
-        tainted = {m.worker for m in generation.members if m.tainted}
+        counts_from = {m.worker: m.counts_from for m in generation.members if m.counts_from}
         for process in self.processes:
-            if process.name not in tainted or process.replica is None:
+            if process.name not in counts_from or process.replica is None:
                 continue
+            last = next(a for a in reversed(self.journal.agreed) if a.worker == process.name)
+            if last.generation >= counts_from[process.name]:
+                continue  # unknown to the leader
             node = process.node
             away_at = max([node.hung_up_at, node.connected_at, *self.journal.elected_at])
-            joined_at = max(a.at for a in self.journal.agreed if a.worker == process.name)
-            if away_at < joined_at and not process.is_doubtful:
+            if away_at < last.at and not process.is_doubtful:
                 self.journal.tainted_in_vain.append(f"{process.name} in {generation.number}")
             process.is_doubtful = True
             process.drop()

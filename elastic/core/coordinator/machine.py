@@ -882,7 +882,9 @@ class Coordinator:
         workers = self._nodes.workers()
         holders = frozenset(w for w, s in workers.items() if s.status.has_state)
         members = [
-            replace(m, tainted=not self._counts_state(workers[m.worker].status))
+            m
+            if self._counts_state(workers[m.worker].status)
+            else replace(m, counts_from=self._aborted_for)
             for m in decision.members
         ]
         return assign_ranks([m.worker for m in last], members, holders)

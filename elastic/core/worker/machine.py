@@ -75,6 +75,7 @@ class Worker:
         self._announced: Generation | None = None
         self._following: Generation | None = None
         self._is_out_of_time = False
+        self._joined = 0
         self._is_tainted = False
 
     # ---- what the script's thread asks
@@ -189,7 +190,9 @@ class Worker:
         if self._following is not None and self._following.number == generation.number:
             self._following = None
         me = self._status.worker
-        self._is_tainted |= any(m.tainted for m in generation.members if m.worker == me)
+        self._is_tainted |= any(
+            self._joined < m.counts_from for m in generation.members if m.worker == me
+        )
         return self._become(
             WorkerPhase.JOINING,
             generation=generation.number,
@@ -202,7 +205,7 @@ class Worker:
         """The group has formed and agreed on the last committed step."""
         trains = generation.purpose is Purpose.TRAIN  # else the generation commits no step
         trained_in = generation.number if trains else self._status.trained_in
-        self._is_tainted = False
+        self._joined, self._is_tainted = generation.number, False
         return self._become(WorkerPhase.TRAINING, committed, has_state=True, trained_in=trained_in)
 
     def superseded(self) -> bool:

@@ -168,7 +168,8 @@ def _let_go(journal: Journal) -> Iterator[str]:
             agreed = [a.at for a in journal.agreed if a.generation == group.number]
             if journal.formed_at[group.number] < left_at or len(agreed) < group.world_size:
                 continue
-            by = max(agreed) + _LET_GO_S + 3 * journal.news_s
+            messages = 5 if journal.job.queues else 3
+            by = max(agreed) + _LET_GO_S + messages * journal.news_s
             struck = {action for at, action, _ in journal.struck if at < by}
             others = not struck.issubset((*_AT_ONCE, "DRAIN_NODE"))
             if by > min(until, journal.ended_at) or others:

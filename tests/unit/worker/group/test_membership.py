@@ -7,20 +7,23 @@ import time
 from dataclasses import replace
 
 import pytest
+import torch
+import torch.distributed as dist
 
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
 from elastic.core.worker.machine import Worker
 from elastic.errors import GroupLost
 from elastic.worker.group.membership import Membership
-from elastic.worker.group.process_group import Group, StoreHost
+from elastic.worker.group.process_group import Backend, Group, StoreHost
+from tests import nccl_manners
 from tests.unit.worker.together import GLOO, Seat, in_processes, meet, run_together
 
 
 class Place:
     """A membership that is ready for a group, and what it has reported."""
 
-    def __init__(self, worker: str, host: StoreHost) -> None:
-        self.worker, self.host = worker, host
+    def __init__(self, worker: str, host: StoreHost, backend: Backend = GLOO) -> None:
+        self.worker, self.host, self.backend = worker, host, backend
         self.reports: list[WorkerStatus] = []
         self.membership = Membership(
             Worker(worker, pid=1),
@@ -30,10 +33,10 @@ class Place:
         )
         self.membership.attach()
         self.membership.assign(0)
-        self.membership.prepare(host.endpoint, GLOO)
+        self.membership.prepare(host.endpoint, backend)
 
     def enter(self) -> Group:
-        group = self.membership.join(self.host, GLOO)
+        group = self.membership.join(self.host, self.backend)
         self.membership.joined(7)
         return group
 
@@ -41,9 +44,9 @@ class Place:
         return [report.phase for report in self.reports]
 
 
-def entered(seat: Seat, worker: str = "w0") -> Place:
+def entered(seat: Seat, worker: str = "w0", backend: Backend = GLOO) -> Place:
     """Return a membership that has entered the first group."""
-    place = Place(worker, seat.host)
+    place = Place(worker, seat.host, backend)
     place.membership.announce(seat.generation(1))
     place.enter()
     return place
@@ -208,3 +211,66 @@ def test_a_state_that_is_being_overwritten_is_not_offered_until_the_member_has_j
     place.membership.leave()
     place.enter()
     assert place.reports[-1].has_state
+
+
+@pytest.fixture
+def manners(monkeypatch: pytest.MonkeyPatch) -> Backend:
+    monkeypatch.setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
+    nccl_manners.register()
+    return nccl_manners.BACKEND
+
+
+@pytest.mark.parametrize("ends", ["lost", "abandoned", "left"])
+def test_where_operations_queue_a_member_aborts_only_when_all_are_frozen(
+    manners: Backend, ends: str
+) -> None:
+    """Before that another one would take what it sends for a result."""
+
+    def hang(seat: Seat) -> None:
+        place = entered(seat, backend=manners)
+        work = dist.all_reduce(torch.ones(1), async_op=True)
+        seat.exchange("hangs")
+        group = place.membership.group
+        assert group is not None
+        if ends == "abandoned":
+            place.membership.abandon()
+        else:
+            place.membership.announce(replace(seat.generation(2), provisional=True))
+            assert group.lost
+            if ends == "left":
+                place.membership.leave()
+            else:
+                place.membership.report_loss(GroupLost("frozen"))
+            assert place.reports[-1].phase is WorkerPhase.READY
+        time.sleep(0.2)
+        assert not work.is_completed()
+        seat.exchange("waits")
+        place.membership.announce(seat.generation(2))
+        work.wait()
+        if ends != "abandoned":
+            assert place.enter().generation.number == 2
+            place.membership.finish()
+
+    def stay_away(seat: Seat) -> None:
+        place = entered(seat, "w1", manners)
+        seat.exchange("hangs")
+        seat.exchange("waits")
+        if ends != "abandoned":
+            place.membership.announce(seat.generation(2))
+            place.membership.leave()
+            place.enter()
+
+    run_together(hang, stay_away)
+
+
+@in_processes(1)
+def test_a_result_that_was_not_known_before_its_group_was_frozen_does_not_count(
+    seat: Seat, manners: Backend
+) -> None:
+    group = seat.join(backend=manners)
+    dist.all_reduce(torch.ones(1))
+    group.settle()
+    dist.all_reduce(torch.ones(1))
+    group.freeze()
+    with pytest.raises(GroupLost):
+        group.settle()

@@ -121,9 +121,11 @@ proto: install
 
 sim: install
 	$(BIN)/python -m tests.sim --seeds $(SEEDS)
+	$(BIN)/python -m tests.sim --seeds $(SEEDS) --stress queued
 
 sim-long: install
 	$(BIN)/python -m tests.sim --seeds $(LONG_SEEDS)
+	$(BIN)/python -m tests.sim --seeds $(LONG_SEEDS) --stress queued
 
 faults: install
 	$(BIN)/python -m tests.faults --points $(POINTS) --seed $(SEED)

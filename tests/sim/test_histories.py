@@ -7,6 +7,7 @@ import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 
@@ -17,18 +18,20 @@ from tests.sim.draw import plan
 from tests.sim.history import check, fingerprint
 from tests.sim.plan import Action, Fault
 from tests.sim.seeds import ONCE_FAILED
-from tests.sim.stress import KINDS
+from tests.sim.stress import KINDS, QUEUED, QUEUED_KINDS
 from tests.sim.world import World
 
 HERE = Path(__file__).parent
 SEEDS = range(200)  # `make sim` has more
 
 
-def test_every_history_keeps_the_promises() -> None:
+@pytest.mark.parametrize("stress", ["", QUEUED])
+def test_every_history_keeps_the_promises(stress: str) -> None:
+    judge = partial(check, stress=stress)
     with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
         failed = {
-            f"python -m tests.sim --seeds {seed} --verbose": found
-            for seed, found in zip(SEEDS, pool.map(check, SEEDS, chunksize=100), strict=True)
+            f"python -m tests.sim --seeds {seed} --stress '{stress}' --verbose": found
+            for seed, found in zip(SEEDS, pool.map(judge, SEEDS, chunksize=100), strict=True)
             if found
         }
     assert not failed
@@ -39,7 +42,7 @@ def test_seed_that_once_failed_keeps_the_promises(seed: int, stress: str) -> Non
     assert check(seed, stress=stress) == []
 
 
-@pytest.mark.parametrize("stress", KINDS[1:])
+@pytest.mark.parametrize("stress", [*KINDS[1:], *QUEUED_KINDS[1:]])
 def test_histories_under_one_kind_of_stress_keep_the_promises(stress: str) -> None:
     failed = {seed: found for seed in range(3) if (found := check(seed, stress=stress))}
     assert not failed

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 MACHINE = (
     (
-        "        self._since = Clocks(assembling=None if planned else now, is_slow=is_slow)\n",
-        "        self._since = Clocks(assembling=now, is_slow=is_slow)\n",
+        "Clocks(assembling=now if moves else None, is_slow=is_slow)",
+        "Clocks(assembling=now, is_slow=is_slow)",
         "the time limit for joining starts before a planned change takes effect",
     ),
     (
@@ -77,7 +77,7 @@ MACHINE = (
         "workers that are being ended are taken into groups",
     ),
     (
-        "            provisional=decision.planned,\n",
+        "            provisional=decision.planned or self._freezes(),\n",
         "",
         "planned changes are never provisional",
     ),

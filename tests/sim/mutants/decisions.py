@@ -19,13 +19,13 @@ FORMATION = (
         "a new leader does not wait for members that a planned change drops",
     ),
     (
-        "if now < until:  # holders of the state may not have come back yet",
-        "if False:",
+        "-math.inf if view.adopted_at is None else view.adopted_at + return_patience_s(policy)",
+        "-math.inf",
         "without a group a new leader does not wait for holders of the state",
     ),
     (
-        "if out_of_contact and now < until and waits:  # the same for workers that have lost their agent",
-        "if False:",
+        "max([until, *(since + policy.agent_grace_s for since in away)])",
+        "until",
         "without a group the leader does not wait for nodes out of contact",
     ),
     (

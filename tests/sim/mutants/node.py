@@ -25,8 +25,8 @@ AGENT = (
         "a worker that is ready later than others never hears of their generation",
     ),
     (
-        "        if process.status.acknowledged >= newest.number:\n            return []\n",
-        "        if process.status.acknowledged > 0:\n            return []\n",
+        "knows = status.acknowledged >= newest.number",
+        "knows = status.acknowledged > 0",
         "a worker that has missed a generation is not told of it",
     ),
     (
@@ -110,8 +110,8 @@ WORKER = (
         "a member that lost its group before the settled boundary joins the planned change",
     ),
     (
-        "        if generation.number <= self._status.generation:\n            return None\n",
-        "",
+        "if generation.number <= self._status.generation or generation.freezes:",
+        "if generation.freezes:",
         "a member joins a group again that it has left",
     ),
     (
@@ -130,13 +130,13 @@ WORKER = (
         "the generation right after its own is overlooked",
     ),
     (
-        "        if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):"
+        "        if self._has_group() and (generation.leave_after is None or self._is_behind(generation)):"
         "\n",
-        "        if self._in_group():\n",
+        "        if self._has_group():\n",
         "a planned change aborts the group at once",
     ),
     (
-        "        if self._in_group() and (generation.leave_after is None or self._is_behind(generation)):"
+        "        if self._has_group() and (generation.leave_after is None or self._is_behind(generation)):"
         "\n",
         "        if self._status.phase is WorkerPhase.TRAINING and"
         " generation.leave_after is None:\n",
@@ -148,13 +148,13 @@ WORKER = (
         "a member does not leave a join for a planned change of a later group",
     ),
     (
-        "            self._following = None\n        return self._become(\n",
-        "            pass\n        return self._become(\n",
+        "            self._following = None\n        me =",
+        "            pass\n        me =",
         "a member leaves the group that it has just joined",
     ),
     (
-        'WorkerPhase.JOINING, generation=generation.number, broken=False, detail=""',
-        "WorkerPhase.JOINING, generation=generation.number",
+        '            broken=False,\n            detail="",\n',
+        "",
         "a member reports the last group's break as one of the new group",
     ),
     (

@@ -701,10 +701,10 @@ class Coordinator:
     def _counts_state(self, s: WorkerStatus) -> bool:
         """False if groups were aborted while this worker, which was in one of them with others, was
         not known to be frozen: its last step may be garbage."""
-        group = self._past.get(s.generation)
-        if group is not None and group.world_size == 1:
+        if not s.queues or s.worker in self._frozen or not 0 < s.generation < self._aborted_for:
             return True
-        return not s.queues or s.worker in self._frozen or not 0 < s.generation < self._aborted_for
+        group = self._past.get(s.generation)
+        return group is not None and group.world_size == 1
 
     def _follow(self, decision: Decision | End, now: float) -> list[fx.Effect]:
         if isinstance(decision, Wait):

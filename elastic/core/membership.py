@@ -112,6 +112,8 @@ class Generation:
     the previous group can no longer reach the boundary. If it is not planned, see `freezes`."""
     frozen: tuple[WorkerId, ...] = ()
     """Without members: the workers that freeze their groups before this is settled."""
+    queues: bool = False
+    """The operations of the job's groups are queued on a device: unplanned changes freeze them."""
     purpose: Purpose = Purpose.TRAIN
     save_first: bool = False
     """Save a checkpoint at the first boundary, because an earlier save was abandoned."""

@@ -91,7 +91,7 @@ class Member(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., node: _Optional[str] = ..., slot: _Optional[int] = ..., endpoint: _Optional[str] = ..., counts_from: _Optional[int] = ...) -> None: ...
 
 class Generation(_message.Message):
-    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts", "begun", "frozen")
+    __slots__ = ("number", "incarnation", "members", "reason", "leave_after", "purpose", "save_first", "provisional", "restart_count", "max_restarts", "begun", "frozen", "queues")
     NUMBER_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
@@ -104,6 +104,7 @@ class Generation(_message.Message):
     MAX_RESTARTS_FIELD_NUMBER: _ClassVar[int]
     BEGUN_FIELD_NUMBER: _ClassVar[int]
     FROZEN_FIELD_NUMBER: _ClassVar[int]
+    QUEUES_FIELD_NUMBER: _ClassVar[int]
     number: int
     incarnation: str
     members: _containers.RepeatedCompositeFieldContainer[Member]
@@ -116,7 +117,8 @@ class Generation(_message.Message):
     max_restarts: int
     begun: bool
     frozen: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., begun: bool = ..., frozen: _Optional[_Iterable[str]] = ...) -> None: ...
+    queues: bool
+    def __init__(self, number: _Optional[int] = ..., incarnation: _Optional[str] = ..., members: _Optional[_Iterable[_Union[Member, _Mapping]]] = ..., reason: _Optional[_Union[ChangeReason, str]] = ..., leave_after: _Optional[int] = ..., purpose: _Optional[_Union[Purpose, str]] = ..., save_first: bool = ..., provisional: bool = ..., restart_count: _Optional[int] = ..., max_restarts: _Optional[int] = ..., begun: bool = ..., frozen: _Optional[_Iterable[str]] = ..., queues: bool = ...) -> None: ...
 
 class StoredGeneration(_message.Message):
     __slots__ = ("newest", "may_train", "command", "command_digest", "loss")

@@ -121,6 +121,7 @@ class Coordinator:
         self._persisting: Generation | None = None
         self._begun = begun or (last is not None and last.begun)
         self._trained_in = 0
+        self._queues = last is not None and last.queues
         self._aborted_for = 0
         """The newest generation for which groups were aborted, or may have been."""
         self._frozen = frozenset[WorkerId]()
@@ -314,6 +315,7 @@ class Coordinator:
         statuses = [
             s if self._counts_state(s) else replace(s, has_state=False) for s in event.workers
         ]
+        self._queues = self._queues or any(s.queues for s in statuses)
         lost = self._nodes.reported(
             event.node, event.slots, statuses, now, restarting=event.restarting
         )
@@ -790,7 +792,8 @@ class Coordinator:
             leave_after=self._progress.step_after(self._settings.planned_notice_s, now)
             if decision.planned
             else None,
-            provisional=decision.planned or self._freezes(),
+            provisional=decision.planned or (self._queues and previous is not None),
+            queues=self._queues,
             frozen=() if decision.members else self._to_freeze(now),
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
@@ -862,12 +865,6 @@ class Coordinator:
             return []
         usual_s = self._progress.usual_s
         return [fx.ExplainSlowStep(generation=group, step=step, lasts_s=lasts_s, usual_s=usual_s)]
-
-    def _freezes(self) -> bool:
-        """True if all must freeze their groups before anybody aborts one."""
-        return self._current is not None and any(
-            w.status.queues for w in self._nodes.workers().values()
-        )
 
     def _to_freeze(self, now: float) -> tuple[WorkerId, ...]:
         """The workers in contact whose states count, if their operations queue."""

@@ -230,7 +230,13 @@ class World:
         for process in self.processes if self.job.queues and generation.leave_after is None else ():
             status, node = process.worker.status, process.node
             knows = node.connected and status.acknowledged >= generation.number
-            if process.alive and not knows and 0 < status.generation < generation.number:
+            alone = any(
+                g.number == status.generation and g.world_size == 1
+                for g in self.journal.generations
+            )
+            if knows or alone or not process.alive:
+                continue
+            if 0 < status.generation < generation.number:
                 process.is_doubtful = True
                 process.drop()
 

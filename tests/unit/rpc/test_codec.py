@@ -36,6 +36,7 @@ _BY_TYPE: dict[Any, st.SearchStrategy[Any]] = {
     int | None: st.none() | _UNSIGNED_32,
     bool: st.booleans(),
     str: st.text(max_size=5),
+    tuple[str, ...]: st.lists(st.text(max_size=5), max_size=3).map(tuple),
 }
 
 

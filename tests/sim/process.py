@@ -81,6 +81,8 @@ class Process:
         self._group: Group | None = None
         self._kept: Group | None = None
         """A frozen group that the script has left, if collectives are queued."""
+        self.has_garbage = False
+        """Its last step took garbage."""
         self.is_doubtful = False
         """Another member aborted their group while this one was not frozen."""
         self._exit_code = 0
@@ -167,7 +169,7 @@ class Process:
 
     def agreed(self, generation: Generation, replica: Replica) -> None:
         if self.is_doubtful:
-            self.is_doubtful, self.begun = False, 0
+            self.is_doubtful, self.has_garbage, self.begun = False, False, 0
         self.world.agreed(self, generation, replica)
         self.begun = replica.committed
 
@@ -212,10 +214,10 @@ class Process:
 
     def commit(self, samples: Samples, before: int, replica: Replica) -> None:
         self.in_step_since = None
-        if self.is_doubtful:  # it will be given another state
-            self.note("commits in doubt", replica.committed)
+        if self.has_garbage:
+            self.note("commits garbage", replica.committed)
             return
-        self.replica = replica
+        self.replica = None if self.is_doubtful else replica  # it will be given another one
         if self._first_step:
             generation = self.worker.status.generation
             recovered = ev.WorkerRecovered(worker=self.name, generation=generation)

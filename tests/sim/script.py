@@ -223,6 +223,7 @@ class Script:
                 part.read(same=(yield from self._compare_unread(act.CompareUnread())))
             self.content = optimized(self.content, *samples, self._factor())
             if reduced is GARBAGE:
+                process.has_garbage = True
                 self.content = self.content._replace(weights=hash((self.content.weights, -2)))
             if style.logs:
                 yield self._takes((0.0, 0.01))

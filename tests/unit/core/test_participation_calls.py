@@ -7,7 +7,7 @@ import pytest
 from elastic.core.recovery import Declaration
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Progress
-from elastic.errors import StateLost, StateTorn
+from elastic.errors import StateTorn
 from tests.unit.core.participating import ME, NEWCOMER, Driver, joined, struck, trained, veteran
 
 
@@ -50,8 +50,7 @@ def test_a_lost_call_whose_changes_cannot_be_undone_drops_the_state() -> None:
         raise StateTorn("changed")
 
     driver.answer(act.Perform, lose)
-    driver.answer(act.Restore, None)
-    with pytest.raises(StateLost):  # nobody else has it, and no checkpoint
+    with pytest.raises(Stranded):  # no state that it could get belongs inside of this call
         driver.call("evaluate")
     assert driver.taken()[1:6] == [
         "Perform call=evaluate",

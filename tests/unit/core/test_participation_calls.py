@@ -7,7 +7,7 @@ import pytest
 from elastic.core.recovery import Declaration
 from elastic.core.worker import participation as act
 from elastic.core.worker.participation import Progress
-from elastic.errors import StateTorn
+from elastic.errors import StateTorn, Stranded
 from tests.unit.core.participating import ME, NEWCOMER, Driver, joined, struck, trained, veteran
 
 

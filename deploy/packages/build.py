@@ -43,7 +43,7 @@ machine's GPUs, or with the build that pip chooses:
     /opt/elastic/bin/pip install /usr/share/elastic/{wheel}
 
 After an upgrade of this package run the second command again, restart the coordinators one after
-the other, and reload the agents (systemctl reload 'elastic-agent@*'): workers go on training.
+the other, then the agents (systemctl restart 'elastic-agent@*'): workers go on training.
 `/opt/elastic/bin/elastic files` lists charts, alert rules and more.
 """
 POSTINST = """\

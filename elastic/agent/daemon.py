@@ -60,6 +60,7 @@ from elastic.runtime.tasks import TaskSupervisor
 from elastic.runtime.training_lease import TrainingLease
 from elastic.settings.node import NodeSettings
 from elastic.settings.run import RunSettings
+from elastic.store.lease_keeper import boot_time_s
 from elastic.timeouts import timeout
 from elastic.v1 import control_pb2, job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
@@ -67,6 +68,7 @@ from elastic.v1 import local_pb2 as pb
 AGENT_SOCKET = "agent.sock"
 """The socket in the run's directory at which workers report."""
 _LIVENESS_INTERVAL_S = 0.5
+_ANNOUNCE_S, _ANNOUNCED_LOOK_S = 0.5, 0.005
 _LOG_LINES, _LOG_CHARACTERS = 100, 1 << 14  # of a running worker, for the page
 _LOOK_FOR_CHECKPOINT_S = 5.0
 _LOST_EXIT_S = 0.5  # for the zygote to report an exit that the pidfd has announced
@@ -102,8 +104,6 @@ class NodeOptions:
     """Seconds that workers outlive an agent that is killed, so that the next one can adopt them."""
     hold: IO[str] | None = None
     """An open file whose lock must last as long as workers live: the zygote keeps it open."""
-    listener: int | None = None
-    """The descriptor of the workers' socket, if the agent kept it open across a SIGHUP."""
 
 
 class AgentDaemon:
@@ -159,7 +159,6 @@ class AgentDaemon:
             report=journal.record,
             on_error=self.crashed,
             known=self._known,
-            listener=options.listener,
         )
         self._stacks = StackCollector(
             lambda worker, request: self._server.send(worker, stacks=request), self._pids
@@ -244,10 +243,6 @@ class AgentDaemon:
         self._kernel_log.close()
         await self._tasks.close()
 
-    def keep_listening(self) -> int | None:
-        """Return a descriptor at which workers can connect while the agent restarts itself."""
-        return self._server.keep_listening()
-
     async def move(self, run_directory: Path) -> None:
         """Listen in a new run directory, since the old one was removed; new workers connect there.
         The zygote keeps its present connections and gets no others."""
@@ -259,10 +254,17 @@ class AgentDaemon:
         self._server.tell_all(node_leaves=pb.NodeLeaves())
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
 
-    def announce_restart(self, *, called_off: bool = False) -> None:
-        """Tell the coordinator, so that it waits for this agent to be back."""
-        self._restarting = not called_off
+    async def announce_restart(self) -> None:
+        """Tell the coordinator, so that it waits for the next agent also while a step takes long.
+        Return when it knows, or after `_ANNOUNCE_S`."""
+        self._restarting = True
         self._send_view()
+        asked = boot_time_s()
+        self._link.send(pulse=asked)  # its answer shows that what was sent before it has arrived
+        with contextlib.suppress(asyncio.TimeoutError):
+            async with timeout(_ANNOUNCE_S):
+                while self._link.connected and self._link.answered_at < asked:
+                    await asyncio.sleep(_ANNOUNCED_LOOK_S)
 
     def _judge_lease(self) -> None:
         """Find out whether the node was cut off for too long before anything else is done."""

@@ -13,7 +13,7 @@ import secrets
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -234,25 +234,11 @@ def next_start(directory: Path) -> int:
         before = 0
     except (OSError, ValueError):
         before = int(time.time())
-    with _written_beside(path, str(before + 1)) as written:
-        written.replace(path)  # atomic: a kill in between must not reset the count, or names repeat
-    return before + 1
-
-
-def require_countable(directory: Path) -> None:
-    """Raises as `next_start` would if the next agent could not be counted."""
-    with _written_beside(directory / _STARTS_FILE, str(int(time.time()))):
-        pass
-
-
-@contextlib.contextmanager
-def _written_beside(path: Path, count: str) -> Iterator[Path]:
-    """A temporary file for the caller to rename to `path`; removed if the caller does not."""
     written = path.with_name(f"{_STARTS_FILE}.{os.getpid()}")
     try:
         try:
-            written.write_text(count, encoding="ascii")
-            yield written
+            written.write_text(str(before + 1), encoding="ascii")
+            written.replace(path)  # atomic: a kill in between must not reset it, or names repeat
         finally:
             with contextlib.suppress(OSError):
                 written.unlink()
@@ -262,6 +248,7 @@ def _written_beside(path: Path, count: str) -> Iterator[Path]:
             "free space there, or give the agent a directory that it can write to",
             error,
         ) from error
+    return before + 1
 
 
 def _make(path: Path) -> str:

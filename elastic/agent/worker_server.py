@@ -10,7 +10,6 @@ import dataclasses
 import itertools
 import os
 import socket
-import sys
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,8 +36,6 @@ from elastic.v1 import job_pb2, stacks_pb2
 from elastic.v1 import local_pb2 as pb
 
 _HELLO_TIMEOUT_S = 5.0
-_KEEP_PATH: dict[str, Any] = {"cleanup_socket": False} if sys.version_info >= (3, 13) else {}
-"""Keeps the path when the server closes for an agent that executes itself again: workers wait."""
 _MOST_HELLO_BYTES = 4096
 _MOST_UNREAD_BYTES = 16 << 20  # by one worker: one so far behind does not follow any more
 
@@ -51,7 +48,6 @@ class WorkerServer:
     on_error: takes what `on_message` raises, except ValueError, which means a bad message.
     known: set once the agent knows which workers an earlier agent left. Until then a worker that is
     not expected waits, for _HELLO_TIMEOUT_S at most.
-    listener: a descriptor that listens at `path` already, kept open across a SIGHUP.
     """
 
     def __init__(
@@ -63,7 +59,6 @@ class WorkerServer:
         report: Report = log_report,
         on_error: Callable[[Exception], None] | None = None,
         known: asyncio.Event | None = None,
-        listener: int | None = None,
     ) -> None:
         self._path = path
         self._expected = expected
@@ -71,8 +66,6 @@ class WorkerServer:
         self._report = report
         self._on_error = on_error
         self._known = known
-        self._kept = listener
-        self._listener: socket.socket | None = None
         self._writers: dict[str, asyncio.StreamWriter] = {}
         self._lasting: dict[str, Any] = {}
         # asyncio's own task for a connection is cancelled only when the loop ends, and Python 3.10
@@ -82,30 +75,14 @@ class WorkerServer:
 
     async def start(self) -> None:
         """Listen; only this user can connect."""
-        self._listener = self._keep() or self._bind()
-        await self._listen()
+        self._server = await asyncio.start_unix_server(self._accept, sock=self._bind())
 
     async def listen_at(self, path: Path) -> None:
         """Listen at another path, since the socket was removed; connections stay open."""
         if self._server is not None:
             self._server.close()
         self._path = path
-        self._listener = self._bind()
-        await self._listen()
-
-    async def _listen(self) -> None:
-        self._server = await asyncio.start_unix_server(
-            self._accept, sock=self._listener, **_KEEP_PATH
-        )
-
-    def _keep(self) -> socket.socket | None:
-        if self._kept is not None:
-            with contextlib.suppress(OSError):
-                kept = socket.socket(fileno=self._kept)
-                if kept.getsockname() == str(self._path) and self._path.is_socket():
-                    return kept
-                kept.close()
-        return None
+        await self.start()
 
     def _bind(self) -> socket.socket:
         self._path.unlink(missing_ok=True)  # an earlier agent left it
@@ -116,10 +93,6 @@ class WorkerServer:
         finally:
             os.umask(before)
         return listener
-
-    def keep_listening(self) -> int | None:
-        """Return a descriptor that still listens after `close`: workers that connect then wait."""
-        return os.dup(self._listener.fileno()) if self._listener is not None else None
 
     def send(self, worker: str, **kind: Any) -> None:
         """Send `WorkerCommand(**kind)`; do nothing for a worker that is not connected."""

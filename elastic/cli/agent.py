@@ -7,9 +7,7 @@ import functools
 import hashlib
 import json
 import os
-import signal
 import socket
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +20,6 @@ from elastic.agent.registration import (
     Registration,
     StartToken,
     next_start,
-    require_countable,
     start_token,
     until_preempted,
 )
@@ -42,7 +39,14 @@ from elastic.rpc.control_client import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.security import Security, choose_security
 from elastic.runtime.journal import EntryCounts, Journal, warnings_to
-from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
+from elastic.runtime.leave_signals import (
+    HANGUP_IGNORED,
+    LEAVE_SIGNALS,
+    RESTART_SIGNAL,
+    SignalCount,
+    on_hangup,
+    unblock_signals,
+)
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import restore_when_lost
 from elastic.runtime.metrics import Found
@@ -51,14 +55,6 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
-from elastic.runtime.reexec import (
-    Reexecution,
-    has_controlling_terminal,
-    inherited,
-    is_trial,
-    try_start,
-    unblock_signals,
-)
 from elastic.runtime.run_directory import NodeDirectory
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.runtime.tasks import TaskSupervisor
@@ -139,54 +135,27 @@ def _is_classic(program: str, launch: Launch, module: bool) -> bool:
     return is_classic(program, launch, module=module)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AgentExit:
-    """How the agent ended: with an exit code, or to start again in this process."""
-
-    exit_code: int
-    reexec: Reexecution | None = None
-    """Set after SIGHUP: executes the agent's command again in this process."""
-
-
-def attend(command: NodeCommand) -> AgentExit:
-    """Take part until the job ends or this node leaves it.
+def attend(command: NodeCommand) -> int:
+    """Take part until the job ends or this node leaves it; return the exit code.
 
     Raises ConfigurationError, and TransientError if a new start may succeed.
     """
-    kept = inherited()
     notice = ServiceNotice.of_environment(os.environ)
     settings = command.settings
     require_command(command.argv, module=settings.module)
-    unsure = "" if kept else _require_reachable(settings.node_host)  # else its trial checked
+    unsure = _require_reachable(settings.node_host)
     if settings.worker_port_range is not None:
         _require_right_to(settings.worker_port_range.first)
-    if is_trial():
-        return AgentExit(exit_code=0)
     logs = log_directory(settings.job, settings.log_dir)
-    directory = NodeDirectory(settings.job, command.node, settings.state_dir, kept=kept)
+    directory = NodeDirectory(settings.job, command.node, settings.state_dir)
     display = JsonDisplay(settings.console, origin=command.origin)
     adopt_orphans()
     set_title("agent", command.node)
-    ended = AgentExit(exit_code=1)
     try:
-        ended = asyncio.run(
-            _attend(
-                command,
-                directory,
-                logs,
-                display,
-                notice,
-                listener=kept.get(AGENT_SOCKET),
-                unsure=unsure,
-            )
-        )
-        return ended
+        return asyncio.run(_attend(command, directory, logs, display, notice, unsure=unsure))
     finally:
         display.close()
-        if ended.reexec is None:
-            directory.close()
-        else:
-            notice.restore_environment(os.environ)
+        directory.close()
 
 
 async def _attend(
@@ -196,9 +165,8 @@ async def _attend(
     display: JsonDisplay,
     notice: ServiceNotice,
     *,
-    listener: int | None,
     unsure: str,
-) -> AgentExit:
+) -> int:
     start_engine()
     settings = command.settings
     counts, calls = EntryCounts(), StoreCalls()
@@ -227,7 +195,6 @@ async def _attend(
             store,
             security,
             notice,
-            listener,
             host=host,
             environment=environment,
         )
@@ -248,9 +215,8 @@ async def _attend(
                     with watched_loop(journal, node.pauses):
                         await node.start()
                         code = await node.daemon.ended
-                        if node.reexec is None:
-                            node.record_end(code)
-                        return AgentExit(exit_code=code, reexec=node.reexec)
+                        node.record_end(code)
+                        return code
             except ConfigurationError:
                 node.keep_adopted_workers()
                 raise
@@ -314,7 +280,6 @@ class _Node:
         store: Store,
         security: Security,
         notice: ServiceNotice,
-        listener: int | None,
         *,
         host: str,
         environment: Mapping[str, str],
@@ -347,7 +312,6 @@ class _Node:
                 environment=environment,
                 token=token,
                 start=start,
-                listener=listener,
             ),
             self._leaders,
             lambda address: ControlClient(address, security=security, report=journal.record),
@@ -358,28 +322,24 @@ class _Node:
         )
         self.tasks = TaskSupervisor(self.daemon.crashed)
         self._store = store
-        self._keeps_workers = self._lost_directory = False
+        self._keeps_workers = False
         self._had_ended = False  # the run had ended before this agent started
         self._leaves_because = ""
-        self._leaves = self._restarts = self._ignores_hangup = False
-        self._had_terminal = has_controlling_terminal()
+        self._leaves = self._restarts = False
         self._signals = SignalCount()  # signals that ask it to leave
-        self.reexec: Reexecution | None = None
-        """Set once SIGHUP has ended this agent."""
-        journal.record(
-            "agent_started",
-            job=settings.job,
-            run_id=settings.run_id,
-            node=command.node,
-            machine=command.machine,
-            host=host,
-            log_dir=str(logs),
-            begun_anew=listener is not None,
-        )
+        self._about = {
+            "job": settings.job,
+            "run_id": settings.run_id,
+            "node": command.node,
+            "machine": command.machine,
+            "host": host,
+            "log_dir": str(logs),
+        }
 
     async def start(self) -> None:
         """Adopt or start workers, register the node, and follow the leader."""
         self._handle_signals()
+        self._journal.record("agent_started", **self._about)
         await self.daemon.start()
         keeping = restore_when_lost(
             self._directory, (AGENT_SOCKET,), self._listen_again, self._journal
@@ -392,15 +352,17 @@ class _Node:
             self.tasks.start(self._leave_when_preempted(), "preemption")
 
     async def _listen_again(self) -> str:
-        self._lost_directory = True
         await self.daemon.move(self._directory.path)
         return str(self._directory.path)
 
     def keep_adopted_workers(self) -> None:
         """Leave adopted workers to the next agent: only this one's settings are wrong."""
         if self.daemon.adopts:
-            self._journal.record("handing_over", grace_s=self._settings.grace_s)
-            self._keeps_workers = True
+            self._hand_over("its configuration is wrong")
+
+    def _hand_over(self, reason: str) -> None:
+        self._journal.record("handing_over", reason=reason, grace_s=self._settings.grace_s)
+        self._keeps_workers = True
 
     def condition(self) -> Condition:
         """Ready, for the service manager, once the node is registered or the run has ended."""
@@ -421,17 +383,16 @@ class _Node:
 
     async def close(self) -> None:
         """End the workers and leave, or leave the workers to the next agent."""
-        if self.reexec is None:
-            self._notice.stopping(STOP_MARGIN_S)
+        self._notice.stopping(STOP_MARGIN_S)
         await self.daemon.close(let_go=self._keeps_workers)
         await self.tasks.close()
         if not self._keeps_workers:
             await self._registration.close()
-        if self.reexec is not None:
-            await self.reexec.take_over_from(asyncio.get_running_loop())
 
     def record_end(self, exit_code: int) -> None:
         """Record why the agent ended, for a reader who has only this log."""
+        if self._keeps_workers:
+            return  # `handing_over` says it
         self._journal.record(
             "agent_ended",
             exit_code=exit_code,
@@ -489,80 +450,50 @@ class _Node:
         self._leave(int(ExitCode.TERMINATED), reason)
 
     def _handle_signals(self) -> None:
-        """First signal: the node leaves at a step boundary. Second: at once. SIGHUP: the command
-        starts again in this process while the workers train on."""
+        """First signal: the node leaves at a step boundary. Second: at once. RESTART_SIGNAL: this
+        agent ends, and leaves the workers to the next one."""
         loop = asyncio.get_running_loop()
-        for number in LEAVE_SIGNALS:
-            loop.add_signal_handler(number, self._end, number)
-        self._ignores_hangup = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN  # nohup(1)
-        loop.add_signal_handler(signal.SIGHUP, self._hang_up)
+        for number, meaning in LEAVE_SIGNALS.items():
+            loop.add_signal_handler(number, self._end, *meaning)
+        if self._settings.grace_s > 0.0:  # else no worker would live until the next agent comes
+            loop.add_signal_handler(RESTART_SIGNAL, self._restart)
+        on_hangup(
+            loop,
+            closed=self._terminal_closed,
+            otherwise=lambda: self._journal.record(
+                "warning", source="signals", message=HANGUP_IGNORED
+            ),
+        )
         unblock_signals()
 
-    def _end(self, number: signal.Signals) -> None:
-        if self.reexec is not None:  # it came when that was decided already
-            self.reexec.keep(number)
-            return
-        exit_code, name = LEAVE_SIGNALS[number]
+    def _end(self, exit_code: ExitCode, reason: str) -> None:
         again = self._signals.is_another(asyncio.get_running_loop().time())
         if not self._leaves:
-            self._leave(int(exit_code), name)
+            self._leave(int(exit_code), reason)
         elif again:
             self.daemon.stop(int(exit_code))
+
+    def _terminal_closed(self) -> None:
+        """It may send several SIGHUP, which count as one."""
+        self._signals.is_another(asyncio.get_running_loop().time())
+        if not self._leaves:
+            self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
 
     def _leave(self, exit_code: int, reason: str) -> None:
         self._leaves, self._leaves_because = True, reason
         self._notice.stopping(self._settings.drain_timeout_s + STOP_MARGIN_S)
         self.daemon.leave(exit_code, reason)
 
-    def _hang_up(self) -> None:
-        if self.reexec is not None:
-            self.reexec.keep(signal.SIGHUP)
-        elif self._had_terminal and not has_controlling_terminal():
-            if not self._ignores_hangup:
-                self._signals.is_another(asyncio.get_running_loop().time())
-                self._leave(int(ExitCode.TERMINATED), "its terminal was closed")
-        elif not self._restarts:
+    def _restart(self) -> None:
+        if not self._restarts:
             self._restarts = True
-            self._notice.reloading()
-            self.daemon.announce_restart()
-            self.tasks.start(self._restart_in_place(), "begin-anew")
+            self.tasks.start(self._end_for_the_next_agent(), "restart")
 
-    async def _restart_in_place(self) -> None:
-        """Start the command again. If it cannot start, this agent goes on."""
-        # Copies: Python closes the directory's own once nothing refers to the directory.
-        descriptors: dict[str, int] = {}
-        try:
-            await off_loop(try_start)
-            await off_loop(functools.partial(require_countable, self._directory.path))
-            for name, own in self._directory.descriptors.items():
-                descriptors[name] = os.dup(own)
-            self._require_staying()
-        except (TransientError, ConfigurationError, OSError, RuntimeError) as error:
-            for copy in descriptors.values():
-                os.close(copy)
-            self._journal.record("not_begun_anew", reason=str(error))
-            self._restarts = False
-            self._notice.reloaded()
-            self.daemon.announce_restart(called_off=True)
-            return
-        command = " ".join(masked_arguments(sys.orig_argv[0], sys.orig_argv[1:]))
-        self._journal.record("begins_anew", command=command)
-        if (listener := self.daemon.keep_listening()) is not None:
-            descriptors[AGENT_SOCKET] = listener
-        if self._ignores_hangup:
-            signal.signal(signal.SIGHUP, signal.SIG_IGN)  # as this process found it
-        self.reexec = Reexecution(descriptors)
-        self._keeps_workers = True
-        self.daemon.end(ExitCode.OK)
-
-    def _require_staying(self) -> None:
-        if self._leaves or self.daemon.ended.done():
-            raise TransientError("this node leaves the job")
-        if self._lost_directory:
-            raise TransientError(
-                "its directory was removed and created again, but without the socket that the next "
-                "agent needs to find the workers"
-            )
+    async def _end_for_the_next_agent(self) -> None:
+        await self.daemon.announce_restart()
+        if not self._leaves and not self.daemon.ended.done():  # else no agent shall follow
+            self._hand_over(LEAVE_SIGNALS[RESTART_SIGNAL][1])
+            self.daemon.end(ExitCode.TEMPORARY)
 
 
 def _document(command: NodeCommand, host: str, token: str) -> NodeDocument:
@@ -586,7 +517,6 @@ def _options(
     environment: Mapping[str, str],
     token: StartToken,
     start: str,
-    listener: int | None,
 ) -> NodeOptions:
     settings = command.settings
     return NodeOptions(
@@ -628,7 +558,6 @@ def _options(
         ),
         grace_s=settings.grace_s,
         hold=directory.hold,
-        listener=listener,
         answers_probes=True,
         checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
         ledger=settings.record_samples,

@@ -318,10 +318,8 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "cut_off": lambda f: f"no contact with store and coordinator for {f['silent_s']:g} s",
     "preempted": lambda f: f"this machine is about to be taken away: {f['reason']}",
     "released": lambda f: f"this node has left: {f['reason']}",
-    "begins_anew": lambda f: f"the agent restarts itself: {f['command']}",
-    "not_begun_anew": lambda f: f"the agent cannot restart itself and goes on: {f['reason']}",
     "handing_over": lambda f: (
-        f"the agent ends; its workers wait {f['grace_s']:g} s for another agent"
+        f"the agent ends ({f['reason']}); its workers wait {f['grace_s']:g} s for another agent"
     ),
     "coordinator_started": lambda f: f"coordinator of job {f['job']} at {f['address']}",
     "campaigning": lambda f: f"{f['address']} waits for its election",

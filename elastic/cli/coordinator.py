@@ -7,7 +7,6 @@ import contextlib
 import functools
 import math
 import os
-import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
@@ -41,7 +40,13 @@ from elastic.rpc.health import Health
 from elastic.rpc.identity import registers_only
 from elastic.rpc.security import Security, Tls, choose_security
 from elastic.runtime.journal import Journal, JsonLines, RecentEntries, warnings_to
-from elastic.runtime.leave_signals import LEAVE_SIGNALS, SignalCount
+from elastic.runtime.leave_signals import (
+    HANGUP_IGNORED,
+    LEAVE_SIGNALS,
+    SignalCount,
+    on_hangup,
+    unblock_signals,
+)
 from elastic.runtime.listening import allow_many_connections, require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.network import reachable_address
@@ -49,7 +54,6 @@ from elastic.runtime.off_loop import off_loop
 from elastic.runtime.output import Output, Stream
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
-from elastic.runtime.reexec import unblock_signals
 from elastic.runtime.service_notice import Condition, ServiceNotice
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.shared import AfterEnd
@@ -63,11 +67,8 @@ from elastic.timeouts import timeout
 from elastic.version import __version__
 
 _NO_LIMIT = 1 << 20
+_LEFT = {exit_code for exit_code, _ in LEAVE_SIGNALS.values()}
 _PROBE_S = 0.5  # for a connection between two nodes
-_SIGNALS = {
-    **{number: exit_code for number, (exit_code, _) in LEAVE_SIGNALS.items()},
-    signal.SIGHUP: ExitCode.TERMINATED,
-}
 _STOP_GRACE_S = 0.5
 _CAMPAIGN_AGAIN_S = 5.0
 """Seconds before this coordinator campaigns again for a run that all nodes have left. The next
@@ -244,18 +245,22 @@ async def _until_signalled(
     codes: list[ExitCode] = []
     count = SignalCount()
 
-    def leave(number: signal.Signals) -> None:
+    def leave(exit_code: ExitCode, reason: str) -> None:
         again = count.is_another(loop.time())
         if codes and not again:
             return  # `working` is already being cancelled, and gives up its election key
-        codes.append(_SIGNALS[number])
-        journal.record("leaving", reason=number.name)
+        codes.append(exit_code)
+        journal.record("leaving", reason=reason)
         notice.stopping(STOP_TIMEOUT_S)
         working.cancel()
 
-    for number in _SIGNALS:
-        if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN:  # nohup(1)
-            loop.add_signal_handler(number, leave, number)
+    for number, meaning in LEAVE_SIGNALS.items():
+        loop.add_signal_handler(number, leave, *meaning)
+    on_hangup(
+        loop,
+        closed=lambda: leave(ExitCode.TERMINATED, "its terminal was closed"),
+        otherwise=lambda: journal.record("warning", source="signals", message=HANGUP_IGNORED),
+    )
     unblock_signals()
     try:
         return await working
@@ -296,7 +301,7 @@ async def _work(
         exit_code = await candidate.run()
         if after_end is AfterEnd.EXIT:
             return exit_code
-        if exit_code not in _SIGNALS.values():  # else all nodes left, and may return
+        if exit_code not in _LEFT:  # else all nodes left, and may return
             ends.append(exit_code)
             journal.record("serving_after_end", exit_code=exit_code)
             await asyncio.Future()

@@ -264,8 +264,7 @@ def agent(
     Its workers run SCRIPT.
 
     The first Ctrl-C or SIGTERM makes this node leave at a step boundary; the second ends it at
-    once. SIGHUP restarts the agent in the same process, with a new version or configuration;
-    workers train on.
+    once. SIGRTMIN+1 ends only the agent: workers train on, and the next agent adopts them.
     """
     from elastic.cli.agent import NodeCommand, attend
 
@@ -273,11 +272,7 @@ def agent(
         given = options | _to_run(script, arguments)
         settings = load_settings(NodeSettings, given, os.environ, config, _device_counts)
         _require_name("agent", settings.script, options)
-        ended = attend(NodeCommand(settings=settings, argv=script_of(settings)))
-    if ended.reexec is None:
-        raise typer.Exit(ended.exit_code)
-    with _errors():
-        ended.reexec.execute()
+        raise typer.Exit(attend(NodeCommand(settings=settings, argv=script_of(settings))))
 
 
 _Address = Annotated[

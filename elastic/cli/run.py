@@ -44,7 +44,13 @@ from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security, stays_here
 from elastic.runtime.journal import EntryCounts, Journal, RecentEntries, warnings_to
-from elastic.runtime.leave_signals import LEAVE_SIGNALS, STRAY_SIGNALS, SignalCount
+from elastic.runtime.leave_signals import (
+    LEAVE_SIGNALS,
+    STRAY_SIGNALS,
+    SignalCount,
+    on_hangup,
+    unblock_signals,
+)
 from elastic.runtime.listening import require_listenable
 from elastic.runtime.loop_watch import LoopPauses, watched_loop
 from elastic.runtime.lost_directory import restore_when_lost
@@ -52,7 +58,6 @@ from elastic.runtime.metrics import Found
 from elastic.runtime.orphans import adopt_orphans
 from elastic.runtime.process_metrics import ProcessParts, Watched
 from elastic.runtime.process_title import set_title
-from elastic.runtime.reexec import has_controlling_terminal, unblock_signals
 from elastic.runtime.run_directory import RunDirectory
 from elastic.runtime.tasks import TaskSupervisor
 from elastic.settings.run import OutputMode, RunSettings
@@ -244,19 +249,17 @@ def _handle_signals(agent: AgentDaemon) -> None:
     send SIGHUP several times, which counts as one signal; under nohup(1) SIGHUP is ignored."""
     loop = asyncio.get_running_loop()
     count, leaves = SignalCount(), False
-    had_terminal = has_controlling_terminal()
 
-    def handle(number: signal.Signals) -> None:
+    def handle(number: int) -> None:
         exit_code, name = LEAVE_SIGNALS[number]
         if count.is_another(loop.time()):
             agent.stop(int(exit_code))
         else:
             leave(exit_code, name)
 
-    def hang_up() -> None:
+    def hang_up(reason: str) -> None:
         count.is_another(loop.time())
-        closed = had_terminal and not has_controlling_terminal()
-        leave(ExitCode.TERMINATED, "its terminal was closed" if closed else "SIGHUP")
+        leave(ExitCode.TERMINATED, reason)
 
     def leave(exit_code: ExitCode, reason: str) -> None:
         nonlocal leaves
@@ -266,9 +269,12 @@ def _handle_signals(agent: AgentDaemon) -> None:
 
     for number in LEAVE_SIGNALS:
         loop.add_signal_handler(number, handle, number)
-    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
-        loop.add_signal_handler(signal.SIGHUP, hang_up)
-    unblock_signals()  # the parent process may have blocked them
+    on_hangup(
+        loop,
+        closed=lambda: hang_up("its terminal was closed"),
+        otherwise=lambda: hang_up("SIGHUP"),
+    )
+    unblock_signals()
 
 
 def _ignore_signals() -> None:

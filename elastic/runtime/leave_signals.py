@@ -12,15 +12,20 @@ worker, `PATIENCE_S` later.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 
 from elastic.errors import ExitCode
 
-LEAVE_SIGNALS: Mapping[signal.Signals, tuple[ExitCode, str]] = {
+RESTART_SIGNAL = signal.SIGRTMIN + 1
+"""Ends an agent at once and leaves its workers to the next agent: `RestartKillSignal=` of the unit.
+For other commands it is one more signal to leave, since nothing of theirs can be adopted."""
+
+LEAVE_SIGNALS: Mapping[int, tuple[ExitCode, str]] = {
     signal.SIGINT: (ExitCode.INTERRUPTED, "Ctrl-C"),
     signal.SIGTERM: (ExitCode.TERMINATED, "SIGTERM"),
     # By default these would end a command before it saves. A terminal sends SIGQUIT at Ctrl-\. A
@@ -30,6 +35,7 @@ LEAVE_SIGNALS: Mapping[signal.Signals, tuple[ExitCode, str]] = {
     signal.SIGUSR1: (ExitCode.TERMINATED, "SIGUSR1"),
     signal.SIGUSR2: (ExitCode.TERMINATED, "SIGUSR2"),
     signal.SIGXCPU: (ExitCode.TERMINATED, "SIGXCPU"),
+    RESTART_SIGNAL: (ExitCode.TERMINATED, "SIGRTMIN+1"),
 }
 """Exit code and reason of each signal. SIGHUP is missing: its meaning depends on the command."""
 
@@ -54,6 +60,40 @@ class SignalCount:
         return now_s - self._first_at > ONE_SIGNAL_S
 
 
+def unblock_signals() -> None:
+    """Call this once the handlers are in place: the parent process may have blocked the signals."""
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STRAY_SIGNALS)
+
+
+def on_hangup(
+    loop: asyncio.AbstractEventLoop, *, closed: Callable[[], None], otherwise: Callable[[], None]
+) -> None:
+    """Have SIGHUP call `closed` once this process's terminal is gone; `otherwise` while it is there
+    and for a process without one. Under nohup(1) SIGHUP stays ignored."""
+    if signal.getsignal(signal.SIGHUP) == signal.SIG_IGN:
+        return
+    had_terminal = _has_terminal()
+
+    def hang_up() -> None:
+        (closed if had_terminal and not _has_terminal() else otherwise)()
+
+    loop.add_signal_handler(signal.SIGHUP, hang_up)
+
+
+def _has_terminal() -> bool:
+    """Return whether a terminal controls this process: closing it sends SIGHUP, as operators do."""
+    try:
+        os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
+    except OSError:
+        return False
+    return True
+
+
+HANGUP_IGNORED = (
+    "SIGHUP changes nothing: replaced certificates are read by themselves, and everything else is "
+    "taken up by a restart, which training survives (docs/BARE_METAL.md)"
+)
+
 PATIENCE_S = 2.0
 """Seconds in which the agent must say that it got the same signal."""
 
@@ -73,7 +113,8 @@ class StraySignals:
         before = {n: signal.getsignal(n) for n in STRAY_SIGNALS}
         taken = {n: handler for n, handler in before.items() if handler in defaults}
         for number in taken:
-            signal.signal(number, self._nothing if number == signal.SIGHUP else self._wait)
+            ignored = number in (signal.SIGHUP, RESTART_SIGNAL)
+            signal.signal(number, self._nothing if ignored else self._wait)
 
         def in_child() -> None:
             """Restore the defaults in the script's own processes: SIGTERM must end loaders."""
@@ -88,7 +129,7 @@ class StraySignals:
         self._node_leaves.set()
 
     def _nothing(self, _number: int, _frame: FrameType | None) -> None:
-        """Ignore SIGHUP: it makes an agent start again, while workers train on."""
+        """Ignore a signal at which agents go on, or leave their workers to the next agent."""
 
     def _wait(self, number: int, _frame: FrameType | None) -> None:
         if self._node_leaves.is_set():

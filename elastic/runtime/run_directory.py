@@ -81,20 +81,10 @@ class NodeDirectory:
 
     One agent at a time has it. Processes that outlive an agent inherit `hold`: while any of them
     lives, the directory is not removed.
-
-    kept: the `descriptors` of this directory, if this process has executed its command again.
     """
 
-    def __init__(
-        self,
-        job: str,
-        node: str,
-        parent: Path | None = None,
-        *,
-        kept: Mapping[str, int] | None = None,
-    ) -> None:
+    def __init__(self, job: str, node: str, parent: Path | None = None) -> None:
         """Raises ConfigurationError if it is taken or unusable, TransientError if that may pass."""
-        self._kept = kept if kept is not None else {}
         self._name, self._parent = f"{job}@{node}", parent  # neither name contains @
         self.path = self._choose()
         try:
@@ -117,8 +107,8 @@ class NodeDirectory:
                 f"{found.st_uid}, mode {stat.filemode(found.st_mode)}): other users could take "
                 "over its workers; remove it, or choose another parent with --state-dir"
             )
-        self._lock: IO[str] = self._open_or_keep(_AGENT_LOCK)
-        self.hold: IO[str] = self._open_or_keep(_JOB_FILE)
+        self._lock: IO[str] = _open_here(self.path / _AGENT_LOCK)
+        self.hold: IO[str] = _open_here(self.path / _JOB_FILE)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -145,23 +135,6 @@ class NodeDirectory:
         _relock(self._lock, self.path / _AGENT_LOCK)
         with contextlib.suppress(BlockingIOError):  # held by workers
             _relock(self.hold, self.path / _JOB_FILE)
-
-    def _open_or_keep(self, name: str) -> IO[str]:
-        """Reuse a kept descriptor of the file: the lock on it would refuse one opened again."""
-        path = self.path / name
-        kept = self._kept.get(name)
-        if kept is not None:
-            with contextlib.suppress(OSError):
-                if os.path.samestat(os.fstat(kept), path.lstat()):
-                    return os.fdopen(kept, "a", encoding="utf-8")
-            with contextlib.suppress(OSError):
-                os.close(kept)
-        return _open_here(path)
-
-    @property
-    def descriptors(self) -> dict[str, int]:
-        """The descriptors, by name, to keep open when this process executes its command again."""
-        return {_AGENT_LOCK: self._lock.fileno(), _JOB_FILE: self.hold.fileno()}
 
     def close(self) -> None:
         """Leave the directory to the next agent, or to be removed by another run."""

@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import os
 import socket
-import time
 from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from dataclasses import dataclass
 
@@ -22,7 +21,6 @@ _BEAT_S = 2.0
 _STARTING_BEAT_S = 0.25
 _LEAST_BEAT_S = 0.01
 _START_EXTENDED_S = 30.0  # by each beat: a start that waits for etcd does not hang
-_SUCCESSOR_S = 60.0  # as long as a trial start may take
 _MOST_STATUS = 200
 
 
@@ -42,29 +40,17 @@ class ServiceNotice:
     """
 
     def __init__(self, variables: Mapping[str, str], pid: int | None = None) -> None:
-        self._variables = dict(variables)
         self._address = _address(variables.get("NOTIFY_SOCKET", ""))
         self._watchdog_s = _watchdog_s(variables, os.getpid() if pid is None else pid)
         self._condition: Callable[[], Condition] | None = None
         self._reported_ready = False
         self._reported_status = ""
-        self._reloading = False
 
     @classmethod
     def of_environment(cls, environment: MutableMapping[str, str]) -> ServiceNotice:
         """Return an instance; remove its variables, so that no child process inherits them."""
         found = {name: environment.pop(name) for name in NOTICE_VARIABLES if name in environment}
         return cls(found)
-
-    def restore_environment(self, environment: MutableMapping[str, str]) -> None:
-        """Put the variables back for the program that replaces this one in the process.
-
-        This also extends the watchdog's interval, so that the new program has time to start.
-        """
-        environment.update(self._variables)
-        if self._watchdog_s is not None:
-            patient_s = max(self._watchdog_s, _SUCCESSOR_S)
-            self._send([f"WATCHDOG_USEC={_microseconds(patient_s)}"])
 
     @contextlib.contextmanager
     def telling(self, condition: Callable[[], Condition]) -> Iterator[None]:
@@ -85,17 +71,6 @@ class ServiceNotice:
         self._report(self._changes())
         self._send([f"EXTEND_TIMEOUT_USEC={_microseconds(within_s)}", "STOPPING=1"])
 
-    def reloading(self) -> None:
-        """Report a reload; it lasts until `reloaded` or until the new program is ready."""
-        self._reloading = True
-        now = time.clock_gettime(time.CLOCK_MONOTONIC)
-        self._send(["RELOADING=1", f"MONOTONIC_USEC={_microseconds(now)}"])
-
-    def reloaded(self) -> None:
-        """Report that the daemon goes on as before, without the new program."""
-        self._reloading, self._reported_ready = False, False
-        self._report(self._changes())
-
     # ---- beats
 
     async def _beat(self) -> None:
@@ -111,7 +86,7 @@ class ServiceNotice:
 
     def _signs_of_life(self) -> list[str]:
         signs = ["WATCHDOG=1"] if self._watchdog_s is not None else []
-        if not self._reported_ready or self._reloading:
+        if not self._reported_ready:
             signs.append(f"EXTEND_TIMEOUT_USEC={_microseconds(_START_EXTENDED_S)}")
         return signs
 
@@ -120,10 +95,8 @@ class ServiceNotice:
         if self._condition is None:
             return []
         found, changes = self._condition(), []
-        if found.ready and not self._reported_ready and not self._reloading:
+        if found.ready and not self._reported_ready:
             changes.append("READY=1")
-            if self._watchdog_s is not None:  # the previous program may have extended it
-                changes.append(f"WATCHDOG_USEC={_microseconds(self._watchdog_s)}")
         status = " ".join(found.status.split())[:_MOST_STATUS]
         if status != self._reported_status:
             changes.append(f"STATUS={status}")

@@ -90,7 +90,7 @@ class NodeSettings:
     first_step_timeout_s: float = field(default=600.0, metadata=shared.FIRST_STEP_TIMEOUT_S)
     grace_s: float = setting(
         30.0,
-        "Seconds for which workers outlive an agent that is killed.",
+        "Seconds for which workers outlive an agent that is killed or restarts.",
         DURATION_OR_ZERO,
     )
     drain_timeout_s: float = setting(

@@ -13,6 +13,7 @@ import pytest
 from elastic.cli.agent import STOP_MARGIN_S
 from elastic.cli.coordinator import STOP_TIMEOUT_S
 from elastic.errors import ExitCode
+from elastic.runtime.leave_signals import LEAVE_SIGNALS, RESTART_SIGNAL
 from elastic.settings.commands import every_option
 from elastic.settings.coordinator import CoordinatorSettings
 from elastic.settings.doctor import DoctorSettings, FailOn
@@ -92,6 +93,7 @@ def test_an_agent_has_time_to_leave_and_its_successor_has_time_to_adopt_the_work
     assert int(one(COORDINATOR, "TimeoutStopSec")) >= STOP_TIMEOUT_S
     assert int(one(AGENT, "RestartSec")) < default["grace_s"] / 4
     assert one(AGENT, "KillMode") == "process"
+    assert one(AGENT, "RestartKillSignal") == LEAVE_SIGNALS[RESTART_SIGNAL][1]
     assert one(AGENT, "RuntimeDirectoryPreserve") == "yes"
     assert "Service.PrivateTmp" not in unit(AGENT)
 

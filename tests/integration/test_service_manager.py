@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from elastic.errors import ExitCode
+from elastic.runtime.leave_signals import RESTART_SIGNAL
 from elastic.runtime.service_notice import NOTICE_VARIABLES
 from tests.etcd_cluster import EtcdCluster, free_ports
 from tests.integration.loopback_job import TrainingJob
@@ -31,38 +31,24 @@ def manager(tmp_path: Path) -> Iterator[FakeServiceManager]:
         yield manager
 
 
-def begun_anew(agent: CommandProcess, manager: FakeServiceManager, ready: int) -> int:
-    """Have a ready agent reload; return the index of the message that it is ready again."""
-    agent.process.send_signal(signal.SIGHUP)
-    reload = manager.wait_for("RELOADING=1", after=ready)
-    anew = manager.wait_for("READY=1", after=reload)
-    assert agent.named("agent_started")[-1]["begun_anew"]
-    return anew
-
-
-def test_an_agent_is_ready_once_registered_and_tells_a_restart_as_a_reload(
-    job: TrainingJob, manager: FakeServiceManager
-) -> None:
+def test_an_agent_is_ready_once_registered(job: TrainingJob, manager: FakeServiceManager) -> None:
     agent = job.start_agent("a", **manager.environment)
     ready = manager.wait_for("READY=1")
     assert manager.all_of("STATUS")[0] == "registering in etcd"
     manager.wait_for("STATUS=waiting for a group, without a coordinator", after=ready)
-    anew = begun_anew(agent, manager, ready)
-    manager.wait_for("WATCHDOG=1", after=anew)
+    manager.wait_for("WATCHDOG=1", after=ready)
     agent.process.terminate()
-    stop = manager.wait_for("STOPPING=1", after=anew)
+    stop = manager.wait_for("STOPPING=1", after=ready)
     assert "EXTEND_TIMEOUT_USEC=35000000" in manager.messages[stop]
     assert agent.wait() == ExitCode.TERMINATED
-    assert manager.count("READY=1") == 2
+    assert manager.count("READY=1") == 1
 
 
 @pytest.mark.long
-def test_an_agent_tells_its_status_from_start_through_reloads_to_its_end(
-    job: TrainingJob, manager: FakeServiceManager, tmp_path: Path
+def test_an_agent_tells_its_status_from_start_through_a_restart_to_its_end(
+    job: TrainingJob, manager: FakeServiceManager
 ) -> None:
-    settings = tmp_path / "agent.toml"
-    settings.write_text("[agent]\nspares = 0\n")
-    agent = job.start_agent("a", "--config", settings, **manager.environment)
+    agent = job.start_agent("a", **manager.environment)
     ready = manager.wait_for("READY=1")
     job.start_coordinator("--gather-timeout-s", "1")
     manager.wait_for("STATUS=generation 1, step ", after=ready)
@@ -71,21 +57,16 @@ def test_an_agent_tells_its_status_from_start_through_reloads_to_its_end(
         variables = Path(f"/proc/{worker['pid']}/environ").read_bytes().split(b"\0")
         assert not [v for v in variables if v.split(b"=")[0].decode() in NOTICE_VARIABLES]
 
-    anew = begun_anew(agent, manager, ready)
+    agent.process.send_signal(RESTART_SIGNAL)
+    stop = manager.wait_for("STOPPING=1", after=ready)
+    assert agent.wait() == ExitCode.TEMPORARY
+    agent = job.start_agent("a", **manager.environment)
+    anew = manager.wait_for("READY=1", after=stop)
     manager.wait_for("STATUS=generation 1, step ", after=anew)
-    manager.wait_for("WATCHDOG=1", after=anew)
-    assert manager.count("READY=1") == 2
-
-    settings.write_text("[agent]\nspares = many\n")
-    agent.process.send_signal(signal.SIGHUP)
-    refused = manager.wait_for("RELOADING=1", after=anew)
-    manager.wait_for("READY=1", after=refused)
-    agent.wait_for_event("not_begun_anew")
-    assert manager.count("STOPPING=1") == 0
 
     agent.process.terminate()
-    manager.wait_for("STOPPING=1", after=refused)
-    manager.wait_for("STATUS=leaving: SIGTERM", after=refused)
+    stop = manager.wait_for("STOPPING=1", after=anew)
+    manager.wait_for("STATUS=leaving: SIGTERM", after=anew)
     assert agent.wait() == ExitCode.TERMINATED
 
 

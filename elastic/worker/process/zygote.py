@@ -88,7 +88,7 @@ _HANDLED_SIGNALS = {signal.SIGCHLD, KEEPER_GONE, *STRAY_SIGNALS}
 _EXIT_GRACE_S = 5.0  # for processes that a finished worker left behind
 _MOST_CALLERS = 16  # at once; nothing but an agent should connect here
 _REFUSED_S = 0.05
-_RECONNECT_S = 60.0  # for a living agent to connect again: it may be restarting
+_RECONNECT_S = 60.0  # for a living agent to connect again
 _AGENT_LOOK_S = 0.02
 _FIRST_AGENT_S = 5.0  # for the agent that has started this zygote to connect
 

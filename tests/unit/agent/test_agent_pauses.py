@@ -1,4 +1,4 @@
-"""The agent's view of its node has the longest pause of its event loop, and that it restarts."""
+"""The agent's view of its node has the longest pause of its event loop."""
 
 from __future__ import annotations
 
@@ -26,16 +26,3 @@ async def test_each_pause_that_is_longer_than_those_before_is_reported_once(
     await asyncio.sleep(0.05)
     watching.cancel()
     assert told == [0.06, 0.3]
-
-
-async def test_views_say_that_the_agent_restarts_until_that_is_called_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    told: list[bool] = []
-    agent, _ = unstarted(tmp_path)
-    monkeypatch.setattr(agent._link, "send", lambda view: told.append(view.restarting))
-    agent.announce_restart()
-    agent._send_view()
-    agent.announce_restart(called_off=True)
-    agent._send_view()
-    assert told == [True, True, False, False]

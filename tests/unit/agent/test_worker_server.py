@@ -22,7 +22,7 @@ from elastic.v1 import local_pb2 as pb
 class Place:
     """A server that expects the workers "a" and "b"; `heard` has what they said."""
 
-    def __init__(self, path: Path, listener: int | None = None) -> None:
+    def __init__(self, path: Path) -> None:
         self.path = path
         self._peers: list[Peer] = []
         self.heard: asyncio.Queue[tuple[str, str | None]] = asyncio.Queue()
@@ -39,7 +39,6 @@ class Place:
             report=self._report,
             on_error=self.errors.put_nowait,
             known=self.known,
-            listener=listener,
         )
 
     def _hear(self, worker: str, message: pb.WorkerMessage) -> None:
@@ -300,30 +299,6 @@ async def test_a_worker_that_does_not_read_is_cut_off_before_it_costs_much_memor
     for _ in range(100):  # more than the kernel's own buffers and ours
         place.server.send("a", assignment=assignment)
     assert "does not read" in await place.reports.get()
-
-
-@pytest.mark.parametrize("removed", [False, True], ids=["kept", "its path is gone"])
-async def test_a_worker_that_connects_while_the_agent_restarts_is_served_by_the_next_one(
-    place: Place, *, removed: bool
-) -> None:
-    kept = place.server.keep_listening()
-    await place.server.close()
-    if removed:
-        place.path.unlink(missing_ok=True)
-    else:
-        waiting = await place.connect(hello="a")
-        waiting.send(status=STATUS)
-    following = Place(place.path, listener=kept)
-    await following.server.start()
-    if removed:
-        waiting = await following.connect(hello="a")
-        waiting.send(status=STATUS)
-    assert await following.heard.get() == ("a", "status")
-    following.server.send("a", dismiss=pb.Dismiss())
-    told = await waiting.receive()
-    assert told is not None
-    assert told.HasField("dismiss")
-    await following.close()
 
 
 async def test_a_socket_that_was_removed_is_created_again_and_connections_stay(

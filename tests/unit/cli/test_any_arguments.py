@@ -103,9 +103,8 @@ async def _attend(
     directory: Any,
     logs: Path,
     *_: Any,
-    listener: int | None,
     unsure: str,
-) -> agent.AgentExit:
+) -> int:
     del unsure
     workers = command.settings.nproc_per_node
     options = agent._options(
@@ -116,11 +115,10 @@ async def _attend(
         environment=worker_environment(workers, "h", classic=command.classic),
         token=StartToken("0" * 64, "1" * 64),
         start="1",
-        listener=listener,
     )
     options.hello.SerializeToString()
     agent._document(command, "h", "0" * 32)
-    return agent.AgentExit(exit_code=_build_messages(options))
+    return _build_messages(options)
 
 
 def _build_messages(options: Any) -> int:

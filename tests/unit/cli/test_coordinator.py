@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from collections.abc import Sequence
 from typing import cast
 
 import pytest
@@ -15,6 +16,7 @@ from elastic.coordinator.candidate import Candidate
 from elastic.errors import TransientError
 from elastic.rpc.control import ControlServer
 from elastic.runtime.journal import Journal
+from elastic.runtime.leave_signals import HANGUP_IGNORED, RESTART_SIGNAL
 from elastic.runtime.service_notice import ServiceNotice
 from elastic.settings.shared import AfterEnd
 from tests.unit.coordinator.agents import Diary
@@ -45,7 +47,7 @@ def coordinate(
     after_end: AfterEnd,
     *,
     signalled: bool,
-    number: signal.Signals = signal.SIGTERM,
+    numbers: Sequence[int] = (signal.SIGTERM,),
 ) -> tuple[int, Diary]:
     diary = Diary()
 
@@ -63,8 +65,10 @@ def coordinate(
         for _ in range(10):
             await asyncio.sleep(0)
         if signalled:
-            assert not working.done()
-            os.kill(os.getpid(), number)
+            for number in numbers:
+                assert not working.done()
+                os.kill(os.getpid(), number)
+                await asyncio.sleep(0.01)
         return await working
 
     return asyncio.run(main()), diary
@@ -117,10 +121,17 @@ async def test_an_unreachable_coordinator_steps_down_before_it_raises() -> None:
     assert made_way
 
 
-def test_sighup_ends_the_coordinator_with_143_and_is_recorded() -> None:
+def test_sighup_changes_nothing_and_says_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    numbers = (signal.SIGHUP, signal.SIGTERM)
     try:
-        exit_code, diary = coordinate(Ends(), AfterEnd.EXIT, signalled=True, number=signal.SIGHUP)
+        exit_code, diary = coordinate(Ends(), AfterEnd.EXIT, signalled=True, numbers=numbers)
     finally:
         signal.signal(signal.SIGHUP, before)
-    assert (exit_code, diary.of("leaving")) == (143, [{"reason": "SIGHUP"}])
+    assert diary.of("warning") == [{"source": "signals", "message": HANGUP_IGNORED}]
+    assert (exit_code, diary.of("leaving")) == (143, [{"reason": "SIGTERM"}])
+
+
+def test_the_signal_that_restarts_agents_ends_the_coordinator_as_sigterm_does() -> None:
+    exit_code, diary = coordinate(Ends(), AfterEnd.EXIT, signalled=True, numbers=(RESTART_SIGNAL,))
+    assert (exit_code, diary.of("leaving")) == (143, [{"reason": "SIGRTMIN+1"}])

@@ -54,10 +54,11 @@ def test_a_signal_that_the_agent_got_as_well_ends_no_worker() -> None:
     assert (done.returncode, done.stdout) == (0, "saved\n"), done.stderr
 
 
-def test_a_worker_ignores_sighup() -> None:
+def test_a_worker_ignores_signals_at_which_agents_leave_their_workers_alone() -> None:
     done = ran("""
         stray.take_over()
         os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGRTMIN + 1)
         time.sleep(0.6)
         print("trains")
     """)

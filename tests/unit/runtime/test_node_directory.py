@@ -142,25 +142,6 @@ def test_a_symbolic_link_in_place_of_the_lock_is_refused(runtime: Path) -> None:
     assert precious.read_text() == "content"
 
 
-def test_a_process_that_restarts_in_place_keeps_the_lock(directory: NodeDirectory) -> None:
-    kept = {name: os.dup(fd) for name, fd in directory.descriptors.items()}
-    directory.close()  # as the end of the previous program does
-    with pytest.raises(ConfigurationError, match="runs on this machine"):
-        NodeDirectory("job", "n1")
-    again = NodeDirectory("job", "n1", kept=kept)
-    assert again.descriptors == kept
-    again.close()
-    NodeDirectory("job", "n1").close()
-
-
-def test_kept_descriptors_of_another_directory_are_not_used(directory: NodeDirectory) -> None:
-    kept = {name: os.open("/dev/null", os.O_RDWR) for name in directory.descriptors}
-    other = NodeDirectory("job", "n2", kept=kept)
-    with pytest.raises(ConfigurationError, match="runs on this machine"):
-        NodeDirectory("job", "n2")
-    other.close()
-
-
 def test_a_directory_removed_under_its_agent_is_locked_again(directory: NodeDirectory) -> None:
     (directory.path / "agent.sock").touch()
     assert not directory.is_incomplete("agent.sock")

@@ -64,24 +64,6 @@ async def test_a_loop_that_hangs_sends_no_beat(manager: FakeServiceManager) -> N
         await until(lambda: manager.count("WATCHDOG=1") > before)
 
 
-async def test_a_reload_ends_with_ready_even_without_a_new_start(
-    manager: FakeServiceManager,
-) -> None:
-    daemon = Daemon(ServiceNotice(manager.environment))
-    with daemon.notice.telling(daemon.condition):
-        await until(lambda: manager.count("READY=1"))
-        before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-        daemon.notice.reloading()
-        seen = len(manager.messages)
-        await until(lambda: len(manager.messages) >= seen + 4)
-        assert manager.count("READY=1") == 1, "it would end the reload"
-        daemon.notice.reloaded()
-        await until(lambda: manager.count("READY=1") == 2)
-    (said_us,) = map(int, manager.all_of("MONOTONIC_USEC"))
-    assert before_us <= said_us <= time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
-    assert ["RELOADING=1", f"MONOTONIC_USEC={said_us}"] in manager.messages
-
-
 async def test_a_daemon_that_stops_at_once_sends_ready_first(
     manager: FakeServiceManager,
 ) -> None:
@@ -93,26 +75,9 @@ async def test_a_daemon_that_stops_at_once_sends_ready_first(
         daemon.notice.stopping(7.0)
     await until(lambda: len(manager.messages) == 2)
     assert manager.messages == [
-        [
-            "READY=1",
-            "WATCHDOG_USEC=100000",
-            "STATUS=the run has ended",
-        ],  # in a message of its own: STOPPING=1 would override it
+        ["READY=1", "STATUS=the run has ended"],  # of its own: STOPPING=1 would override it
         ["EXTEND_TIMEOUT_USEC=7000000", "STOPPING=1"],
     ]
-
-
-async def test_a_successor_gets_time_to_start_and_then_the_usual_watchdog(
-    manager: FakeServiceManager,
-) -> None:
-    environment = dict(manager.environment)
-    ServiceNotice.of_environment(environment).restore_environment(environment)
-
-    daemon = Daemon(ServiceNotice.of_environment(environment))
-    with daemon.notice.telling(daemon.condition):
-        await until(lambda: manager.count("READY=1"))
-    assert manager.messages[0] == ["WATCHDOG_USEC=60000000"]
-    assert manager.messages[1][:2] == ["READY=1", "WATCHDOG_USEC=100000"]
 
 
 async def test_notices_that_were_not_received_are_sent_again(tmp_path: Path) -> None:
@@ -140,8 +105,6 @@ async def test_a_manager_that_does_not_read_delays_nothing(tmp_path: Path) -> No
 async def test_without_a_manager_nothing_happens(address: str) -> None:
     daemon = Daemon(ServiceNotice({"NOTIFY_SOCKET": address, "WATCHDOG_USEC": "1"}))
     with daemon.notice.telling(daemon.condition):
-        daemon.notice.reloading()
-        daemon.notice.reloaded()
         await asyncio.sleep(0.03)
         daemon.notice.stopping(1.0)
 
@@ -176,13 +139,11 @@ async def test_beats_need_a_valid_interval_and_the_process_that_is_meant(
         assert ("WATCHDOG=1" in manager.messages[0]) == beats
 
 
-def test_children_inherit_no_notice_variables_and_the_successor_all() -> None:
+def test_children_inherit_no_notice_variables() -> None:
     given = {"NOTIFY_SOCKET": "/run/x", "WATCHDOG_USEC": "5", "WATCHDOG_PID": "1", "HOME": "/"}
     environment = dict(given)
-    notice = ServiceNotice.of_environment(environment)
+    ServiceNotice.of_environment(environment)
     assert environment == {"HOME": "/"}
-    notice.restore_environment(environment)
-    assert environment == given
 
 
 def test_workers_do_not_inherit_notice_variables(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -62,7 +62,6 @@ PROCESS: dict[str, Any] = {
     "rank": 3,
     "worker": "node-1-2",
     "message": "was ended by SIGKILL (signal 9)",
-    "kernel": "",
     "log": "/var/log/elastic/node-1-2.log",
     "traceback": "",
     "log_tail": "step 4711\nallocating 12 GB\n<b>not markup</b>",

@@ -30,7 +30,7 @@ from elastic.agent.worker_server import (
     main_stacks,
     with_place,
 )
-from elastic.agent.zygote_process import KernelLog, OutOfMemory, ZygoteProcess
+from elastic.agent.zygote_process import OutOfMemory, ZygoteProcess
 from elastic.checkpoint.catalog import newest_step
 from elastic.checkpoint.directory import open_directory
 from elastic.core.agent import effects as fx
@@ -146,8 +146,7 @@ class AgentDaemon:
         )
         self._logs = LogFollower(self._output)
         self._log_files = WorkerLogs(options.log_directory)
-        self._out_of_memory, self._kernel_log = OutOfMemory(), KernelLog()
-        self._kernel_lines: dict[str, str] = {}  # the kernel's log lines on workers that it killed
+        self._out_of_memory = OutOfMemory()
         self._orphans = OrphanReaper()
         self._run_directory = options.run_directory
         self._known = asyncio.Event()
@@ -240,7 +239,6 @@ class AgentDaemon:
         if self._probe_port is not None:
             self._probe_port.close()
         self._link.close()
-        self._kernel_log.close()
         await self._tasks.close()
 
     async def move(self, run_directory: Path) -> None:
@@ -410,15 +408,11 @@ class AgentDaemon:
         with_zygote: bool = False,
         gone: bool = True,
     ) -> None:
-        out_of_memory = self._out_of_memory.has_killed(time.monotonic())
-        if number == signal.SIGKILL and (pid := self._pids.get(worker)):
-            line = self._kernel_log.line_about(pid, out_of_memory=out_of_memory)
-            self._kernel_lines[worker] = line
         exited = ev.WorkerExited(
             worker=worker,
             exit_code=exit_code,
             signal=number,
-            out_of_memory=out_of_memory,
+            out_of_memory=self._out_of_memory.has_killed(time.monotonic()),
             with_zygote=with_zygote,
             gone=gone,
         )
@@ -441,7 +435,6 @@ class AgentDaemon:
         self._times.forget(worker, time.monotonic())
         self._driver.post(exited)
         self._hung.pop(worker, None)
-        self._kernel_lines.pop(worker, None)
         self._suspected.discard(worker)
         self._forget_log(worker)
 
@@ -796,7 +789,6 @@ class AgentDaemon:
         log = self._log_files.get(failure.worker)
         message = failure_to_pb(failure)
         message.log = str(log.path) if log is not None else ""
-        message.kernel = self._kernel_lines.get(failure.worker, "")
         message.committed_in, message.committed = self._isolation.lease.newest_commit
         if hung is not None and hung.processes:
             message.log_tail = main_stacks(hung)

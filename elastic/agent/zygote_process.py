@@ -9,13 +9,11 @@ import contextlib
 import errno
 import logging
 import os
-import re
 import select
 import signal
 import socket
 import subprocess
 import sys
-from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
@@ -412,55 +410,3 @@ def _counter(own: Path, root: Path) -> Path | None:
 
 def _first(mount: Path, path: str, name: str) -> Path | None:
     return next((f for f in (mount / path.lstrip("/") / name, mount / name) if f.exists()), None)
-
-
-_KMSG = Path("/dev/kmsg")
-_KILLED = re.compile(r"Killed process (\d+) ")
-_MOST_READ = 5000  # records at one read; a record takes two microseconds
-_LONGEST = 8192  # bytes of a record, the kernel's own limit
-_REMEMBERED = 32
-
-
-class KernelLog:
-    """Reads the kernel's log from now on for kills; finds nothing where it may not read the log."""
-
-    def __init__(self, path: Path = _KMSG) -> None:
-        self._file: int | None = None
-        self._kills: deque[tuple[int, str]] = deque(maxlen=_REMEMBERED)
-        with contextlib.suppress(OSError):
-            self._file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
-            os.lseek(self._file, 0, os.SEEK_END)
-
-    def line_about(self, pid: int, *, out_of_memory: bool) -> str:
-        """The log line about the kill of this process; empty if there is none. out_of_memory: the
-        cgroup has just counted a kill. In a container the log may have another pid for the process:
-        then the only kill in the log must be this one."""
-        self._read()
-        found = [kill for kill in self._kills if kill[0] == pid]
-        if not found and out_of_memory and len(self._kills) == 1:
-            found = list(self._kills)
-        if not found:
-            return ""
-        self._kills.remove(found[-1])
-        return found[-1][1]
-
-    def close(self) -> None:
-        if self._file is not None:
-            os.close(self._file)
-            self._file = None
-
-    def _read(self) -> None:
-        for _ in range(_MOST_READ):
-            if self._file is None:
-                return
-            try:
-                record = os.read(self._file, _LONGEST)
-            except BrokenPipeError:
-                continue  # records were overwritten before they could be read
-            except OSError:
-                return  # there are no more
-            if not record:
-                return
-            text = record.partition(b";")[2].partition(b"\n")[0].decode(errors="replace")
-            if (killed := _KILLED.search(text)) is not None:
-                self._kills.append((int(killed[1]), text))

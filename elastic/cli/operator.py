@@ -834,8 +834,6 @@ def _ended_process(process: Mapping[str, Any], *, with_log: bool) -> Iterator[st
     yield ""
     verb = "raised " if process["kind"] == "exception" else ""
     yield f"{label} (worker {process['worker']}) {verb}{process['message']}"
-    if process["kernel"]:
-        yield f"  the kernel's log: {process['kernel']}"
     if process["log"]:
         yield f"  its log on that node: {process['log']}"
     for title, name in (("traceback", "traceback"), ("the end of its log", "log_tail")):

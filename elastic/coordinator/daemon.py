@@ -571,7 +571,6 @@ class CoordinatorDaemon:
             traceback=failure.traceback,
             log_tail=failure.log_tail,
             log=failure.log,
-            **({"kernel": failure.kernel} if failure.kernel else {}),
         )
         self._driver.post(
             ev.WorkerFailed(

@@ -213,8 +213,6 @@ class Failure:
     log: str = ""
     place: str = ""
     """FILE:LINE of the script where it hung. Empty if it waited for another worker."""
-    kernel: str = ""
-    """What the kernel's log says about its end, where that log is readable."""
 
 
 def signal_name(number: int) -> str:

@@ -119,7 +119,7 @@ _FAILURE = Codec(
     pb.Failure,
     texts={
         **{"signature": _LINE, "message": _LINE},
-        **{"traceback": _TEXT, "log_tail": _TEXT, "place": _TEXT, "kernel": _TEXT},
+        **{"traceback": _TEXT, "log_tail": _TEXT, "place": _TEXT},
     },
 )
 generation_from_pb = _GENERATION.from_pb

@@ -179,7 +179,7 @@ class WorkerStatus(_message.Message):
     def __init__(self, worker: _Optional[str] = ..., phase: _Optional[_Union[WorkerPhase, str]] = ..., slot: _Optional[int] = ..., generation: _Optional[int] = ..., broken: bool = ..., detail: _Optional[str] = ..., committed: _Optional[int] = ..., endpoint: _Optional[str] = ..., pid: _Optional[int] = ..., has_state: bool = ..., trained_in: _Optional[int] = ..., in_run: bool = ..., compiling: _Optional[int] = ..., acknowledged: _Optional[int] = ..., queues: bool = ...) -> None: ...
 
 class Failure(_message.Message):
-    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "kernel", "state_lost", "committed", "committed_in")
+    __slots__ = ("worker", "kind", "code", "signature", "message", "traceback", "retryable", "log", "log_tail", "place", "state_lost", "committed", "committed_in")
     WORKER_FIELD_NUMBER: _ClassVar[int]
     KIND_FIELD_NUMBER: _ClassVar[int]
     CODE_FIELD_NUMBER: _ClassVar[int]
@@ -190,7 +190,6 @@ class Failure(_message.Message):
     LOG_FIELD_NUMBER: _ClassVar[int]
     LOG_TAIL_FIELD_NUMBER: _ClassVar[int]
     PLACE_FIELD_NUMBER: _ClassVar[int]
-    KERNEL_FIELD_NUMBER: _ClassVar[int]
     STATE_LOST_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_FIELD_NUMBER: _ClassVar[int]
     COMMITTED_IN_FIELD_NUMBER: _ClassVar[int]
@@ -204,11 +203,10 @@ class Failure(_message.Message):
     log: str
     log_tail: str
     place: str
-    kernel: str
     state_lost: bool
     committed: int
     committed_in: int
-    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ..., log_tail: _Optional[str] = ..., place: _Optional[str] = ..., kernel: _Optional[str] = ..., state_lost: bool = ..., committed: _Optional[int] = ..., committed_in: _Optional[int] = ...) -> None: ...
+    def __init__(self, worker: _Optional[str] = ..., kind: _Optional[_Union[FailureKind, str]] = ..., code: _Optional[int] = ..., signature: _Optional[str] = ..., message: _Optional[str] = ..., traceback: _Optional[str] = ..., retryable: bool = ..., log: _Optional[str] = ..., log_tail: _Optional[str] = ..., place: _Optional[str] = ..., state_lost: bool = ..., committed: _Optional[int] = ..., committed_in: _Optional[int] = ...) -> None: ...
 
 class FileDigest(_message.Message):
     __slots__ = ("name", "size_bytes", "xxh3_128")

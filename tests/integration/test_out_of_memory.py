@@ -64,5 +64,3 @@ def test_a_worker_killed_for_its_memory_is_replaced_and_the_cause_is_told(
     events = [json.loads(line) for line in lines if line.startswith("{")]
     (failed,) = [e for e in events if e["event"] == "worker_failed"]
     assert failed["message"].startswith("was ended by SIGKILL (signal 9): the kernel had no memory")
-    if os.access("/dev/kmsg", os.R_OK):
-        assert "Killed process" in failed["kernel"]

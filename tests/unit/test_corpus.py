@@ -121,7 +121,6 @@ FAILURE = Failure(
     state_lost=True,
     log="/run/elastic/n1-1.log",
     place="train.py:47",
-    kernel="oom-kill: pid 12",
 )
 WHEREABOUTS = Whereabouts(
     rank=1,

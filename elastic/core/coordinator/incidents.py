@@ -316,7 +316,6 @@ def _document_of_process(casualty: Casualty, since: float) -> dict[str, Any]:
         "traceback": end_of(failure.traceback, _LONGEST_TRACEBACK),
         "log_tail": end_of(failure.log_tail, _LONGEST_LOG),
         "log": begin_of(failure.log, LONGEST_DETAIL),
-        "kernel": begin_of(failure.kernel, LONGEST_DETAIL),
     }
 
 
@@ -363,7 +362,6 @@ def _casualty_of(document: Mapping[str, Any], since: float) -> Casualty:
         traceback=str(document["traceback"]),
         log_tail=str(document["log_tail"]),
         log=str(document["log"]),
-        kernel=str(document["kernel"]),
     )
     return Casualty(
         failure=failure,

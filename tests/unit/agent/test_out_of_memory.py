@@ -1,15 +1,12 @@
-"""The cgroup's count distinguishes out-of-memory kills from others; the kernel's line about one is
-found by the pid."""
+"""The cgroup's count distinguishes out-of-memory kills from others."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from elastic.agent.zygote_process import KernelLog, OutOfMemory
+from elastic.agent.zygote_process import OutOfMemory
 
 V1 = "9:name=systemd:/\n4:cpu,memory:/own/group\n0::/\n"
 V2 = "0::/own/group\n"
@@ -72,60 +69,3 @@ def test_a_count_that_cannot_be_read_is_no_kill(tmp_path: Path, content: str) ->
 
 def test_without_a_cgroup_no_kill_is_reported(tmp_path: Path) -> None:
     assert not OutOfMemory(tmp_path / "none", tmp_path).has_killed(1.0)
-
-
-WORD = "Memory cgroup out of memory: Killed process 21562 (python) total-vm:2695508kB"
-
-
-class Kernel:
-    """A FIFO that returns one record per read, as /dev/kmsg does."""
-
-    def __init__(self, files: Path) -> None:
-        self.path = files / "kmsg"
-        os.mkfifo(self.path)
-        self.log = KernelLog(self.path)
-        self._end = os.open(self.path, os.O_WRONLY)
-
-    def says(self, text: str) -> None:
-        os.write(self._end, f"3,430,41595007115,-;{text}\n SUBSYSTEM=x\n".encode())
-
-    def close(self) -> None:
-        self.log.close()
-        os.close(self._end)
-
-
-@pytest.fixture
-def kernel(tmp_path: Path) -> Iterator[Kernel]:
-    made = Kernel(tmp_path)
-    yield made
-    made.close()
-
-
-def test_the_line_about_a_process_is_found_once(kernel: Kernel) -> None:
-    kernel.says(WORD)
-    assert kernel.log.line_about(7, out_of_memory=False) == ""
-    assert kernel.log.line_about(21562, out_of_memory=False) == WORD
-    assert kernel.log.line_about(21562, out_of_memory=False) == ""
-
-
-def test_the_only_kill_in_the_log_counts_in_a_container_with_other_pids(kernel: Kernel) -> None:
-    kernel.says(WORD)
-    assert kernel.log.line_about(12, out_of_memory=True) == WORD
-
-
-def test_no_line_is_guessed_if_there_were_several_kills(kernel: Kernel) -> None:
-    kernel.says(WORD)
-    kernel.log.line_about(7, out_of_memory=False)
-    kernel.says(WORD.replace("21562", "9"))
-    assert kernel.log.line_about(12, out_of_memory=True) == ""
-
-
-def test_other_lines_of_the_kernel_are_ignored(kernel: Kernel) -> None:
-    kernel.says("python invoked oom-killer: gfp_mask=0xcc0(GFP_KERNEL)")
-    assert kernel.log.line_about(21562, out_of_memory=True) == ""
-
-
-def test_no_line_is_found_if_the_log_cannot_be_read(tmp_path: Path) -> None:
-    log = KernelLog(tmp_path / "nothing")
-    assert log.line_about(1, out_of_memory=True) == ""
-    log.close()

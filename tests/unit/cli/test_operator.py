@@ -164,7 +164,6 @@ INCIDENT = {
             "traceback": "",
             "log_tail": "the same stacks",
             "log": "/logs/n2-1.log",
-            "kernel": "",
         },
         {
             "after_s": 21.6,
@@ -178,7 +177,6 @@ INCIDENT = {
             "traceback": "",
             "log_tail": "loading\x1b[2J\nloaded",
             "log": "",
-            "kernel": "Killed process 7 (python)",
         },
     ],
     "further_processes": 0,
@@ -500,7 +498,6 @@ def test_explain_shows_an_incident_on_one_page(place: Place, capsys: Printed) ->
         "  its log on that node: /logs/n2-1.log",
         "",
         "n3:- (worker n3-1) was ended by SIGKILL (signal 9)",
-        "  the kernel's log: Killed process 7 (python)",
         "  the end of its log:",
         "    n3:-| loading\\x1b[2J",
         "    n3:-| loaded",

@@ -106,6 +106,10 @@ def test_a_signal_that_would_end_the_process_saves_and_leaves(number: signal.Sig
     assert signalled(number) == [("leave", 143, number.name)]
 
 
+def test_the_signal_that_restarts_agents_saves_and_leaves() -> None:
+    assert signalled(leave_signals.RESTART_SIGNAL) == [("leave", 143, "SIGRTMIN+1")]
+
+
 def test_a_second_signal_stops_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leave_signals, "ONE_SIGNAL_S", 0.0)
     asked = signalled(signal.SIGINT, signal.SIGINT)

@@ -104,6 +104,8 @@ class NodeOptions:
     """Seconds that workers outlive an agent that is killed, so that the next one can adopt them."""
     hold: IO[str] | None = None
     """An open file whose lock must last as long as workers live: the zygote keeps it open."""
+    torchrun: pb.Torchrun | None = None
+    """How scripts run if `elastic torchrun` has started the job."""
 
 
 class AgentDaemon:
@@ -184,6 +186,7 @@ class AgentDaemon:
         self._view: tuple[Any, ...] = ()
         self._failed: Counter[str] = Counter()  # workers, by kind
         self._leaves_because = ""
+        self._ending_signal = 0  # that classic scripts get; 0: SIGTERM
         self._leave_timed_out = False
         self._restarting = False
         # This node's workers reported them: generation and step. A later generation may go back.
@@ -247,8 +250,10 @@ class AgentDaemon:
         self._run_directory = run_directory
         await self._server.listen_at(run_directory / AGENT_SOCKET)
 
-    def leave(self, exit_code: int, reason: str) -> None:
-        """At the first signal: ask to save and leave, then end with this exit code."""
+    def leave(self, exit_code: int, reason: str, forwarded: int = 0) -> None:
+        """At the first signal: ask to save and leave, then end with this exit code. forwarded: the
+        signal that asks classic scripts to end; 0: SIGTERM."""
+        self._ending_signal = forwarded
         self._server.tell_all(node_leaves=pb.NodeLeaves())
         self._driver.post(ev.LeaveRequested(exit_code=exit_code, reason=reason))
 
@@ -327,6 +332,7 @@ class AgentDaemon:
             lease=self._isolation.lease,
             grace_s=self._options.grace_s,
             hold=self._options.hold,
+            passes_streams=self._options.torchrun is not None,
         )
 
     def _zygote_said(self, event: pb.ZygoteEvent) -> None:
@@ -745,6 +751,7 @@ class AgentDaemon:
                 argv=options.argv,
                 module=options.settings.module,
                 classic=options.machine.classic,
+                torchrun=options.torchrun,
             )
         )
 
@@ -772,7 +779,8 @@ class AgentDaemon:
             self._tasks.start(self._dump_and_kill(effect.worker), "stacks")
         elif effect.how is fx.How.TERMINATE:
             group_after_s = self._options.machine.end_grace_s / 2
-            self._server.send(effect.worker, terminate=pb.Terminate(group_after_s=group_after_s))
+            terminate = pb.Terminate(group_after_s=group_after_s, signal=self._ending_signal)
+            self._server.send(effect.worker, terminate=terminate)
         else:
             self._zygote.kill(effect.worker, signal.SIGKILL)
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import logging
 import os
 import select
@@ -56,7 +57,8 @@ class ZygoteProcess:
 
     lease: the node's lease to train, for a zygote that is started; one that is found has its own.
     grace_s: seconds that the zygote and its workers outlive an agent that is killed. hold: a file
-    that the zygote keeps open for as long as it lives.
+    that the zygote keeps open for as long as it lives. passes_streams: workers have this process's
+    standard streams.
 
     The keeper is this process's only child in the run, apart from orphans after the keeper's end.
     """
@@ -72,6 +74,7 @@ class ZygoteProcess:
         lease: TrainingLease,
         grace_s: float = 0.0,
         hold: IO[str] | None = None,
+        passes_streams: bool = False,
     ) -> None:
         self._run_directory = run_directory
         self._log = log
@@ -81,6 +84,7 @@ class ZygoteProcess:
         self._lease = lease
         self._grace_s = grace_s
         self._hold = hold
+        self._passes_streams = passes_streams
         self._keeper: subprocess.Popen[bytes] | _Found | None = None
         self._reader: asyncio.StreamReader | None = None
         self._writer: asyncio.StreamWriter | None = None
@@ -237,12 +241,16 @@ class ZygoteProcess:
         page = str(self._lease.descriptor)
         zygote = [*python, _ZYGOTE, "--listener", str(listener.fileno()), "--directory", directory]
         zygote += ["--lease", page, "--grace-s", str(self._grace_s)]
-        with listener, self._log.open("ab") as log:
+        with listener, self._log.open("ab") as log, contextlib.ExitStack() as ends:
             hold(log.fileno())
+            streams = [_copy_of(number) for number in range(3)] if self._passes_streams else []
+            for stream in streams:
+                ends.callback(os.close, stream)
+            zygote += ["--streams", ",".join(map(str, streams))]
             try:
                 return subprocess.Popen(
                     [*python, _KEEPER, directory, page, *zygote],
-                    pass_fds=[listener.fileno(), self._lease.descriptor],
+                    pass_fds=[listener.fileno(), self._lease.descriptor, *streams],
                     stdin=self._hold if self._hold is not None else subprocess.DEVNULL,
                     stdout=log,
                     stderr=log,
@@ -315,6 +323,14 @@ class ZygoteProcess:
             self._waiting.append(request)
         elif not self._writer.is_closing():
             self._writer.write(request)
+
+
+def _copy_of(number: int) -> int:
+    """Return a descriptor of this process's standard stream; of /dev/null if that is closed."""
+    try:
+        return fcntl.fcntl(number, fcntl.F_DUPFD_CLOEXEC, 3)
+    except OSError:
+        return os.open(os.devnull, os.O_RDWR | os.O_CLOEXEC)
 
 
 class _Found:

@@ -265,6 +265,9 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
         f"worker {f['worker']} failed as it ended: {f['message']}; what it saves at its end may be "
         "missing"
     ),
+    "script_ended": lambda f: (
+        f"failed (exitcode: {f['exit_code']}) local_rank: {f['local_rank']} (pid: {f['pid']})"
+    ),
     "output_lost": lambda f: (
         f"the log of worker {f['worker']} cannot be written: {f['reason']}; its newest output "
         "waits in memory"

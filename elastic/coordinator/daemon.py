@@ -83,7 +83,14 @@ _STORED_WITHIN_S = 1.0
 _FAREWELL_S = 10.0  # for agents to end their workers after the job
 _NOTICES = {
     *("state_differed", "step_copies_state", "untracked_state", "checkpoint_damaged"),
-    *("report_failed", "output_lost", "failed_at_end", "left_early", "variables_ignored"),
+    *(
+        "report_failed",
+        "output_lost",
+        "failed_at_end",
+        "script_ended",
+        "left_early",
+        "variables_ignored",
+    ),
 }
 
 

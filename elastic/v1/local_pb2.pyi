@@ -146,10 +146,12 @@ class ProbeProgress(_message.Message):
     def __init__(self) -> None: ...
 
 class Terminate(_message.Message):
-    __slots__ = ("group_after_s",)
+    __slots__ = ("group_after_s", "signal")
     GROUP_AFTER_S_FIELD_NUMBER: _ClassVar[int]
+    SIGNAL_FIELD_NUMBER: _ClassVar[int]
     group_after_s: float
-    def __init__(self, group_after_s: _Optional[float] = ...) -> None: ...
+    signal: int
+    def __init__(self, group_after_s: _Optional[float] = ..., signal: _Optional[int] = ...) -> None: ...
 
 class NodeLeaves(_message.Message):
     __slots__ = ()
@@ -184,7 +186,7 @@ class WorkerCommand(_message.Message):
     def __init__(self, assignment: _Optional[_Union[Assignment, _Mapping]] = ..., generation: _Optional[_Union[_job_pb2.Generation, _Mapping]] = ..., checkpoint: _Optional[_Union[CheckpointCommitted, _Mapping]] = ..., ledger_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., dismiss: _Optional[_Union[Dismiss, _Mapping]] = ..., report_again: _Optional[_Union[ReportAgain, _Mapping]] = ..., probe: _Optional[_Union[ProbeProgress, _Mapping]] = ..., terminate: _Optional[_Union[Terminate, _Mapping]] = ..., keep_curve: _Optional[_Union[KeepCurve, _Mapping]] = ..., curve_stored: _Optional[_Union[LedgerStored, _Mapping]] = ..., node_leaves: _Optional[_Union[NodeLeaves, _Mapping]] = ..., stacks: _Optional[_Union[_stacks_pb2.StacksRequest, _Mapping]] = ...) -> None: ...
 
 class SpawnRequest(_message.Message):
-    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic", "module")
+    __slots__ = ("worker", "socket_path", "log_path", "argv", "environment", "classic", "module", "torchrun")
     class EnvironmentEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -199,6 +201,7 @@ class SpawnRequest(_message.Message):
     ENVIRONMENT_FIELD_NUMBER: _ClassVar[int]
     CLASSIC_FIELD_NUMBER: _ClassVar[int]
     MODULE_FIELD_NUMBER: _ClassVar[int]
+    TORCHRUN_FIELD_NUMBER: _ClassVar[int]
     worker: str
     socket_path: str
     log_path: str
@@ -206,7 +209,47 @@ class SpawnRequest(_message.Message):
     environment: _containers.ScalarMap[str, str]
     classic: bool
     module: bool
-    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., classic: bool = ..., module: bool = ...) -> None: ...
+    torchrun: Torchrun
+    def __init__(self, worker: _Optional[str] = ..., socket_path: _Optional[str] = ..., log_path: _Optional[str] = ..., argv: _Optional[_Iterable[str]] = ..., environment: _Optional[_Mapping[str, str]] = ..., classic: bool = ..., module: bool = ..., torchrun: _Optional[_Union[Torchrun, _Mapping]] = ...) -> None: ...
+
+class Torchrun(_message.Message):
+    __slots__ = ("run_id", "role", "signals", "log_dir", "streams", "prefix", "stdout_filters", "stderr_filters", "master_addr", "master_port", "virtual_local_rank", "executes", "program")
+    class Streams(_message.Message):
+        __slots__ = ("to_files", "to_console", "hidden")
+        TO_FILES_FIELD_NUMBER: _ClassVar[int]
+        TO_CONSOLE_FIELD_NUMBER: _ClassVar[int]
+        HIDDEN_FIELD_NUMBER: _ClassVar[int]
+        to_files: int
+        to_console: int
+        hidden: bool
+        def __init__(self, to_files: _Optional[int] = ..., to_console: _Optional[int] = ..., hidden: bool = ...) -> None: ...
+    RUN_ID_FIELD_NUMBER: _ClassVar[int]
+    ROLE_FIELD_NUMBER: _ClassVar[int]
+    SIGNALS_FIELD_NUMBER: _ClassVar[int]
+    LOG_DIR_FIELD_NUMBER: _ClassVar[int]
+    STREAMS_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_FIELD_NUMBER: _ClassVar[int]
+    STDOUT_FILTERS_FIELD_NUMBER: _ClassVar[int]
+    STDERR_FILTERS_FIELD_NUMBER: _ClassVar[int]
+    MASTER_ADDR_FIELD_NUMBER: _ClassVar[int]
+    MASTER_PORT_FIELD_NUMBER: _ClassVar[int]
+    VIRTUAL_LOCAL_RANK_FIELD_NUMBER: _ClassVar[int]
+    EXECUTES_FIELD_NUMBER: _ClassVar[int]
+    PROGRAM_FIELD_NUMBER: _ClassVar[int]
+    run_id: str
+    role: str
+    signals: str
+    log_dir: str
+    streams: _containers.RepeatedCompositeFieldContainer[Torchrun.Streams]
+    prefix: str
+    stdout_filters: _containers.RepeatedScalarFieldContainer[str]
+    stderr_filters: _containers.RepeatedScalarFieldContainer[str]
+    master_addr: str
+    master_port: int
+    virtual_local_rank: bool
+    executes: bool
+    program: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, run_id: _Optional[str] = ..., role: _Optional[str] = ..., signals: _Optional[str] = ..., log_dir: _Optional[str] = ..., streams: _Optional[_Iterable[_Union[Torchrun.Streams, _Mapping]]] = ..., prefix: _Optional[str] = ..., stdout_filters: _Optional[_Iterable[str]] = ..., stderr_filters: _Optional[_Iterable[str]] = ..., master_addr: _Optional[str] = ..., master_port: _Optional[int] = ..., virtual_local_rank: bool = ..., executes: bool = ..., program: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class KillRequest(_message.Message):
     __slots__ = ("worker", "signal")

@@ -29,17 +29,22 @@ from elastic.v1 import local_pb2 as pb
 from elastic.worker import session as sessions
 from elastic.worker.group.process_group import StoreHost, first_line
 from elastic.worker.link import Link
+from elastic.worker.process import as_torchrun
 from elastic.worker.process.as_python import exit_code_of, format_error, run_program, tell_uncaught
 from elastic.worker.process.children import die_with_parent
 from elastic.worker.process.late_variables import LateVariables
 
 _SIGN_OF_LIFE_S = 0.6  # well below the default of --silence-timeout-s
 _LOOPBACK = "127.0.0.1"
-_ENDED_BY_SIGTERM = {0, -signal.SIGTERM, 128 + signal.SIGTERM}
 
 
-def run_classic(request: pb.SpawnRequest, variables: LateVariables) -> int:
-    """Run a script in a child until it ends; return the exit code. Returns in both processes."""
+def run_classic(
+    request: pb.SpawnRequest, variables: LateVariables, streams: Sequence[int] = ()
+) -> int:
+    """Run a script in a child until it ends; return the exit code. Returns in both processes.
+
+    streams: the descriptors of the standard streams of `elastic torchrun`.
+    """
     read, write = os.pipe()
     this = os.getpid()
     child = os.fork()  # first: the child must inherit no thread and no socket
@@ -47,7 +52,7 @@ def run_classic(request: pb.SpawnRequest, variables: LateVariables) -> int:
         os.close(write)
         die_with_parent(this)
         variables.obey_when_group_forms()
-        return run_on_environment(read, list(request.argv), module=request.module)
+        return run_on_environment(read, request, streams)
     os.close(read)
     script = ClassicScript(child, write)
     for number in STRAY_SIGNALS:
@@ -55,23 +60,40 @@ def run_classic(request: pb.SpawnRequest, variables: LateVariables) -> int:
     name = Path(request.log_path).with_suffix(".error.json").name
     error_file = Path(request.socket_path).parent / name  # the disk of the logs may hang
     link = Link(request.worker, request.socket_path)
-    return _ScriptSupervisor(link, script, request.argv[0], error_file).run()
+    run = request.torchrun if request.HasField("torchrun") else None
+    return _ScriptSupervisor(link, script, request.argv[0], error_file, run, streams).run()
 
 
 class _ScriptSupervisor:
     """The link's thread obeys the agent, the main thread waits for the script."""
 
-    def __init__(self, link: Link, script: ClassicScript, name: str, error_file: Path) -> None:
+    def __init__(
+        self,
+        link: Link,
+        script: ClassicScript,
+        name: str,
+        error_file: Path,
+        torchrun: pb.Torchrun | None = None,
+        streams: Sequence[int] = (),
+    ) -> None:
         self._link = link
         self._name = name
         self._script = script
         self._error_file = error_file
+        self._torchrun = torchrun
+        self._streams = streams
+        self._environment: Mapping[str, str] = {}
+        self._local_rank = 0
+        self._tee: as_torchrun.Tee | None = None
         self._machine = Worker(link.worker, pid=os.getpid())
         self._lock = threading.Lock()
         self._host: StoreHost | None = None
+        self._scripts_host: StoreHost | None = None
+        """Of --master-port: the scripts meet there, and not where `_host` listens."""
         self._job = ""
         self._done = False
         self._asked_to_end = False
+        self._signal = signal.SIGTERM
         self._dismissed = threading.Event()
 
     def run(self) -> int:
@@ -82,6 +104,7 @@ class _ScriptSupervisor:
         self._link.start(self._command, self._report_again, self._give_up)
         threading.Thread(target=self._beat, name="elastic-pulse", daemon=True).start()
         status = self._script.wait()
+        self._tell_end(status)
         if status != 0 or not self._note_finished():
             failure = failure_of(self._link.worker, status, self._error_file)
             with self._lock:
@@ -89,7 +112,7 @@ class _ScriptSupervisor:
             if not as_asked:
                 self._link.send(failure=failure_to_pb(failure))
                 return ExitCode.SCRIPT_FAILED
-            if status not in _ENDED_BY_SIGTERM:
+            if status not in {0, -self._signal, 128 + self._signal}:
                 why = {"worker": self._link.worker, "message": failure.message}
                 self._link.notice("failed_at_end", why)
             return ExitCode.OK  # what the script has left behind may end by itself
@@ -114,7 +137,7 @@ class _ScriptSupervisor:
         elif kind == "generation":
             self._announced(generation_from_pb(command.generation))
         elif kind == "terminate":
-            self._terminate(command.terminate.group_after_s)
+            self._terminate(command.terminate.group_after_s, command.terminate.signal)
         elif kind == "dismiss":
             self._dismissed.set()
         elif kind == "report_again":
@@ -139,15 +162,49 @@ class _ScriptSupervisor:
             environment = torchrun_environment(
                 generation, self._link.worker, job=self._job, error_file=str(self._error_file)
             )
-            self._script.begin(environment)
+            rank = generation.rank_of(self._link.worker)
+            self._local_rank = int(environment["LOCAL_RANK"])
+            if self._torchrun is not None:
+                environment = self._as_torchrun(self._torchrun, environment)
+            self._environment = environment
+            self._script.begin(environment, self._local_rank)
             self._report(self._machine.joined(generation, 0))
-        rank = generation.rank_of(self._link.worker)
         set_worker_title(self._link.worker, self._name, rank)
         if rank == 0:  # if this is a recovery, it ends here
             reformed = job_pb2.Reformed(worker=self._link.worker, generation=generation.number)
             self._link.send(reformed=reformed)
 
-    def _terminate(self, group_after_s: float) -> None:
+    def _as_torchrun(self, run: pb.Torchrun, environment: dict[str, str]) -> dict[str, str]:
+        """Prepare what the script needs under torchrun; return its variables."""
+        attempt, local_rank = environment["TORCHELASTIC_RESTART_COUNT"], self._local_rank
+        directory = as_torchrun.directory_of(run, attempt, local_rank)
+        if directory is not None:
+            as_torchrun.make_files(run, local_rank, directory)
+            self._error_file = directory / "error.json"
+        if run.master_port and environment["RANK"] == "0":
+            self._scripts_host = StoreHost(run.master_addr, (run.master_port, run.master_port))
+        self._tee = as_torchrun.Tee(run, environment, local_rank, self._streams)
+        self._tee.start()
+        return as_torchrun.variables(run, environment, os.environ)
+
+    def _tell_end(self, status: int) -> None:
+        """Tell `elastic torchrun`, which prints a table of the scripts that failed."""
+        if self._tee is not None:
+            self._tee.finish()
+        if self._torchrun is None or status == 0 or not self._environment:
+            return
+        told = {
+            "worker": self._link.worker,
+            "rank": self._environment["RANK"],
+            "local_rank": str(self._local_rank),
+            "attempt": self._environment["TORCHELASTIC_RESTART_COUNT"],
+            "exit_code": str(status),
+            "pid": str(self._script.pid),
+            "error_file": str(self._error_file) if self._error_file.exists() else "",
+        }
+        self._link.notice("script_ended", told)
+
+    def _terminate(self, group_after_s: float, number: int) -> None:
         """Ask the script to end: its own process first, since it may need its loaders to save. If
         it has ended already, there is nothing to wait for.
 
@@ -159,8 +216,9 @@ class _ScriptSupervisor:
                 return
             failed = self._script.has_ended() or self._error_file.exists()
             self._asked_to_end = self._asked_to_end or not failed
-            self._script.terminate()
-        later = threading.Timer(group_after_s, self._script.terminate_group)
+            self._signal = signal.Signals(number or signal.SIGTERM)
+            self._script.terminate(self._signal)
+        later = threading.Timer(group_after_s, self._script.terminate_group, (self._signal,))
         later.daemon = True
         later.start()
 
@@ -239,7 +297,8 @@ def torchrun_environment(
 
 _NO_SESSION = (
     "elastic.init() was called, but the script runs in torchrun mode, because of --launch "
-    "torchrun, or because neither it nor a module beside it imports elastic; use --launch elastic"
+    "torchrun or `elastic torchrun`, or because neither it nor a module beside it imports elastic; "
+    "use `elastic run --launch elastic`"
 )
 
 
@@ -247,14 +306,14 @@ class ClassicScript:
     """The child process, which reads its environment from a pipe and then runs the script."""
 
     def __init__(self, pid: int, pipe: int) -> None:
-        self._pid = pid
+        self.pid = pid
         self._pipe = pipe
         self._group = os.getpgid(pid)
         self._status: int | None = None
 
-    def begin(self, environment: Mapping[str, str]) -> None:
+    def begin(self, environment: Mapping[str, str], local_rank: int) -> None:
         """Make the child run the script with these environment variables."""
-        data = json.dumps(dict(environment)).encode()
+        data = json.dumps({"environment": dict(environment), "local_rank": local_rank}).encode()
         with open(self._pipe, "wb") as told:
             told.write(data)
 
@@ -262,37 +321,50 @@ class ClassicScript:
         """True if the process has ended, even if `wait` does not know that yet."""
         options = os.WEXITED | os.WNOHANG | os.WNOWAIT
         try:
-            return os.waitid(os.P_PID, self._pid, options) is not None
+            return os.waitid(os.P_PID, self.pid, options) is not None
         except ChildProcessError:  # `wait` has reaped it
             return True
 
-    def terminate(self) -> None:
-        """Send SIGTERM to the script's process alone."""
+    def terminate(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send the signal to the script's process alone."""
         if self._status is None:
             with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pid, signal.SIGTERM)
+                os.kill(self.pid, number)
 
-    def terminate_group(self) -> None:
-        """Send SIGTERM to the whole process group; this process ignores it."""
+    def terminate_group(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send the signal to the whole process group; this process ignores it."""
         if self._status is None:
-            os.killpg(self._group, signal.SIGTERM)
+            os.killpg(self._group, number)
 
     def wait(self) -> int:
         """Wait for the script's end; return its exit code, or minus the signal that ended it."""
-        _, status = os.waitpid(self._pid, 0)
+        _, status = os.waitpid(self.pid, 0)
         self._status = os.waitstatus_to_exitcode(status)
         return self._status
 
 
-def run_on_environment(pipe: int, argv: Sequence[str], *, module: bool = False) -> int:
+def run_on_environment(pipe: int, request: pb.SpawnRequest, streams: Sequence[int] = ()) -> int:
     """Wait for the environment, run the script and return its exit code. The child calls this."""
     with open(pipe, "rb") as told:
         data = told.read()
     if not data:
         return ExitCode.OK  # the parent has ended, and the kernel ends this process
-    os.environ.update(json.loads(data))
+    begin = json.loads(data)
+    os.environ.update(begin["environment"])
+    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"] or os.devnull)
+    argv = list(request.argv)
+    if request.HasField("torchrun"):
+        run, local_rank = request.torchrun, int(begin["local_rank"])
+        directory = error_file.parent if run.log_dir else None
+        as_torchrun.take_streams(run, local_rank, directory, streams)
+        argv = as_torchrun.with_local_rank(argv, local_rank)
+        if run.executes:
+            return as_torchrun.execute([*run.program, *argv])
     sessions.refuse(_NO_SESSION)
-    error_file = Path(os.environ["TORCHELASTIC_ERROR_FILE"])
+    return _run_script(argv, error_file, module=request.module)
+
+
+def _run_script(argv: Sequence[str], error_file: Path, *, module: bool) -> int:
     process = os.getpid()
     try:
         run_program(argv, module=module)

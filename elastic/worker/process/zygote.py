@@ -98,7 +98,12 @@ def main(argv: list[str]) -> int:
     options = _parse(argv[1:])
     listener = socket.socket(fileno=options.listener)
     listener.set_inheritable(False)
-    zygote = _Zygote(listener, TrainingLease(options.lease), grace_s=options.grace_s)
+    streams = tuple(map(int, options.streams.split(","))) if options.streams else ()
+    for descriptor in streams:
+        os.set_inheritable(descriptor, False)
+    zygote = _Zygote(
+        listener, TrainingLease(options.lease), grace_s=options.grace_s, streams=streams
+    )
     adopt_orphans()
     set_title("zygote")
     never_look_up_peers()
@@ -119,16 +124,27 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--directory", type=Path, help="the run's directory; removed when the run is over"
     )
     parser.add_argument("--lease", type=int, help="descriptor of the page of the node's lease")
+    parser.add_argument(
+        "--streams", default="", help="descriptors of the standard streams of `elastic torchrun`"
+    )
     parser.add_argument("--grace-s", type=float, help="how long to wait for another agent")
     return parser.parse_args(argv)
 
 
 class _Zygote:
-    def __init__(self, listener: socket.socket, lease: TrainingLease, *, grace_s: float) -> None:
+    def __init__(
+        self,
+        listener: socket.socket,
+        lease: TrainingLease,
+        *,
+        grace_s: float,
+        streams: tuple[int, ...] = (),
+    ) -> None:
         self._listener = listener
         os.set_inheritable(lease.descriptor, False)
         self._lease = lease
         self._grace_s = grace_s
+        self._streams = streams
         self._agent: socket.socket | None = None
         self._agent_process: int | None = None  # pidfd of the newest agent
         self._back_by = 0.0
@@ -330,7 +346,7 @@ class _Zygote:
                 if connection is not None:
                     connection.close()
             os.close(output)
-            return lambda: become_worker(request, parent, self._lease, appended)
+            return lambda: become_worker(request, parent, self._lease, appended, self._streams)
         os.close(appended)
         self._log_writer.write(request.worker, pid, request.log_path, output)
         spawned = pb.Spawned(
@@ -426,9 +442,15 @@ def _next_dead() -> Any:
 # ---- in a forked worker
 
 
-def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease, output: int) -> int:
+def become_worker(
+    request: pb.SpawnRequest,
+    parent: int,
+    lease: TrainingLease,
+    output: int,
+    streams: tuple[int, ...] = (),
+) -> int:
     """Cut the ties to the zygote, then run the script; return the exit code. output: a descriptor
-    at which it appends what it prints."""
+    at which it appends what it prints. streams: those of `elastic torchrun`, see run_classic."""
     own_lease = lease.share()  # first: it is that of the epoch in which the process started
     _redirect_output(output)  # first: errors belong in the log
     # Each worker has its own process group, but the zygote's session. If the kernel schedules by
@@ -446,7 +468,7 @@ def become_worker(request: pb.SpawnRequest, parent: int, lease: TrainingLease, o
         death_notice.hold()
     variables = LateVariables()
     if request.classic:
-        return run_classic(request, variables)
+        return run_classic(request, variables, streams)
     link = Link(request.worker, request.socket_path)
     session.use_link(link, own_lease, variables)
     return run_script(link, list(request.argv), module=request.module)

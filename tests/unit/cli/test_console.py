@@ -35,6 +35,7 @@ COMPOSED = {
 }
 # Every field that an event's text form uses.
 FIELDS = {
+    **dict.fromkeys(("exit_code", "local_rank", "pid"), 1),
     "from_step": 7,
     "steps": [9, 12],
     "value": "nan",

@@ -28,6 +28,8 @@ The first source in this list wins:
 A key of the file is the option's name with underscores: `max_restarts = 5`. One file and one
 environment serve all commands: each command takes what it knows from `[job]` and the variables.
 `elastic doctor`, which checks a node, also takes what it knows from `[agent]`; `[doctor]` wins.
+`elastic torchrun` has torchrun's options, and takes what these do not decide from where
+`elastic run` takes it.
 
 ```toml
 [job]

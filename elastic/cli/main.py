@@ -36,6 +36,7 @@ from elastic.settings.node import NodeSettings
 from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
 from elastic.settings.run import RunSettings
 from elastic.settings.sources import DeviceCounts, is_given, load_settings, script_of
+from elastic.settings.torchrun import belongs_to_torchrun
 from elastic.version import __version__
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -72,6 +73,11 @@ class SettingsCommand(TyperCommand):
     Use it as `app.command(cls=SettingsCommand)`.
     """
 
+    def __init__(self, *given: Any, context_settings: Any = None, **named: Any) -> None:
+        """Options may be written with underscores, as torchrun's are."""
+        settings = {"token_normalize_func": lambda token: token.replace("_", "-")}
+        super().__init__(*given, context_settings=settings | (context_settings or {}), **named)
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Two columns: typer's own tables leave a quarter of a terminal's width to the texts."""
         sections: dict[str, list[tuple[str, str]]] = {"Arguments": [], "Options": []}
@@ -95,6 +101,8 @@ class SettingsCommand(TyperCommand):
             flag = getattr(error, "option_name", None)
             unknown = hasattr(error, "possibilities")  # only click's NoSuchOption has it
             told = unknown and flag and _of_another_command(flag, f"`{ctx.command_path}`")
+            if unknown and flag and not told and (meant := belongs_to_torchrun(flag)):
+                told = f"{flag} {meant}"
             if not told:
                 raise
             raise _UsageError(told, ctx) from None
@@ -238,6 +246,31 @@ def run(
         settings = load_settings(RunSettings, given, os.environ, config, _device_counts)
         _require_name("run", settings.script, options)
         raise typer.Exit(run_job(Command(settings=settings, argv=script_of(settings))))
+
+
+class TorchrunCommand(TyperCommand):
+    """Takes all arguments as they are: torchrun's have a parser of their own."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.params = {"arguments": list(args)}
+        return []
+
+
+@app.command(cls=TorchrunCommand, add_help_option=False)
+def torchrun(
+    arguments: Annotated[
+        Optional[list[str]],  # noqa: UP045 - read at run time by typer
+        typer.Argument(metavar="[OPTIONS] SCRIPT [ARGUMENTS]", help="Those of torchrun."),
+    ] = None,
+) -> None:
+    """Run a script written for torchrun, with torchrun's options.
+
+    Output, logs and exit codes are torchrun's, too. `elastic torchrun --help` lists the options.
+    """
+    from elastic.cli.torchrun import torchrun as run_as_torchrun
+
+    with never_blocking(), _errors():
+        raise typer.Exit(run_as_torchrun(arguments or [], _device_counts))
 
 
 @app.command(cls=SettingsCommand)

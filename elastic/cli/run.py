@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from elastic.agent import metrics as agent_metrics
 from elastic.agent.coordinator_link import FixedLeader
@@ -43,7 +44,7 @@ from elastic.rpc.control_client import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
 from elastic.rpc.security import choose_security, stays_here
-from elastic.runtime.journal import EntryCounts, Journal, RecentEntries, warnings_to
+from elastic.runtime.journal import Entry, EntryCounts, Journal, RecentEntries, warnings_to
 from elastic.runtime.leave_signals import (
     LEAVE_SIGNALS,
     STRAY_SIGNALS,
@@ -65,6 +66,7 @@ from elastic.settings.shared import Console
 from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.memory import MemoryStore
 from elastic.v1.control_pb2 import AgentHello
+from elastic.v1.local_pb2 import Torchrun
 
 _LOOPBACK = "127.0.0.1"
 _NODE = "local"
@@ -76,12 +78,43 @@ _END_TIMEOUT_S = 0.5
 """Seconds for the coordinator to say how the job ended, once no process of the job is left."""
 
 
+class Display(Protocol):
+    """Shows a job to the user."""
+
+    def entry(self, entry: Entry, /) -> None: ...
+    def output(self, rank: int | None, worker: str, line: str, /) -> None: ...
+    def close(self) -> None: ...
+
+
+class TorchrunDisplay(Display, Protocol):
+    """Shows it as torchrun does."""
+
+    def told_to_end(self, name: str) -> None: ...
+    def end(self, exit_code: int) -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Launched:
+    """What differs when `elastic torchrun` has started the job."""
+
+    display: TorchrunDisplay
+    host: str
+    """The address at which the group meets; empty: that of this machine."""
+    signals: tuple[signal.Signals, ...]
+    """Those that end the job, and that scripts get, too."""
+    scripts: Callable[[Path], Torchrun]
+    """Takes the directory of the logs."""
+    executes: bool
+    """The workers become another program."""
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Command:
     """The script with its arguments, and the settings of `elastic run`."""
 
     settings: RunSettings
     argv: Sequence[str]
+    launched: Launched | None = None
 
     @property
     def classic(self) -> bool:
@@ -95,14 +128,21 @@ def run(command: Command) -> int:
     Raises ConfigurationError, and TransientError if a new start may succeed.
     """
     settings = command.settings
-    require_command(command.argv, module=settings.module)
+    launched = command.launched
+    if launched is None or not launched.executes:
+        require_command(command.argv, module=settings.module)
     _require_one_machine(settings)
     checkpoints = checkpoint_directory(settings.checkpoint_dir)
     logs = log_directory(settings.job, settings.log_dir)
-    display = _display(settings)
-    set_title("run", f"{settings.job}:", Path(command.argv[0]).name)
+    display = _display(settings) if launched is None else launched.display
+    set_title(
+        "run" if launched is None else "torchrun", f"{settings.job}:", Path(command.argv[0]).name
+    )
     try:
-        return asyncio.run(_run(command, checkpoints, logs, display))
+        exit_code = asyncio.run(_run(command, checkpoints, logs, display))
+        if launched is not None:
+            launched.display.end(exit_code)
+        return exit_code
     finally:
         display.close()
 
@@ -111,7 +151,7 @@ async def _run(
     command: Command,
     checkpoints: CheckpointDirectory | None,
     logs: Path,
-    display: LiveDisplay | JsonDisplay,
+    display: Display,
 ) -> int:
     start_engine()
     settings = command.settings
@@ -168,7 +208,10 @@ async def _run(
         await ends.enter_async_context(
             watched_over_http(watched, http, journal, security, tells_of_certificates=True)
         )
-        _handle_signals(agent)
+        if command.launched is None:
+            _handle_signals(agent)
+        else:
+            _forward_signals(agent, command.launched)
         await agent.start()
         keeping = TaskSupervisor(agent.crashed)
         ends.push_async_callback(keeping.close)
@@ -277,6 +320,26 @@ def _handle_signals(agent: AgentDaemon) -> None:
     unblock_signals()
 
 
+def _forward_signals(agent: AgentDaemon, launched: Launched) -> None:
+    """First signal: scripts get it, too, and the job ends. Second: stop at once."""
+    loop = asyncio.get_running_loop()
+    count = SignalCount()
+    leaves = False
+
+    def handle(number: signal.Signals) -> None:
+        nonlocal leaves
+        if count.is_another(loop.time()):
+            agent.stop(int(ExitCode.SCRIPT_FAILED))
+        elif not leaves:
+            leaves = True
+            launched.display.told_to_end(number.name)
+            agent.leave(int(ExitCode.SCRIPT_FAILED), number.name, forwarded=number)
+
+    for number in launched.signals:
+        loop.add_signal_handler(number, handle, number)
+    unblock_signals()
+
+
 def _ignore_signals() -> None:
     """The job has ended and only its last output remains: another signal must neither cut that off
     nor replace the exit code."""
@@ -329,6 +392,8 @@ def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None)
 def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:
     settings, slots = command.settings, command.settings.nproc_per_node
     classic = command.classic
+    launched = command.launched
+    host = (launched.host if launched is not None else "") or _LOOPBACK
     return NodeOptions(
         machine=AgentSettings(
             node=_NODE,
@@ -340,10 +405,10 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
             classic=classic,
             end_grace_s=settings.stop_grace_s,
         ),
-        host=_LOOPBACK,
+        host=host,
         hello=AgentHello(
             node=_NODE,
-            host=_LOOPBACK,
+            host=host,
             slots=slots,
             classic=classic,
             checkpoint_every=0 if classic else settings.checkpoint_every,
@@ -352,7 +417,8 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
         settings=settings,
         run_directory=run_directory,
         log_directory=logs,
-        environment=worker_environment(slots, _LOOPBACK, classic=classic),
+        environment=worker_environment(slots, host, classic=classic),
         checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
         ledger=settings.ledger is not None,
+        torchrun=launched.scripts(logs) if launched is not None else None,
     )

@@ -210,3 +210,14 @@ def test_the_help_of_config_names_the_tables_that_a_command_reads(name: str, tab
     text = texts(shown.replace("<path>", "PATH"))["--config"]
     assert tables in text
     assert ("this command's name" in text) == (name == "agent")
+
+
+def test_an_option_may_be_written_with_underscores() -> None:
+    invoke("coordinator", "--min_workers", "3", "--keep_checkpoints=2")
+    assert (received["min_workers"], received["keep_checkpoints"]) == ("3", "2")
+
+
+@pytest.mark.parametrize("flag", ["--rdzv-id", "--rdzv_id", "-t"])
+def test_an_option_of_torchrun_is_named_as_such(flag: str) -> None:
+    told = words(invoke("run", flag, "x", "train.py", app=app).output)
+    assert "`elastic torchrun`" in told

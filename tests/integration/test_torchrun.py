@@ -1,0 +1,299 @@
+"""`elastic torchrun` does what the installed torchrun does with the same command line."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from tests.integration.running import SCRIPTS, Place
+from tests.job_process import DIE_WITH_PARENT
+from tests.waiting import eventually
+
+SCRIPT = SCRIPTS / "under_torchrun.py"
+OURS = "elastic.torchrun"
+THEIRS = "torch.distributed.run"
+_DEADLINE_S = 120.0
+# What elastic adds, what imports of torch set, and what tests or shells set.
+NOT_COMPARED = {"GLOO_SOCKET_IFNAME", "RES_OPTIONS", "_ELASTIC_RUN_DIRECTORY", "_ELASTIC_WORKER"}
+NOT_COMPARED |= {"TORCHINDUCTOR_CACHE_DIR", "SHLVL", "_", "XDG_RUNTIME_DIR", "XDG_STATE_HOME"}
+RANDOM = {"MASTER_PORT", "TORCHELASTIC_RUN_ID"}
+"""Unless the command line gives them."""
+_RANDOM_NAME = re.compile(r"[0-9a-f]{8}-[0-9a-f-]{27}_\w{8}|(?<=myrun)_\w{8}")
+_LONG = pytest.mark.long
+
+
+@dataclass
+class Ended:
+    """A command line that has ended, and what it has left."""
+
+    code: int
+    out: list[str]
+    err: str
+    seen: dict[str, dict[str, object]] = field(default_factory=dict)
+    """What each process has written, by RANK-ATTEMPT."""
+    files: dict[str, list[str]] = field(default_factory=dict)
+    """Lines of the files below --log-dir, by their names without random parts."""
+
+    @property
+    def script_err(self) -> list[str]:
+        """The lines of standard error that a script has written, sorted."""
+        return sorted(line for line in self.err.splitlines() if re.search(r"\berr \d$", line))
+
+
+class Launcher:
+    """A torchrun, ours or theirs, in a directory of its own."""
+
+    def __init__(self, module: str, place: Place, directory: Path) -> None:
+        directory.mkdir()
+        self.module, self.directory, self._place = module, directory, place
+        self.process: subprocess.Popen[str] | None = None
+
+    def start(
+        self,
+        options: Sequence[str],
+        action: str,
+        arguments: Sequence[str] = (),
+        program: Sequence[str] = (str(SCRIPT),),
+        **environment: str,
+    ) -> None:
+        options = [option.replace("LOGS", str(self.directory / "logs")) for option in options]
+        command = [sys.executable, "-m", self.module, *options, *program]
+        state = {"XDG_STATE_HOME": str(self.directory / "state"), "PYTHONPATH": str(SCRIPTS)}
+        self.process = subprocess.Popen(
+            [*DIE_WITH_PARENT, *command, action, str(self.directory), *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, **self._place.environment, **state, **environment},
+        )
+
+    def end(self, text: str = "") -> Ended:
+        assert self.process is not None
+        out, err = self.process.communicate(text, timeout=_DEADLINE_S)
+        seen = {p.stem: json.loads(p.read_text()) for p in self.directory.glob("*-*.json")}
+        return Ended(self.process.returncode, sorted(out.splitlines()), err, seen, self._files())
+
+    def _files(self) -> dict[str, list[str]]:
+        logs = self.directory / "logs"
+        found = [path for path in logs.rglob("*") if path.is_file()]
+        return {
+            _RANDOM_NAME.sub("RANDOM", str(path.relative_to(logs))): sorted(
+                path.read_text().splitlines()
+            )
+            for path in found
+            if path.name != "error.json"
+        }
+
+
+@pytest.fixture
+def both(place: Place, tmp_path: Path) -> Iterator[tuple[Launcher, Launcher]]:
+    pair = tuple(Launcher(m, place, tmp_path / m) for m in (OURS, THEIRS))
+    yield pair  # type: ignore[misc]
+    for launcher in pair:
+        if launcher.process is not None and launcher.process.poll() is None:
+            launcher.process.kill()
+            launcher.process.wait()
+
+
+def run_both(
+    both: tuple[Launcher, Launcher],
+    options: Sequence[str],
+    action: str = "ends",
+    arguments: Sequence[str] = (),
+    *,
+    text: str = "",
+    **environment: str,
+) -> tuple[Ended, Ended]:
+    for launcher in both:
+        launcher.start(options, action, arguments, **environment)
+    return both[0].end(text), both[1].end(text)
+
+
+def assert_same(ours: Ended, theirs: Ended, different: Mapping[str, str] = {}) -> None:
+    """different: variables that differ, each with our value."""
+    assert ours.code == theirs.code, ours.err
+    assert ours.out == theirs.out
+    assert ours.script_err == theirs.script_err
+    assert ours.files == theirs.files
+    assert ours.seen.keys() == theirs.seen.keys()
+    for name, mine in ours.seen.items():
+        other = theirs.seen[name]
+        assert_same_environment(mine.pop("environment"), other.pop("environment"), different)
+        assert mine == other
+
+
+def assert_same_environment(mine: object, other: object, different: Mapping[str, str]) -> None:
+    assert isinstance(mine, dict)
+    assert isinstance(other, dict)
+    assert mine.keys() - NOT_COMPARED == other.keys() - NOT_COMPARED
+    for name in other.keys() - NOT_COMPARED:
+        if name in different:
+            assert mine[name] == different[name]
+        elif name == "TORCHELASTIC_ERROR_FILE":
+            assert Path(mine[name]).parts[-3:] == Path(other[name]).parts[-3:]
+        elif name not in RANDOM or (name == "MASTER_PORT" and "MASTER_PORT" in different):
+            assert within(mine[name]) == within(other[name]), name
+
+
+def within(value: str) -> str:
+    return value.replace(OURS, "").replace(THEIRS, "")
+
+
+ADDRESS = {"MASTER_ADDR": "127.0.0.1"}
+"""torchrun gives the host's own name."""
+
+ROWS = {
+    "one worker": ([], {}),
+    "standalone": (["--standalone", "--nproc_per_node=2"], {}),
+    "role and tee": (["--nproc-per-node", "2", "--role", "trainer", "-t", "3"], {}),
+    "tee one": (["--nproc-per-node", "2", "--log-dir", "LOGS", "-t", "0:1,1:2", "-r", "3"], {}),
+    "redirects": (["--nproc-per-node", "2", "--log_dir", "LOGS", "-r", "0:1,1:3"], {}),
+    "only rank 1": (["--nproc-per-node", "2", "--local-ranks-filter", "1"], {}),
+    "only rank 0, tee": (
+        ["--nproc-per-node=2", "--log-dir=LOGS", "--local_ranks_filter=0", "--tee=3"],
+        {},
+    ),
+    "filters": (
+        ["--nproc-per-node=2", "--log-dir=LOGS", "-t3", "--duplicate-stdout-filters", "out 1,x"],
+        {},
+    ),
+    "prefix": (
+        ["--nproc-per-node=2", "-t", "3"],
+        {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": "<${role_name} ${rank} ${local_rank}> "},
+    ),
+    "no files": (["--log-dir", "/dev/null"], {}),
+    "virtual local rank": (
+        ["--nproc-per-node=2", "--virtual-local-rank"],
+        {"CUDA_VISIBLE_DEVICES": "3,5"},
+    ),
+    "variables": ([], {"PET_NPROC_PER_NODE": "2", "PET_MAX_RESTARTS": "5", "PET_NNODES": "1"}),
+    "run path": (["--run-path", "--nproc-per-node=2"], {}),
+    "another interpreter": (["--nproc-per-node=2"], {"PYTHON_EXEC": sys.executable}),
+    "run id": (["--rdzv-backend=c10d", "--rdzv-id=myrun", "--log-dir=LOGS", "-r3"], {}),
+    "auto": (["--nproc-per-node", "auto"], {"CUDA_VISIBLE_DEVICES": ""}),
+    "cpu": (["--nproc-per-node", "cpu"], {}),
+}
+FAST = {"tee one"}
+
+
+@pytest.mark.parametrize(
+    "row", [pytest.param(name, marks=() if name in FAST else _LONG) for name in ROWS]
+)
+def test_a_row_gives_what_torchrun_gives(both: tuple[Launcher, Launcher], row: str) -> None:
+    options, environment = ROWS[row]
+    arguments = ["rank ${local_rank}", "$$x", "--nproc-per-node", "7"]
+    ours, theirs = run_both(both, options, arguments=arguments, **environment)
+    assert theirs.code == 0, theirs.err
+    assert_same(ours, theirs, ADDRESS)
+
+
+@_LONG
+def test_static_rendezvous_has_the_given_address_and_port(both: tuple[Launcher, Launcher]) -> None:
+    for launcher, port in zip(both, (29631, 29632), strict=True):
+        launcher.start(["--nproc-per-node=2", f"--master-port={port}"], "ends")
+    ours, theirs = (launcher.end() for launcher in both)
+    assert [e.seen["0-0"]["environment"]["TORCHELASTIC_RUN_ID"] for e in (ours, theirs)] == [  # type: ignore[index]
+        "none",
+        "none",
+    ]
+    assert_same(ours, theirs, {"MASTER_PORT": "29631", **ADDRESS})
+
+
+@_LONG
+def test_a_module_and_a_program_run(both: tuple[Launcher, Launcher]) -> None:
+    for options, program in (
+        (["-m"], ["under_torchrun"]),
+        (["--no-python"], [sys.executable, str(SCRIPT)]),
+    ):
+        for launcher in both:
+            launcher.start(["--nproc-per-node=2", *options], "ends", ["${local_rank}"], program)
+        assert_same(both[0].end(), both[1].end(), ADDRESS)
+
+
+@_LONG
+def test_standard_input_is_the_commands(both: tuple[Launcher, Launcher]) -> None:
+    ours, theirs = run_both(both, [], "reads", text="a line\n")
+    assert "read a line" in theirs.out
+    assert_same(ours, theirs, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    "action", ["fails", pytest.param("raises", marks=_LONG), pytest.param("killed", marks=_LONG)]
+)
+def test_a_failure_ends_the_job_with_torchruns_table(
+    both: tuple[Launcher, Launcher], action: str
+) -> None:
+    ours, theirs = run_both(both, ["--nproc-per-node=2"], action)
+    assert_same(ours, theirs, ADDRESS)
+    assert ours.code == 1
+    mine, other = table_of(ours.err), table_of(theirs.err)
+    for told in (mine, other):
+        for unlike in ("time", "host", "error_file", "traceback"):
+            del told[unlike]
+    assert mine == other
+    if action == "raises":
+        assert "ValueError: no such corpus" in ours.err.rpartition("Root Cause")[2]
+
+
+def table_of(err: str) -> dict[str, str]:
+    """The fields of the root cause."""
+    title = re.search(r"^(.*) FAILED$", err, re.MULTILINE)
+    root = err.rpartition("Root Cause (first observed failure):")[2]
+    fields = dict(re.findall(r"^  (\w+) *: (.*)$", root, re.MULTILINE))
+    assert title is not None, err
+    fields["exitcode"] = re.sub(r"pid: \d+", "pid", fields["exitcode"]).strip()
+    return {"title": title[1], **fields}
+
+
+@_LONG
+def test_a_restart_is_a_new_attempt_of_all(both: tuple[Launcher, Launcher]) -> None:
+    options = ["--nproc-per-node=2", "--max-restarts=2", "--log-dir=LOGS", "-r3"]
+    ours, theirs = run_both(both, options, "recovers")
+    assert ours.seen.keys() == {"0-0", "1-0", "0-1", "1-1"}
+    assert_same(ours, theirs, ADDRESS)
+
+
+@_LONG
+def test_restarts_are_limited_for_the_whole_job(both: tuple[Launcher, Launcher]) -> None:
+    ours, theirs = run_both(both, ["--nproc-per-node=2", "--max-restarts=2"], "fails")
+    assert {name.partition("-")[2] for name in ours.seen} == {"0", "1", "2"}
+    assert_same(ours, theirs, ADDRESS)
+
+
+@pytest.mark.parametrize(
+    ("number", "options"),
+    [
+        pytest.param(signal.SIGTERM, [], marks=_LONG),
+        pytest.param(signal.SIGINT, [], marks=_LONG),
+        pytest.param(signal.SIGHUP, [], marks=_LONG),
+        pytest.param(signal.SIGQUIT, [], marks=_LONG),
+        pytest.param(signal.SIGUSR1, ["--signals-to-handle=SIGUSR1"], marks=_LONG),
+    ],
+)
+def test_a_signal_reaches_the_workers_as_it_is(
+    both: tuple[Launcher, Launcher], number: signal.Signals, options: list[str]
+) -> None:
+    for launcher in both:
+        launcher.start(["--nproc-per-node=2", *options], "waits")
+    for launcher in both:
+        ready = launcher.directory.glob
+        eventually(lambda r=ready: len(list(r("*-ready"))) == 2, deadline_s=_DEADLINE_S)  # type: ignore[misc]
+        assert launcher.process is not None
+        time.sleep(0.5)  # torchrun's handlers come after its workers
+        launcher.process.send_signal(number)
+    ours, theirs = (launcher.end() for launcher in both)
+    assert ours.code == theirs.code == 1
+    for launcher in both:
+        told = [path.read_text() for path in launcher.directory.glob("*-signal")]
+        assert told == [number.name] * 2, (launcher.module, ours.err)

@@ -778,7 +778,10 @@ class AgentDaemon:
         if effect.how is fx.How.DUMP_AND_KILL:
             self._tasks.start(self._dump_and_kill(effect.worker), "stacks")
         elif effect.how is fx.How.TERMINATE:
-            group_after_s = self._options.machine.end_grace_s / 2
+            run = self._options.torchrun
+            # What is executed may be a shell, whose children must hear of it as well.
+            at_once = run is not None and run.executes
+            group_after_s = 0.0 if at_once else self._options.machine.end_grace_s / 2
             terminate = pb.Terminate(group_after_s=group_after_s, signal=self._ending_signal)
             self._server.send(effect.worker, terminate=terminate)
         else:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from elastic.cli.console import describe
+from elastic.cli.launch import log_root
 from elastic.cli.run import Command, Launched, run
 from elastic.core.legible import printable
 from elastic.errors import ConfigurationError, ExitCode, refusal_of
@@ -79,7 +80,24 @@ def _settings(options: TorchrunOptions, device_counts: Callable[[], DeviceCounts
         "stop_grace_s": str(options.shutdown_timeout_s),
     }
     settings = load_settings(RunSettings, given, os.environ, None, device_counts)
-    return dataclasses.replace(settings, min_workers=settings.nproc_per_node)
+    return dataclasses.replace(
+        settings,
+        min_workers=settings.nproc_per_node,
+        log_dir=settings.log_dir if settings.log_dir is not None else _logs(),
+    )
+
+
+def _logs() -> Path | None:
+    """Where elastic's own logs go: None, the usual place, or a temporary one if this user cannot
+    write there, as in a container without a home. torchrun runs there, too."""
+    try:
+        root = log_root()
+        root.mkdir(parents=True, exist_ok=True)
+        if os.access(root, os.W_OK | os.X_OK):
+            return None
+    except (ConfigurationError, OSError):
+        pass
+    return Path(tempfile.mkdtemp(prefix="elastic_"))
 
 
 def _signals(names: str) -> tuple[signal.Signals, ...]:
@@ -141,6 +159,8 @@ class _Failed:
     local_rank: int
     exit_code: int
     pid: int
+    asked: bool
+    """It was told to end, since another one had failed before."""
     unix_s: float
     error_file: str
 
@@ -148,7 +168,8 @@ class _Failed:
     def of(cls, entry: Entry) -> _Failed:
         told = entry.fields["details"]
         numbers = {name: int(told[name]) for name in ("rank", "local_rank", "exit_code", "pid")}
-        return cls(unix_s=entry.unix_s, error_file=told["error_file"], **numbers)
+        asked = told["asked"] == "true"
+        return cls(unix_s=entry.unix_s, error_file=told["error_file"], asked=asked, **numbers)
 
     def recorded(self) -> Mapping[str, Any]:
         """What the script has left in its error file."""
@@ -166,7 +187,7 @@ class _Failed:
             f"  time      : {at}",
             f"  host      : {socket.getfqdn()}",
             f"  rank      : {self.rank} (local_rank: {self.local_rank})",
-            f"  exitcode  : {self.exit_code} (pid: {self.pid}){told}",
+            f"  exitcode  : {self.exit_code} (pid: {self.pid}) {told}",
             f"  error_file: {self.error_file or '<N/A>'}",
             *f"  traceback : {self._message()}".split("\n"),
         ]
@@ -195,8 +216,8 @@ class Display:
         self._name = name
         self._least = _LEVELS.get(level.upper(), 1)
         self._err = err if err is not None else sys.stderr
-        self._attempt = ""
-        self._failed: list[_Failed] = []
+        self._failed: list[_Failed] = []  # the first cause comes first
+        self._known: set[str] = set()
         self._ending = ""
         self._asked_to_end = False
 
@@ -204,13 +225,15 @@ class Display:
         text = describe(entry)
         if entry.name == "stop_requested":
             self._asked_to_end = True
+        elif entry.name == "generation_formed" and entry.fields["world_size"]:
+            self._failed = []  # all scripts have started again
         if text is None:
             return
         if entry.name == "script_ended":
-            self._keep(entry)
-            if len(self._failed) == 1 and not self._asked_to_end:
-                self._tell(f"{text} of {self._name}")
+            self._keep(entry, text)
             return
+        if entry.name == "worker_failed" and entry.fields["worker"] not in self._known:
+            self._tell(text)  # it could not start its script
         if entry.name == "job_ended":
             self._ending = text
         shown = _SEVERITIES[entry.severity] >= self._least and entry.name not in _UNSHOWN
@@ -230,7 +253,7 @@ class Display:
         """Print the table, and keep the first error where this process's own launcher reads it."""
         if exit_code == ExitCode.OK or self._asked_to_end:
             return
-        if not self._failed:
+        if not self._failed or self._failed[0].asked:
             self._tell(self._ending)
             return
         self._err.write("\n".join(table(self._name, [f.lines for f in self._failed])) + "\n")
@@ -240,12 +263,14 @@ class Display:
     def close(self) -> None:
         """There is nothing to close here; LiveDisplay needs it."""
 
-    def _keep(self, entry: Entry) -> None:
-        """Keep the failure; forget those of the attempt before."""
-        attempt = entry.fields["details"]["attempt"]
-        if attempt != self._attempt:
-            self._attempt, self._failed = attempt, []
-        self._failed.append(_Failed.of(entry))
+    def _keep(self, entry: Entry, text: str) -> None:
+        """Keep the failure, and tell the first one."""
+        told, failed = entry.fields["details"], _Failed.of(entry)
+        self._known.add(told["worker"])
+        if not (failed.asked or self._asked_to_end or any(not f.asked for f in self._failed)):
+            self._tell(f"{text} of {self._name}")
+        self._failed.append(failed)
+        self._failed.sort(key=lambda f: f.asked)  # stable: what was told to end is no cause
 
     def _tell(self, text: str) -> None:
         if text:

@@ -250,7 +250,11 @@ def table_of(err: str) -> dict[str, str]:
     """The fields of the root cause."""
     title = re.search(r"^(.*) FAILED$", err, re.MULTILINE)
     root = err.rpartition("Root Cause (first observed failure):")[2]
-    fields = dict(re.findall(r"^  (\w+) *: (.*)$", root, re.MULTILINE))
+    fields = dict(
+        re.findall(
+            r"^  (time|host|rank|exitcode|error_file|traceback) *: (.*)$", root, re.MULTILINE
+        )
+    )
     assert title is not None, err
     fields["exitcode"] = re.sub(r"pid: \d+", "pid", fields["exitcode"]).strip()
     return {"title": title[1], **fields}

@@ -26,6 +26,13 @@ _VISIBLE = "CUDA_VISIBLE_DEVICES"
 _NOT_EXECUTED = 127  # the shell's code for a command that is not there
 
 
+def forwarded(run: pb.Torchrun) -> set[signal.Signals]:
+    """Return the signals that the script's process group may get from the agent."""
+    known = signal.Signals.__members__
+    names = {name.strip() for name in run.signals.split(",")} - {"SIGKILL", "SIGSTOP"}
+    return {known[name] for name in names if name in known}
+
+
 def variables(
     run: pb.Torchrun, environment: Mapping[str, str], before: Mapping[str, str]
 ) -> dict[str, str]:

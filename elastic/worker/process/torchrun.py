@@ -55,7 +55,7 @@ def run_classic(
         return run_on_environment(read, request, streams)
     os.close(read)
     script = ClassicScript(child, write)
-    for number in STRAY_SIGNALS:
+    for number in {*STRAY_SIGNALS, *as_torchrun.forwarded(request.torchrun)}:
         signal.signal(number, signal.SIG_IGN)
     name = Path(request.log_path).with_suffix(".error.json").name
     error_file = Path(request.socket_path).parent / name  # the disk of the logs may hang
@@ -200,6 +200,7 @@ class _ScriptSupervisor:
             "attempt": self._environment["TORCHELASTIC_RESTART_COUNT"],
             "exit_code": str(status),
             "pid": str(self._script.pid),
+            "asked": str(self._asked_to_end).lower(),
             "error_file": str(self._error_file) if self._error_file.exists() else "",
         }
         self._link.notice("script_ended", told)

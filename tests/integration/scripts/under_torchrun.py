@@ -29,17 +29,25 @@ def told(number: int, _frame: object) -> None:
     sys.exit(0)
 
 
-print(f"out {rank}")
-print(f"err {rank}", file=sys.stderr)
+def fails_here(at: str) -> bool:
+    """Whether this is the rank that fails; if so, wait until the other one has printed."""
+    while rank == at and not Path(directory, f"{1 - int(rank)}-{attempt}.printed").exists():
+        time.sleep(0.01)
+    return rank == at
+
+
+sys.stdout.write(f"out {rank}\n")  # at once: print() writes twice
+sys.stderr.write(f"err {rank}\n")
+Path(directory, f"{rank}-{attempt}.printed").touch()
 if action == "reads" and rank == "0":
-    print(f"read {sys.stdin.readline().strip()}")
-if action == "fails" and rank == "0":
+    sys.stdout.write(f"read {sys.stdin.readline().strip()}\n")
+if action == "fails" and fails_here("0"):
     sys.exit(3)
-if action == "raises" and rank == "1":
+if action == "raises" and fails_here("1"):
     raise ValueError("no such corpus")
-if action == "recovers" and rank == "1" and attempt == "0":
+if action == "recovers" and attempt == "0" and fails_here("1"):
     sys.exit(4)
-if action == "killed" and rank == "1":
+if action == "killed" and fails_here("1"):
     os.kill(os.getpid(), signal.SIGKILL)
 if action == "waits":
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):

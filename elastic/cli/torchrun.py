@@ -219,6 +219,7 @@ class Display:
         self._failed: list[_Failed] = []  # the first cause comes first
         self._known: set[str] = set()
         self._ending = ""
+        self._is_told = False
         self._asked_to_end = False
 
     def entry(self, entry: Entry) -> None:
@@ -234,6 +235,7 @@ class Display:
             return
         if entry.name == "worker_failed" and entry.fields["worker"] not in self._known:
             self._tell(text)  # it could not start its script
+            self._is_told = True
         if entry.name == "job_ended":
             self._ending = text
         shown = _SEVERITIES[entry.severity] >= self._least and entry.name not in _UNSHOWN
@@ -254,7 +256,7 @@ class Display:
         if exit_code == ExitCode.OK or self._asked_to_end:
             return
         if not self._failed or self._failed[0].asked:
-            self._tell(self._ending)
+            self._tell("" if self._is_told else self._ending)
             return
         self._err.write("\n".join(table(self._name, [f.lines for f in self._failed])) + "\n")
         self._err.flush()

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -201,13 +202,41 @@ def test_a_row_gives_what_torchrun_gives(both: tuple[Launcher, Launcher], row: s
 @_LONG
 def test_static_rendezvous_has_the_given_address_and_port(both: tuple[Launcher, Launcher]) -> None:
     for launcher, port in zip(both, (29631, 29632), strict=True):
-        launcher.start(["--nproc-per-node=2", f"--master-port={port}"], "ends")
+        launcher.start(["--nproc-per-node=2", f"--master-port={port}"], "reduces")
     ours, theirs = (launcher.end() for launcher in both)
+    assert ours.out.count("sum 1") == 2
     assert [e.seen["0-0"]["environment"]["TORCHELASTIC_RUN_ID"] for e in (ours, theirs)] == [  # type: ignore[index]
         "none",
         "none",
     ]
     assert_same(ours, theirs, {"MASTER_PORT": "29631", **ADDRESS})
+
+
+@_LONG
+def test_a_port_in_use_is_named(both: tuple[Launcher, Launcher]) -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        both[0].start(["--nproc-per-node=2", f"--master-port={taken.getsockname()[1]}"], "ends")
+        ours = both[0].end()
+    assert ours.code == 1
+    assert re.search(r"^elastic: worker .* --master-port", ours.err, re.MULTILINE), ours.err
+    assert "Root Cause" not in ours.err
+
+
+@_LONG
+def test_wrong_usage_and_a_missing_script_are_refused(both: tuple[Launcher, Launcher]) -> None:
+    """torchrun ends with 1 for both."""
+    refused = {}
+    for name, options, program in (
+        ("value", ["--nnodes=2"], [str(SCRIPT)]),
+        ("script", [], ["none.py"]),
+        ("program", ["--no-python"], ["no-such-program"]),
+        ("usage", ["--unknown"], [str(SCRIPT)]),
+    ):
+        both[0].start(options, "ends", (), program)
+        refused[name] = both[0].end().code
+    assert refused == {"value": 2, "script": 78, "program": 78, "usage": 2}
 
 
 @_LONG

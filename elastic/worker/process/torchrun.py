@@ -20,7 +20,7 @@ from typing import Any
 
 from elastic.core.membership import Failure, FailureKind, Generation, WorkerId, signal_name
 from elastic.core.worker.machine import Effect, ReportStatus, Worker
-from elastic.errors import ElasticError, ExitCode
+from elastic.errors import ElasticError, ExitCode, TransientError
 from elastic.rpc.codec import failure_to_pb, generation_from_pb, status_to_pb
 from elastic.runtime.leave_signals import STRAY_SIGNALS
 from elastic.runtime.process_title import set_worker_title
@@ -182,7 +182,7 @@ class _ScriptSupervisor:
             as_torchrun.make_files(run, local_rank, directory)
             self._error_file = directory / "error.json"
         if run.master_port and environment["RANK"] == "0":
-            self._scripts_host = StoreHost(run.master_addr, (run.master_port, run.master_port))
+            self._scripts_host = _host_at(run.master_addr, run.master_port)
         self._tee = as_torchrun.Tee(run, environment, local_rank, self._streams)
         self._tee.start()
         return as_torchrun.variables(run, environment, os.environ)
@@ -251,6 +251,16 @@ class _ScriptSupervisor:
     def _beat(self) -> None:
         while not self._dismissed.wait(_SIGN_OF_LIFE_S):
             self._link.hello()
+
+
+def _host_at(host: str, port: int) -> StoreHost:
+    try:
+        return StoreHost(host, (port, port))
+    except TransientError as error:
+        raise TransientError(
+            f"no store can listen at port {port}, which --master-port or --rdzv-endpoint gives; "
+            "end what else uses it, or give another one"
+        ) from error
 
 
 # Names and values are those of torch.distributed.elastic.agent.server.local_elastic_agent, 2.13.

@@ -39,6 +39,15 @@ def fails_here(at: str) -> bool:
 sys.stdout.write(f"out {rank}\n")  # at once: print() writes twice
 sys.stderr.write(f"err {rank}\n")
 Path(directory, f"{rank}-{attempt}.printed").touch()
+if action == "reduces":
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    ranks = torch.tensor([int(rank)])
+    distributed.all_reduce(ranks)
+    sys.stdout.write(f"sum {ranks.item()}\n")
+    distributed.destroy_process_group()
 if action == "reads" and rank == "0":
     sys.stdout.write(f"read {sys.stdin.readline().strip()}\n")
 if action == "fails" and fails_here("0"):

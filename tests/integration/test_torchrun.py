@@ -182,6 +182,7 @@ ROWS = {
     "run path": (["--run-path", "--nproc-per-node=2"], {}),
     "another interpreter": (["--nproc-per-node=2"], {"PYTHON_EXEC": sys.executable}),
     "run id": (["--rdzv-backend=c10d", "--rdzv-id=myrun", "--log-dir=LOGS", "-r3"], {}),
+    "local address": (["--rdzv-backend=c10d", "--local-addr=127.0.0.1"], {}),
     "auto": (["--nproc-per-node", "auto"], {"CUDA_VISIBLE_DEVICES": ""}),
     "cpu": (["--nproc-per-node", "cpu"], {}),
 }
@@ -290,6 +291,17 @@ def table_of(err: str) -> dict[str, str]:
 
 
 @_LONG
+def test_a_script_that_does_not_end_is_killed_after_the_shutdown_timeout(
+    both: tuple[Launcher, Launcher],
+) -> None:
+    options = ["--nproc-per-node=2", "--shutdown-timeout=1"]
+    ours, theirs = run_both(both, options, "ignores", TORCH_ELASTIC_SHUTDOWN_TIMEOUT="1")
+    assert_same(ours, theirs, ADDRESS)
+    assert table_of(ours.err)["exitcode"].startswith("5 ")
+    assert "-9 (pid" in theirs.err
+    assert "-9 (pid" not in ours.err  # its supervisor is killed with it, and cannot tell
+
+
 def test_a_restart_is_a_new_attempt_of_all(both: tuple[Launcher, Launcher]) -> None:
     options = ["--nproc-per-node=2", "--max-restarts=2", "--log-dir=LOGS", "-r3"]
     ours, theirs = run_both(both, options, "recovers")
@@ -308,7 +320,7 @@ def test_restarts_are_limited_for_the_whole_job(both: tuple[Launcher, Launcher])
     ("number", "options"),
     [
         pytest.param(signal.SIGTERM, [], marks=_LONG),
-        pytest.param(signal.SIGINT, [], marks=_LONG),
+        pytest.param(signal.SIGINT, []),
         pytest.param(signal.SIGHUP, [], marks=_LONG),
         pytest.param(signal.SIGQUIT, [], marks=_LONG),
         pytest.param(signal.SIGUSR1, ["--signals-to-handle=SIGUSR1"], marks=_LONG),

@@ -63,5 +63,11 @@ if action == "waits":
         signal.signal(number, told)
     Path(directory, f"{rank}-ready").touch()
     time.sleep(600)
+if action == "ignores":  # rank 1 does not end when it is asked to
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    Path(directory, f"{rank}-ignores").touch()
+    while rank == "0" and not Path(directory, "1-ignores").exists():
+        time.sleep(0.01)
+    sys.exit(5) if rank == "0" else time.sleep(600)
 if action in ("fails", "raises", "killed") or (action == "recovers" and attempt == "0"):
     time.sleep(600)  # until torchrun ends this process, too

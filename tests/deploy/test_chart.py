@@ -222,9 +222,9 @@ def test_the_command_line_accepts_the_commands_of_the_pods(
         coordinator_command, "coordinate", lambda s: taken.update(coordinator=s) or 0
     )
 
-    def attend(command: agent_command.NodeCommand) -> agent_command.AgentExit:
+    def attend(command: agent_command.NodeCommand) -> int:
         taken["agent"] = command
-        return agent_command.AgentExit(exit_code=0)
+        return 0
 
     monkeypatch.setattr(agent_command, "attend", attend)
     monkeypatch.setattr(operator_commands, "status", lambda target, **_: taken.update(test=target))

@@ -23,6 +23,7 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0, help="seed of the kills' times and victims")
     parser.add_argument("--epochs", type=int, help="default: enough for the kills")
     parser.add_argument("--out", type=Path, help="where runs leave their files")
+    parser.add_argument("--large", action="store_true", help="treat all tensors as large ones")
     parser.add_argument("--story", action="store_true", help="print events and logs of failures")
     options = parser.parse_args()
     styles = [STYLES[name] for name in options.style or STYLES]
@@ -33,7 +34,7 @@ def main() -> int:
     failed = 0
     for style in styles:
         kills = 0 if style.truth is Truth.REFUSED else options.kills
-        job = as_job(style, out, kills=kills, seed=options.seed, epochs=epochs)
+        job = as_job(style, out, kills=kills, seed=options.seed, epochs=epochs, large=options.large)
         wrong = wrong_in(job, ones[style.name])
         failed += bool(wrong)
         print(_line(style, job, wrong), flush=True)

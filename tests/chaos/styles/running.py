@@ -84,12 +84,18 @@ def undisturbed(styles: Iterable[Style], out: Path, epochs: dict[str, int]) -> d
     }
 
 
-def as_job(style: Style, out: Path, *, kills: int, seed: int, epochs: int) -> Run:
-    """Run a style with three workers and a spare, and kill `kills` workers."""
+def as_job(
+    style: Style, out: Path, *, kills: int, seed: int, epochs: int, large: bool = False
+) -> Run:
+    """Run a style with three workers and a spare, and kill `kills` workers.
+
+    large: its tensors are treated as large ones, which are not copied at every block.
+    """
     out = out / style.name / f"job-{kills}-kills"
     out.mkdir(parents=True)
     pace = ["--pace-s", str(PACE_S), "--steps", str(epochs * STEPS_PER_EPOCH)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
+    arguments += ["--large"] if large else []
     started = time.monotonic()
     deadline = 60.0 + 15.0 * kills
     with JobProcess(

@@ -6,9 +6,13 @@ import argparse
 import importlib
 from pathlib import Path
 
+from elastic.worker.state import cells
 from tests import shared_gpus
 from tests.chaos.styles import pauses, recording
 from tests.chaos.styles.catalogue import STYLES
+
+LARGE_BYTES = 64
+"""With `--large`: from here on a tensor is treated like the weights of real models."""
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -18,11 +22,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, required=True)
     parser.add_argument("--pace-s", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=0)
+    parser.add_argument("--large", action="store_true")
     options = parser.parse_args(arguments)
     shared_gpus.use()
     recording.install(recording.Recorder(options.out))
     if options.pace_s:
         pauses.install(pauses.Pauses(options.out, options.pace_s, options.steps))
+    if options.large:
+        cells.SMALL_BYTES = LARGE_BYTES
     module = importlib.import_module(f"tests.chaos.styles.scripts.{STYLES[options.style].module}")
     getattr(module, options.style)(options.epochs)
 

@@ -132,8 +132,7 @@ def _require_file(script: Path) -> None:
         found, what = False, f"cannot be accessed ({error.strerror})"
     if not found:
         raise ConfigurationError(
-            f"the script {str(script)!r} {what}; give the path of a Python file: "
-            "elastic run [options] SCRIPT [arguments]"
+            f"the script {str(script)!r} {what}; give the path of a Python file"
         )
 
 

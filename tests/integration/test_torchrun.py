@@ -9,7 +9,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -316,6 +315,13 @@ def test_restarts_are_limited_for_the_whole_job(both: tuple[Launcher, Launcher])
     assert_same(ours, theirs, ADDRESS)
 
 
+def catches(pid: int, number: signal.Signals) -> bool:
+    """Whether the process has a handler for the signal."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
 @pytest.mark.parametrize(
     ("number", "options"),
     [
@@ -335,7 +341,8 @@ def test_a_signal_reaches_the_workers_as_it_is(
         ready = launcher.directory.glob
         eventually(lambda r=ready: len(list(r("*-ready"))) == 2, deadline_s=_DEADLINE_S)  # type: ignore[misc]
         assert launcher.process is not None
-        time.sleep(0.5)  # torchrun's handlers come after its workers
+        pid = launcher.process.pid  # torchrun's handlers come after its workers
+        eventually(lambda p=pid: catches(p, number), deadline_s=_DEADLINE_S)  # type: ignore[misc]
         launcher.process.send_signal(number)
     ours, theirs = (launcher.end() for launcher in both)
     assert ours.code == theirs.code == 1

@@ -23,6 +23,7 @@ from elastic.core.coordinator.formation import (
     may_abort,
     settle,
 )
+from elastic.core.coordinator.freezing import Freezing
 from elastic.core.coordinator.generations import (
     CheckpointTracker,
     Lineage,
@@ -57,7 +58,6 @@ from elastic.core.membership import (
     Purpose,
     WorkerId,
     WorkerPhase,
-    WorkerStatus,
 )
 from elastic.core.restarts import RestartPolicy, Verdict
 
@@ -115,17 +115,13 @@ class Coordinator:
         self._replacements = Replacements(self._policy.join_timeout_s)
         self._probed_at = -math.inf
         self._past = PastGenerations()
+        self._freezing = Freezing(self._past)
         self._current: Generation | None = None
         self._previous_group: Generation | None = None
         """The group that trains until a planned change takes effect."""
         self._persisting: Generation | None = None
         self._begun = begun or (last is not None and last.begun)
         self._trained_in = 0
-        self._queues = last is not None and last.queues
-        self._aborted_for = 0
-        """The newest generation for which groups were aborted, or may have been."""
-        self._frozen = frozenset[WorkerId]()
-        """The workers that were frozen then."""
         self._began_in = 0
         """The newest generation that has committed a step."""
         self._formed_at = 0.0
@@ -159,10 +155,7 @@ class Coordinator:
         self._make_current(last)
         self._formed_at = self._adopted_at = now
         self._trained_in = self._began_in = last.number
-        # The earlier leader may have settled it: all of these were frozen then.
-        groups = (last,) if last.leave_after is None else (last, *may_train[-1:])
-        self._aborted_for = last.number
-        self._frozen = frozenset(last.frozen).union(*(g.worker_ids for g in groups))
+        self._freezing.adopted(last, may_train)
         for generation in (*may_train, last):
             self._lineage.exists(generation)
             self._newcomers.presume_trained(generation)
@@ -312,10 +305,7 @@ class Coordinator:
                 assert_never(event)
 
     def _node_reported(self, event: ev.NodeReported, now: float) -> list[fx.Effect]:
-        statuses = [
-            s if self._counts_state(s) else replace(s, has_state=False) for s in event.workers
-        ]
-        self._queues = self._queues or any(s.queues for s in statuses)
+        statuses = self._freezing.heard(event.workers)
         lost = self._nodes.reported(
             event.node, event.slots, statuses, now, restarting=event.restarting
         )
@@ -690,23 +680,12 @@ class Coordinator:
             and may_abort(self._view(now), self._policy, now)
         ):
             settled = replace(current, provisional=False)
-            known = [w.status for w in self._deciding(now).values()]
-            frozen = [s for s in known if s.acknowledged >= current.number]
-            self._frozen = frozenset(s.worker for s in frozen if self._counts_state(s))
-            self._aborted_for = current.number
+            self._freezing.ended(current.number, self._deciding(now).values())
             self._since.assembling = now
         if settled is None:
             return []
         self._make_current(settled)
         return [fx.SettleGeneration(generation=settled)]
-
-    def _counts_state(self, s: WorkerStatus) -> bool:
-        """False if groups were aborted while this worker, which was in one of them with others, was
-        not known to be frozen: its last step may be garbage."""
-        if not s.queues or s.worker in self._frozen or not 0 < s.generation < self._aborted_for:
-            return True
-        group = self._past.get(s.generation)
-        return group is not None and group.world_size == 1
 
     def _follow(self, decision: Decision | End, now: float) -> list[fx.Effect]:
         if isinstance(decision, Wait):
@@ -792,9 +771,11 @@ class Coordinator:
             leave_after=self._progress.step_after(self._settings.planned_notice_s, now)
             if decision.planned
             else None,
-            provisional=decision.planned or (self._queues and previous is not None),
-            queues=self._queues,
-            frozen=() if decision.members else self._to_freeze(now),
+            provisional=decision.planned or (self._freezing.queues and previous is not None),
+            queues=self._freezing.queues,
+            frozen=()
+            if decision.members
+            else self._freezing.to_freeze(self._deciding(now).values()),
             purpose=Purpose.TRAIN if self._stop is None else Purpose.SAVE_AND_LEAVE,
             save_first=self._checkpoints.abandoned,
             begun=self._begun,
@@ -866,22 +847,12 @@ class Coordinator:
         usual_s = self._progress.usual_s
         return [fx.ExplainSlowStep(generation=group, step=step, lasts_s=lasts_s, usual_s=usual_s)]
 
-    def _to_freeze(self, now: float) -> tuple[WorkerId, ...]:
-        """The workers in contact whose states count, if their operations queue."""
-        return tuple(
-            name
-            for name, w in self._deciding(now).items()
-            if w.status.queues and w.out_of_contact_since is None and self._counts_state(w.status)
-        )
-
     def _ranked(self, decision: Form) -> tuple[Member, ...]:
         last = self._past.last_members()
         workers = self._nodes.workers()
         holders = frozenset(w for w, s in workers.items() if s.status.has_state)
         members = [
-            m
-            if self._counts_state(workers[m.worker].status)
-            else replace(m, counts_from=self._aborted_for)
+            replace(m, counts_from=self._freezing.counts_from(workers[m.worker].status))
             for m in decision.members
         ]
         return assign_ranks([m.worker for m in last], members, holders)

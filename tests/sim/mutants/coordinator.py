@@ -77,7 +77,7 @@ MACHINE = (
         "workers that are being ended are taken into groups",
     ),
     (
-        "            provisional=decision.planned or (self._queues and previous is not None),\n",
+        "            provisional=decision.planned or (self._freezing.queues and previous is not None),\n",
         "",
         "planned changes are never provisional",
     ),

@@ -68,7 +68,11 @@ class Launcher:
     ) -> None:
         options = [option.replace("LOGS", str(self.directory / "logs")) for option in options]
         command = [sys.executable, "-m", self.module, *options, *program]
-        state = {"XDG_STATE_HOME": str(self.directory / "state"), "PYTHONPATH": str(SCRIPTS)}
+        state = {
+            "XDG_STATE_HOME": str(self.directory / "state"),
+            "PYTHONPATH": str(SCRIPTS),
+            "TMPDIR": str(self._place.sockets),  # torchrun leaves directories there
+        }
         self.process = subprocess.Popen(
             [*DIE_WITH_PARENT, *command, action, str(self.directory), *arguments],
             stdin=subprocess.PIPE,

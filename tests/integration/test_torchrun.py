@@ -54,7 +54,7 @@ class Launcher:
     """A torchrun, ours or theirs, in a directory of its own."""
 
     def __init__(self, module: str, place: Place, directory: Path) -> None:
-        directory.mkdir()
+        (directory / "tmp").mkdir(parents=True)
         self.module, self.directory, self._place = module, directory, place
         self.process: subprocess.Popen[str] | None = None
 
@@ -71,7 +71,7 @@ class Launcher:
         state = {
             "XDG_STATE_HOME": str(self.directory / "state"),
             "PYTHONPATH": str(SCRIPTS),
-            "TMPDIR": str(self._place.sockets),  # torchrun leaves directories there
+            "TMPDIR": str(self.directory / "tmp"),  # torchrun leaves directories there
         }
         self.process = subprocess.Popen(
             [*DIE_WITH_PARENT, *command, action, str(self.directory), *arguments],

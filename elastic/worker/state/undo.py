@@ -37,13 +37,13 @@ import torch
 from elastic.worker.state.cells import (
     Cell,
     Copy,
-    DefaultGenerators,
     Digest,
     ModuleTensors,
     OptimizerState,
     RequiresGrad,
     Turn,
     cells_of,
+    exchanged_part,
     is_large,
     is_written_by_operations,
 )
@@ -100,8 +100,9 @@ class Undo:
         self._small: list[Cell] = []
         self._tensors: list[tuple[int, ModuleTensors]] = []
         """Of the small cells, with their indices: those whose copies have memory to use again."""
-        self._copy_small: list[Callable[[], Copy]] = []
-        self._copy_for_commit: list[Callable[[], Copy]] = []
+        self._copy_small: list[tuple[int, Callable[[], Copy]]] = []
+        """What copies the others, with their indices, and what copies them for a commit."""
+        self._copy_for_commit: list[tuple[int, Callable[[], Copy]]] = []
         self._holders: dict[int, int] = {}
         """The large cell that has each tensor of a module, by the tensor's id."""
         self._block_set: set[int] = set()
@@ -191,7 +192,7 @@ class Undo:
             self._begin = self._copy(wanted, reuse=self._begin, signs=signs)
             self._begin.digests = digests
         self._begin.turn = self._blocks
-        self._gradients = self._state.gradients.begin()
+        self._gradients = self._state.gradients.begin(None if self._learning else self._blocks)
         self._missed = False
         self._state.late.clear()
         self._state.buffers.late.clear()
@@ -470,7 +471,7 @@ class Undo:
         if commit is None:
             return True
         small = zip(self._small, commit.small, strict=True)
-        return any(cell.differs(copy) for cell, copy in small) or any(
+        return any(copy is not None and cell.differs(copy) for cell, copy in small) or any(
             self._large[index].differs(copy) for index, copy in commit.large.items()
         )
 
@@ -633,8 +634,9 @@ class Undo:
         signs: list[object] | None = None,
         for_commit: bool = False,
     ) -> _Mark:
-        copies = self._copy_for_commit if for_commit else self._copy_small
-        small = [copy() for copy in copies]
+        small: list[Copy] = [None] * len(self._small)
+        for index, copy in self._copy_for_commit if for_commit else self._copy_small:
+            small[index] = copy()
         for index, cell in self._tensors:
             small[index] = cell.copy(reuse.small[index] if reuse and reuse.small else None)
         large = self._copy_large(wanted, reuse.large if reuse is not None else {}) if wanted else {}
@@ -659,7 +661,8 @@ class Undo:
         for index, copy in mark.large.items():
             self._large[index].put_back(copy)
         for cell, copy in zip(self._small, mark.small, strict=True):
-            cell.put_back(copy)
+            if copy is not None:
+                cell.put_back(copy)
 
     def _enumerate(self, *, is_new: bool) -> None:
         """List the cells of all that is tracked. is_new: learn, since something is new."""
@@ -679,14 +682,12 @@ class Undo:
                 gap.update(known.gap_set)
                 self._blocks, self._learns = known.blocks, False
                 self._learning_s, self._learnt_at_s = known.learning_s, time.perf_counter()
-        cells = enumerate(self._small)
+        cells = list(enumerate(self._small))
         self._tensors = [(i, cell) for i, cell in cells if isinstance(cell, ModuleTensors)]
-        self._copy_small = [
-            _nothing if isinstance(cell, ModuleTensors) else cell.copy for cell in self._small
-        ]
+        others = [(i, cell) for i, cell in cells if not isinstance(cell, ModuleTensors)]
+        self._copy_small = [(i, cell.copy) for i, cell in others]
         self._copy_for_commit = [
-            _nothing if isinstance(cell, DefaultGenerators) else copy  # not sent to others
-            for cell, copy in zip(self._small, self._copy_small, strict=True)
+            (i, copy) for i, cell in others if (copy := exchanged_part(cell)) is not None
         ]
         self._holders = {
             id(tensor): index
@@ -710,10 +711,6 @@ def _has_digest(cell: Cell) -> TypeGuard[ModuleTensors | OptimizerState]:
 def _differing_digests(some: Mapping[int, Digest], others: Mapping[int, Digest]) -> set[int]:
     """Return the cells of `some` whose digests differ, or are gone with their memory."""
     return {i for i, digest in some.items() if not trees_equal(digest, others.get(i))}
-
-
-def _nothing() -> Copy:
-    return None
 
 
 def _copy_s(cell: Cell) -> float:

@@ -192,3 +192,28 @@ def test_gradients_received_from_another_member_replace_those_of_the_receiver() 
     right.state.gradients.load_state_dict(copy.deepcopy(left.state.gradients.state_dict()))
     assert grads(target) == grads(source)
     lost(right, target, zero=False)
+
+
+def test_gradients_of_many_that_begin_to_grow_are_noticed_at_once() -> None:
+    """Each block looks at some in turn as long as none grows."""
+    net = nn.Sequential(*(layer(4) for _ in range(40)))
+    script = Script(model=net)
+    for _ in range(20):
+        accumulated(script, net, zero=True)
+    accumulating(script, net, zero=False)
+    assert not script.undo.put_back()  # seen, but not copied
+    for _ in range(2):
+        accumulated(script, net, zero=False)
+    lost(script, net, zero=False)
+
+
+def test_gradients_of_a_few_among_many_are_kept_if_the_script_has_accumulated_them() -> None:
+    net = nn.Sequential(*(layer(4) for _ in range(40)))
+    script = Script(model=net)
+    few = net[17]
+    for _ in range(20):
+        script.block()  # without any gradients
+    accumulate(few)()
+    for _ in range(8):
+        accumulated(script, few, zero=False)
+    lost(script, few, zero=False)

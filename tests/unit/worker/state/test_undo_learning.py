@@ -103,7 +103,9 @@ def test_a_change_of_one_among_many_tensors_is_seen_in_its_turn(kind: str) -> No
     net, optimizer, script = many()
     change = state_of(net, optimizer, 58) if kind == "state" else add(net[58])
     below = kind == "parameter below the block"
-    for _ in range(10):  # no block that compares the content is among these
+    for _ in range(36 - LEARNT):
+        script.block(after=step_of(optimizer, net))
+    for _ in range(27):  # no block that compares the content is among these
         script.block(nothing if below else change, after=step_of(optimizer, net))
         if below:
             change()

@@ -247,3 +247,16 @@ def test_a_number_in_an_optimizers_state_says_nothing_of_what_it_trains() -> Non
     script.learn(rescale, step_of(optimizer, net))
     ((names, _),) = script.told
     assert names == ["optimizer"]
+
+
+def test_a_parameter_that_a_group_gets_in_place_of_another_stays_after_a_later_block() -> None:
+    net, optimizer, script = trained(torch.optim.SGD)
+    script.learn(after=step_of(optimizer, net))
+    other = nn.Parameter(torch.ones_like(net.weight))
+    optimizer.param_groups[0]["params"][0] = other
+    assert script.lost()
+    assert optimizer.param_groups[0]["params"][0] is other
+    assert script.undo.holds_commit
+    with script.undo.as_of_commit():
+        pass
+    assert optimizer.param_groups[0]["params"][0] is other

@@ -75,8 +75,11 @@ class CheckpointDirectory(Protocol):
         """
         ...
 
-    def chunks(self, relative: str) -> Iterator[bytes]:
-        """Yield a file's content, whatever its length, piece by piece; raises as `read` does."""
+    def chunks(self, relative: str) -> Iterator[memoryview]:
+        """Yield a file's content, whatever its length, piece by piece; raises as `read` does.
+
+        The memory of a piece may be that of the next one.
+        """
         ...
 
     def size_bytes(self, relative: str) -> int | None:
@@ -106,6 +109,7 @@ class CheckpointDirectory(Protocol):
         ...
 
 
+_REQUEST_BYTES = 32 << 20  # of remote storage, which takes a while to answer each request
 _PATIENCE_S, _SLOWEST_BYTES_PER_S = 120.0, 4 << 20
 _T = TypeVar("_T")
 
@@ -135,6 +139,12 @@ def _in_time(what: str, operation: Callable[[], _T], most_bytes: int = 0) -> _T:
     if errors:
         raise errors[0]
     return results[0]
+
+
+def _each_in_time(what: str, pieces: Iterator[memoryview], most_bytes: int) -> Iterator[memoryview]:
+    """Yield the pieces, each of at most so many bytes. Raises TransientError, as `_in_time`."""
+    while (piece := _in_time(what, lambda: next(pieces, None), most_bytes)) is not None:
+        yield piece
 
 
 def open_directory(url: str) -> CheckpointDirectory:
@@ -237,10 +247,14 @@ class LocalDirectory:
 
         return _in_time(f"reading {path}", content, most_bytes)
 
-    def chunks(self, relative: str) -> Iterator[bytes]:
-        with self._reading(relative) as handle:
-            while piece := os.read(handle, CHUNK_BYTES):
-                yield piece
+    def chunks(self, relative: str) -> Iterator[memoryview]:
+        def pieces() -> Iterator[memoryview]:
+            room = memoryview(bytearray(CHUNK_BYTES))
+            with self._reading(relative) as handle:
+                while length := os.readv(handle, [room]):
+                    yield room[:length]
+
+        return _each_in_time(f"reading {self._root}/{relative}", pieces(), CHUNK_BYTES)
 
     def size_bytes(self, relative: str) -> int | None:
         def size() -> int:
@@ -559,10 +573,13 @@ class RemoteDirectory:
 
         return _in_time(f"reading {self._url}/{relative}", content, most_bytes)
 
-    def chunks(self, relative: str) -> Iterator[bytes]:
-        with self._reading(relative) as path, self._fs.open(path, "rb") as file:
-            while piece := file.read(CHUNK_BYTES):
-                yield piece
+    def chunks(self, relative: str) -> Iterator[memoryview]:
+        def pieces() -> Iterator[memoryview]:
+            with self._reading(relative) as path, self._fs.open(path, "rb") as file:
+                while piece := file.read(_REQUEST_BYTES):
+                    yield memoryview(piece)
+
+        return _each_in_time(f"reading {self._url}/{relative}", pieces(), _REQUEST_BYTES)
 
     def size_bytes(self, relative: str) -> int | None:
         def size() -> int:

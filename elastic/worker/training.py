@@ -44,6 +44,7 @@ from elastic.worker.group.transfer import (
 )
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
 from elastic.worker.state.backlog import LedgerRecord
+from elastic.worker.state.checkpointing import Structure
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.generators import Noise, seed_at
 from elastic.worker.state.job_state import JobState, progress_of
@@ -819,10 +820,13 @@ class Training:
 
     def _restore(self, restore: act.Restore) -> Progress | None:
         self._reads.wait()
-        loaded, self.outcome.source = self.control.checkpoints.load()
+        group = self._joining()
+        loaded, self.outcome.source = self.control.checkpoints.load(
+            lambda structure: self._room(structure, restore.loop)
+        )
         if loaded is None:
             return None
-        group, extra = self._joining(), loaded.structure.extra
+        extra = loaded.structure.extra
         fits = len(loaded.generators) == group.world_size
         self._restored_noise = list(loaded.generators) if fits else []
         flat = _FlatState(
@@ -832,6 +836,11 @@ class Training:
             noise=self._noise(extra, self._restored_noise),
         )
         return self._take_or_postpone(flat, restore.loop, at_commit=False)
+
+    def _room(self, structure: Structure, loop: int) -> Mapping[str, torch.Tensor]:
+        """Return the tensors that a checkpoint may be read into: none if it is postponed."""
+        later = progress_of(structure.extra).loop > loop
+        return {} if later else self.state.comparable()
 
     def _take_or_postpone(self, flat: _FlatState, loop: int, *, at_commit: bool) -> Progress:
         progress = progress_of(flat.extra)

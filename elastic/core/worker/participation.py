@@ -862,6 +862,7 @@ class Participation:
     def _restore(self, seat: Seat, *, begun: bool) -> Steps:
         """No member holds the state: rank 0 restores a checkpoint, or begins the job. A torn state
         is never taken for the initial one. Raises StateLost or Stranded."""
+        overwritten, self._overwritten = self._overwritten, True  # until all of it is here
         restored: Progress | None = yield Restore(loop=max(self.loop, 0))
         if restored is None and begun:
             raise StateLost(
@@ -870,7 +871,7 @@ class Participation:
                 "to; start the job again as another run, with --checkpoint-dir and "
                 "--checkpoint-every to keep its progress"
             )
-        if restored is None and (self.took_part or self._overwritten):
+        if restored is None and (self.took_part or overwritten):
             what = "the first step was interrupted while the state changed"
             if not self.took_part:
                 what = "every member that held the job's state was lost while this worker received "

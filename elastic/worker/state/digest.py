@@ -10,7 +10,7 @@ import xxhash
 
 _ON_DEVICE_ELEMENTS = 2**22
 _COPIED_BYTES = 2**22
-_READ = 0x100  # PyBUF_READ
+_READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
 _view.restype = ctypes.py_object
@@ -82,6 +82,16 @@ def _contents(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
         if len(room) != len(rows):
             room = torch.empty_like(rows, memory_format=torch.contiguous_format)
         yield bytes_of(room.copy_(rows))
+
+
+def memory_to_fill(tensor: torch.Tensor) -> memoryview:
+    """Return the bytes of a contiguous host tensor, which must live as long. To write to them moves
+    no version counter."""
+    words = bytes_of(tensor)
+    if not words.numel():
+        return memoryview(b"")
+    memory: memoryview = _view(words.data_ptr(), words.numel(), _WRITE)
+    return memory
 
 
 def _weighted_sum(content: torch.Tensor) -> torch.Tensor:

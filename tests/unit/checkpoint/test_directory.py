@@ -64,7 +64,7 @@ class TestContract:
         assert (digest.name, digest.size_bytes) == ("a", size)
         assert digest.xxh3_128 == xxhash.xxh3_128_hexdigest(content)
         assert directory.read("step-000000001/a") == content
-        assert b"".join(directory.chunks("step-000000001/a")) == content
+        assert b"".join(map(bytes, directory.chunks("step-000000001/a"))) == content
         assert directory.size_bytes("step-000000001/a") == size
 
     def test_blocks_are_written_one_after_the_other(self, directory: CheckpointDirectory) -> None:

@@ -332,7 +332,7 @@ def test_any_shard_is_loaded_or_reported_as_damage(saved: Path, data: st.DataObj
     replaced = documents(header).map(lambda other: _replaced_header(content, other))
     shard = data.draw(replaced | spliced(content))
     with may_be_refused(CheckpointDamaged, naming="root/"):
-        assembly.add("shard", shard)
+        assembly.add("shard", iter([memoryview(shard)]))
         assembly.finish()
 
 

@@ -18,9 +18,10 @@ def main() -> None:
     options = parse(__doc__)
     size = mlp.SIZES[options.size]
     session = elastic.init()
-    model = session.distribute(mlp.build(size, os.getpid() if options.unlike else 0))
+    seed = os.getpid() if options.unlike else 0
+    model = session.distribute(mlp.build(size, seed))
     optimizer = mlp.optimizer(model)
-    more = {"more": mlp.frozen(options.tracked_mb)} if options.tracked_mb else {}
+    more = {"more": mlp.frozen(options.tracked_mb, seed)} if options.tracked_mb else {}
     session.track(model=model, optimizer=optimizer, **more)
     held = bytearray(b"1") * (options.held_mb * 2**20)
     samples = mlp.dataset(size, one_by_one=options.one_by_one)

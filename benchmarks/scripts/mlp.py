@@ -52,10 +52,10 @@ def build(size: Size, seed: int = 0) -> nn.Sequential:
     return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
 
 
-def frozen(megabytes: int) -> nn.Module:
+def frozen(megabytes: int, seed: int = 0) -> nn.Module:
     """Return a module with so much state, in tensors of 4 MB, that is not trained."""
-    tensors = [nn.Parameter(torch.ones(2**20), requires_grad=False) for _ in range(megabytes // 4)]
-    return nn.ParameterList(tensors)
+    tensors = [torch.full((2**20,), float(seed)) for _ in range(megabytes // 4)]
+    return nn.ParameterList(nn.Parameter(tensor, requires_grad=False) for tensor in tensors)
 
 
 class _OneByOne(TensorDataset):

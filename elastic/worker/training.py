@@ -171,6 +171,8 @@ class Training:
         self._postponed: _FlatState | None = None
         self._seed: int | None = None
         """The one that the script gave torch above its first loop."""
+        self._read: Mapping[str, torch.Tensor] = {}
+        """What this member has read of the checkpoint that rank 0 restores."""
         self._restored_noise: list[Json] | None = None
         """The generators of each rank, if this member has restored a checkpoint for the group that
         forms; empty if they are those of a group of another size."""
@@ -589,6 +591,7 @@ class Training:
             act.Send: self._send,
             act.Receive: self._receive,
             act.Restore: self._restore,
+            act.ReadCheckpoint: self._read_checkpoint,
             act.TakePostponed: self._take_postponed,
             act.TellDifference: self._tell_difference,
             act.SetUp: self._set_up,
@@ -717,7 +720,7 @@ class Training:
         return act.Seat(generation=group.generation, rank=group.rank)
 
     def _declare(self, declare: act.Declare) -> tuple[Declaration, ...]:
-        self.outcome, self._restored_noise = Outcome(), None
+        self.outcome, self._restored_noise, self._read = Outcome(), None, {}
         commit, begin, unread = self._reads.digests(whole=declare.whole)
         mine = replace(
             declare.mine,
@@ -789,12 +792,13 @@ class Training:
             self._undo.take_over(Learnt(**document["learnt"]))
         in_place = self.control.backend.queues  # a device has no room for a second state
         later = progress_of(document["extra"]).loop > receive.loop
+        read, self._read = self._read, {}
         tensors, self.outcome.bytes_received = receive_tensors(
             group,
             from_table(document["tensors"]),
             receive.rank,
             into=self.state.receivable() if in_place and not later else {},
-            known={} if later else self.state.comparable(),
+            known={} if later else read or self.state.comparable(),
             then=receive.then,
         )
         extra = document["extra"]
@@ -836,6 +840,19 @@ class Training:
             noise=self._noise(extra, self._restored_noise),
         )
         return self._take_or_postpone(flat, restore.loop, at_commit=False)
+
+    def _read_checkpoint(self, read: act.ReadCheckpoint) -> bool:
+        if self.control.backend.queues:  # rank 0 sends to devices from its device
+            return False
+        self._reads.wait()
+        rooms: list[Mapping[str, torch.Tensor]] = []
+
+        def room(structure: Structure) -> Mapping[str, torch.Tensor]:
+            rooms.append(self._room(structure, read.loop))
+            return rooms[-1]
+
+        self._read = self.control.checkpoints.read(room)
+        return any(rooms)
 
     def _room(self, structure: Structure, loop: int) -> Mapping[str, torch.Tensor]:
         """Return the tensors that a checkpoint may be read into: none if it is postponed."""

@@ -156,6 +156,15 @@ class Restore:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class ReadCheckpoint:
+    """Read the checkpoint that rank 0 restores, whose node has read it then, so that `Receive` gets
+    only what is not the same here. Returns whether that has overwritten what this member tracks.
+    """
+
+    loop: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TakePostponed:
     """Put the state in place that was postponed: the script has come to its loop."""
 
@@ -297,6 +306,7 @@ Action: TypeAlias = (
     | Send
     | Receive
     | Restore
+    | ReadCheckpoint
     | TakePostponed
     | TellDifference
     | SetUp
@@ -835,6 +845,9 @@ class Participation:
             yield TellDifference(ranks=plan.differed, right=right)
         if plan.committed is None and seat.rank == 0:
             yield from self._restore(seat, begun=plan.begun or seat.generation.begun)
+        elif plan.committed is None and _shares_node(seat, 0):
+            # Until all of it is here.
+            self._overwritten |= yield ReadCheckpoint(loop=max(self.loop, 0))
         receivers = {transfer.source: transfer.target for transfer in plan.transfers}
         comes = any(transfer.target == seat.rank for transfer in plan.transfers)
         for transfer in plan.transfers:
@@ -925,6 +938,11 @@ class Participation:
         self.intact = True
         if self.seat is not None:
             yield from self._set_up(self.seat)
+
+
+def _shares_node(seat: Seat, rank: int) -> bool:
+    members = seat.generation.members
+    return members[seat.rank].node == members[rank].node
 
 
 def _explained(found: Disagreement, declarations: Sequence[Declaration]) -> str:

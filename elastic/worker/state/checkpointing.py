@@ -119,6 +119,17 @@ class Checkpointing:
             catalog.prepare(self._directory, step)
         return loaded, f"checkpoint of step {loaded.manifest.step}"
 
+    def read(self, room: Room) -> Mapping[str, torch.Tensor]:
+        """Return the tensors of the newest intact checkpoint, none if it cannot be read here. What
+        is wrong, the member that restores it reports. room: see `load`."""
+        if self._directory is None:
+            return {}
+        try:
+            loaded = load_latest(self._directory, lambda *_: None, room)
+        except ElasticError:
+            return {}
+        return loaded.tensors if loaded is not None else {}
+
     # ---- saving
 
     def save(self, state: JobState, group: Group, *, began_at: int, insists: bool = False) -> None:

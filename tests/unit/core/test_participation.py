@@ -7,9 +7,10 @@ from dataclasses import replace
 import pytest
 
 from elastic.core.learning_rate import LinearScaling, Ramp
+from elastic.core.membership import Generation
 from elastic.core.recovery import Declaration
 from elastic.core.worker import participation as act
-from elastic.core.worker.participation import Progress
+from elastic.core.worker.participation import Participation, Progress
 from elastic.errors import StateLost, StepMisused, Stranded
 from tests.unit.core.participating import (
     LOST,
@@ -17,6 +18,7 @@ from tests.unit.core.participating import (
     NEWCOMER,
     Driver,
     begun,
+    generation,
     joined,
     struck,
     trained,
@@ -48,6 +50,57 @@ def test_a_restored_checkpoint_is_sent_to_the_other_members() -> None:
     assert driver.taken() == joined(3, "Restore loop=0", "Send rank=1 step=9 BEGIN", committed=9)
     # A restored state counts as newer than that of a member that was cut off before.
     assert driver.part.progress.committed_in == 3
+
+
+def on_one_node(number: int, *workers: str) -> Generation:
+    apart = generation(number, *workers)
+    return replace(apart, members=tuple(replace(m, node="n") for m in apart.members))
+
+
+def test_a_member_on_the_node_of_rank_0_reads_the_checkpoint_that_rank_0_restores() -> None:
+    driver = Driver("b")
+    driver.machine.generation_announced(on_one_node(3, "a", "b"))
+    driver.peers(NEWCOMER, ME)
+    driver.answer(act.ReadCheckpoint, True)
+    driver.answer(act.Receive, Progress(committed=9, committed_in=3))
+    driver.begin_loop()
+    receives = "Receive rank=0 loop=0 BEGIN"
+    assert driver.taken() == joined(3, "ReadCheckpoint loop=0", receives, committed=9)
+
+
+def test_a_member_elsewhere_reads_nothing() -> None:
+    driver = Driver("b")
+    driver.meets(3, a=NEWCOMER, b=ME)
+    driver.answer(act.Receive, Progress(committed=9, committed_in=3))
+    driver.begin_loop()
+    assert driver.taken() == joined(3, "Receive rank=0 loop=0 BEGIN", committed=9)
+
+
+@pytest.mark.parametrize("overwritten", [False, True])
+def test_a_job_begins_only_from_a_member_that_has_read_no_part_of_a_checkpoint(
+    overwritten: bool,
+) -> None:
+    driver = Driver("b")
+    driver.part = Participation(driver.machine, receives_in_place=False)
+    driver.machine.generation_announced(on_one_node(2, "a", "b"))
+    driver.peers(NEWCOMER, ME)
+    driver.answer(act.ReadCheckpoint, overwritten)
+    driver.lose_at(act.Receive, 3, "b")
+    if overwritten:
+        with pytest.raises(Stranded, match="was lost while this worker received"):
+            driver.begin_loop()
+    else:
+        driver.begin_loop()
+        assert driver.part.progress == Progress(committed_in=3)
+
+
+def test_a_job_does_not_begin_from_a_member_that_has_lost_its_group_while_it_restored() -> None:
+    """The checkpoint is gone by then."""
+    driver = Driver()
+    driver.announce(1, "a")
+    driver.lose_at(act.Restore, 2, "a")
+    with pytest.raises(Stranded):
+        driver.begin_loop()
 
 
 def test_a_newcomer_receives_the_state() -> None:

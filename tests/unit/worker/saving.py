@@ -7,7 +7,9 @@ import torch
 from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.documents import Json
 from elastic.worker.state.checkpointing import Structure, copy_share, plan_shards, write_share
+from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import describe
 from elastic.worker.state.tree import flatten
 from tests.unit.checkpoint.manifests import make_manifest
@@ -44,10 +46,13 @@ def save(
 def write(
     directory: CheckpointDirectory, step: int, state: object, count: int = 2, group: str = GROUP
 ) -> list[FileDigest]:
-    """Write the files of `count` workers, without the commit."""
-    flat = flatten(state)
+    """Write the files of `count` workers, without the commit. state: a tree, or a job's state."""
+    flat = state.capture() if isinstance(state, JobState) else flatten(state)
+    extra: dict[str, Json] = {"note": "kept"}
+    if isinstance(state, JobState):
+        extra = state.extra()
     specs = describe(flat.tensors)
-    structure = Structure(specs=specs, skeleton=flat.skeleton, extra={"note": "kept"})
+    structure = Structure(specs=specs, skeleton=flat.skeleton, extra=extra)
     files: list[FileDigest] = []
     for index, pieces in enumerate(plan_shards(specs, count)):
         share = copy_share(flat.tensors, pieces)

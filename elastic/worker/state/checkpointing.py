@@ -21,7 +21,7 @@ import torch
 from elastic.checkpoint import catalog, documents
 from elastic.checkpoint.catalog import read_manifest, require_parent
 from elastic.checkpoint.digest import Digester, FileDigest, difference
-from elastic.checkpoint.directory import CheckpointDirectory
+from elastic.checkpoint.directory import CheckpointDirectory, LocalDirectory
 from elastic.checkpoint.documents import Json
 from elastic.checkpoint.layout import (
     group_name,
@@ -121,8 +121,10 @@ class Checkpointing:
 
     def read(self, room: Room) -> Mapping[str, torch.Tensor]:
         """Return the tensors of the newest intact checkpoint, none if it cannot be read here. What
-        is wrong, the member that restores it reports. room: see `load`."""
-        if self._directory is None:
+        is wrong, the member that restores it reports. room: see `load`.
+
+        None from remote storage either: no cache has what another process of the node reads."""
+        if not isinstance(self._directory, LocalDirectory):
             return {}
         try:
             loaded = load_latest(self._directory, lambda *_: None, room)

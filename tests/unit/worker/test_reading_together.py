@@ -22,7 +22,7 @@ FEATURES = 1000
 BYTES = 8 * FEATURES
 
 
-def write(root: Path, step: int, value: float) -> None:
+def write(root: Path | str, step: int, value: float) -> None:
     """Save a job of that step, whose weights have this value."""
     state, net = JobState(), torch.nn.Linear(FEATURES, 1, bias=False).double()
     torch.nn.init.constant_(net.weight, value)
@@ -94,3 +94,9 @@ def test_a_damaged_checkpoint_is_passed_over_by_all(saved: Path, tmp_path: Path)
     path = saved / path_in_step(6, shard_name(1, 2, GROUP))
     path.write_bytes(path.read_bytes()[:-1] + b"?")
     assert resume(tmp_path, saved, saved, saved) == ([[30.0, 30.0]] * 3, [0, 0, 0])
+
+
+def test_remote_storage_is_read_by_rank_0_only(saved: Path) -> None:
+    found = [Checkpointing(open_directory(f"{at}{saved}")) for at in ("file://", "memory://")]
+    write(f"memory://{saved}", 6, 60.0)
+    assert [len(each.read(lambda _: {})) for each in found] == [1, 0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from pathlib import Path
 
 from setuptools import setup
@@ -32,4 +33,8 @@ class BuildWithFiles(build_py):
             shutil.copytree(ROOT / name, target, ignore=LEFT_OUT)
 
 
-setup(cmdclass={"build_py": BuildWithFiles})
+with tempfile.TemporaryDirectory() as scratch:  # `pip install .` leaves no build/ in the checkout
+    setup(
+        cmdclass={"build_py": BuildWithFiles},
+        options={"build": {"build_base": scratch}},
+    )

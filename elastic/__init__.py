@@ -15,9 +15,11 @@ for step in session.steps(data, epochs=10):
 from __future__ import annotations
 
 import importlib
+import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from elastic.version import __version__
+from elastic.version import __version__, other_package, unfit_system
 
 if TYPE_CHECKING:
     from elastic.core.learning_rate import LinearScaling, NoScaling, SqrtScaling
@@ -48,9 +50,15 @@ _HOMES = {
 }
 
 
+if (_why := other_package(Path(__file__).parent.parent)) is not None:
+    raise ImportError(_why)
+
+
 def __getattr__(name: str) -> Any:
     try:
         home = _HOMES[name]
     except KeyError:
         raise AttributeError(f"module 'elastic' has no attribute {name!r}") from None
+    if (why := unfit_system(sys.platform)) is not None:
+        raise ImportError(why)
     return getattr(importlib.import_module(home), name)

@@ -509,7 +509,7 @@ class RemoteDirectory:
         except ImportError as error:
             raise ConfigurationError(
                 f"the checkpoint directory {masked_url(url)} needs a package that is not "
-                f"installed: {error} (`pip install 'elastic[s3]'` for s3://)"
+                f"installed: {error} (`pip install 'elastic-ddp[s3]'` for s3://)"
             ) from error
         except Exception as error:
             raise ConfigurationError(

@@ -706,7 +706,7 @@ class _EventFile:
         except ImportError as error:
             raise ConfigurationError(
                 "--tensorboard needs tensorboardX, which is not installed "
-                f"({error}): pip install 'elastic[tensorboard]'"
+                f"({error}): pip install 'elastic-ddp[tensorboard]'"
             ) from error
         self._directory = directory
         self._writers, self._events = event_file_writer, event_pb2

@@ -64,7 +64,7 @@ from elastic.store.etcd.store import EtcdStore
 from elastic.store.job_keys import JobKeys
 from elastic.store.leader_watch import find_leader
 from elastic.timeouts import timeout
-from elastic.version import __version__, release_of
+from elastic.version import DISTRIBUTION, __version__, release_of
 
 T = TypeVar("T")
 
@@ -404,7 +404,7 @@ def packages() -> list[Package]:
     """The packages that elastic requires, with their installed versions."""
     found = []
     try:
-        required = importlib.metadata.requires("elastic") or ()
+        required = importlib.metadata.requires(DISTRIBUTION) or ()
     except importlib.metadata.PackageNotFoundError:  # elastic runs from its sources
         return []
     for text in required:

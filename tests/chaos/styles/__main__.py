@@ -24,6 +24,9 @@ def main() -> int:
     parser.add_argument("--epochs", type=int, help="default: enough for the kills")
     parser.add_argument("--out", type=Path, help="where runs leave their files")
     parser.add_argument("--large", action="store_true", help="treat all tensors as large ones")
+    parser.add_argument(
+        "--nccl-manners", action="store_true", help="with a backend that behaves like NCCL"
+    )
     parser.add_argument("--story", action="store_true", help="print events and logs of failures")
     options = parser.parse_args()
     styles = [STYLES[name] for name in options.style or STYLES]
@@ -31,10 +34,11 @@ def main() -> int:
     began = time.monotonic()
     epochs = options.epochs or epochs_for(options.kills)
     ones = undisturbed(styles, out, {style.name: epochs for style in styles})
+    workers = ["--large"] * options.large + ["--nccl-manners"] * options.nccl_manners
     failed = 0
     for style in styles:
         kills = 0 if style.truth is Truth.REFUSED else options.kills
-        job = as_job(style, out, kills=kills, seed=options.seed, epochs=epochs, large=options.large)
+        job = as_job(style, out, kills=kills, seed=options.seed, epochs=epochs, options=workers)
         wrong = wrong_in(job, ones[style.name])
         failed += bool(wrong)
         print(_line(style, job, wrong), flush=True)

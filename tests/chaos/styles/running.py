@@ -9,7 +9,7 @@ import sys
 import tempfile
 import time
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,17 +85,17 @@ def undisturbed(styles: Iterable[Style], out: Path, epochs: dict[str, int]) -> d
 
 
 def as_job(
-    style: Style, out: Path, *, kills: int, seed: int, epochs: int, large: bool = False
+    style: Style, out: Path, *, kills: int, seed: int, epochs: int, options: Sequence[str] = ()
 ) -> Run:
     """Run a style with three workers and a spare, and kill `kills` workers.
 
-    large: its tensors are treated as large ones, which are not copied at every block.
+    options: those of the workers' script, such as --large.
     """
     out = out / style.name / f"job-{kills}-kills"
     out.mkdir(parents=True)
     pace = ["--pace-s", str(PACE_S), "--steps", str(epochs * STEPS_PER_EPOCH)]
     arguments = [style.name, str(out), "--epochs", str(epochs), *(pace if kills else [])]
-    arguments += ["--large"] if large else []
+    arguments += options
     started = time.monotonic()
     deadline = 60.0 + 15.0 * kills
     with JobProcess(

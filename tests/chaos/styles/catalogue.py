@@ -68,11 +68,14 @@ _PARTICULAR = (
     Style(name="power_sgd_hook", tolerance=1e-6),
     Style(name="lbfgs", tolerance=1e-5),  # near convergence its history is rounding
     Style(name="early_stopping", breaks_off=True),
+    Style(name="best_by_local_evaluation", breaks_off=True),
     Style(name="fixed_number_of_steps", breaks_off=True),
     Style(name="growing_batch", truth=Truth.REPLAY),
     Style(name="scaled_rate", truth=Truth.REPLAY, kills=2),
     Style(name="memory_bank", calm_until=3),
     Style(name="batch_norm", truth=Truth.MEMBERS, own_buffers=True),
+    Style(name="batch_norm_frozen_and_thawed", truth=Truth.MEMBERS, own_buffers=True),
+    Style(name="statistics_computed_again", truth=Truth.MEMBERS, own_buffers=True),
     Style(name="dropout", truth=Truth.MEMBERS),
     Style(name="weights_differ_at_first", truth=Truth.MEMBERS),
 )

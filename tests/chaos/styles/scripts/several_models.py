@@ -54,6 +54,28 @@ def gan(epochs: int) -> None:
                 optimizer_g.step()
 
 
+def wgan(epochs: int) -> None:
+    """A Wasserstein GAN: the critic's weights are clamped before the generator's backward."""
+    session = elastic.init()
+    generator, critic, optimizer_g, optimizer_c = _networks(session)
+    data = elastic.DataLoader(_dataset(), batch_size=8, global_batch=8, seed=3)
+    for step in session.steps(data, epochs=epochs):
+        with step:
+            for real, noise in step.batches():
+                fake = generator(noise)
+                optimizer_c.zero_grad()
+                on_both = critic(torch.cat([fake.detach(), real]))
+                step.backward((on_both[: len(fake)] - on_both[len(fake) :]).mean())
+                optimizer_c.step()
+                with torch.no_grad():
+                    for weight in critic.parameters():
+                        weight.clamp_(-0.2, 0.2)
+
+                optimizer_g.zero_grad()
+                step.backward(-critic(fake).mean())
+                optimizer_g.step()
+
+
 def gan_toggled(epochs: int) -> None:
     """A GAN that switches requires_grad of its discriminator off while the generator trains."""
     session = elastic.init()

@@ -481,6 +481,11 @@ def _require_ordinary_tensors(module: nn.Module) -> None:
     for name, tensor in [*module.named_parameters(), *module.named_buffers()]:
         if is_lazy(tensor):
             why = "has no shape yet; run one batch through the module first (a lazy layer)"
+        elif tensor.layout is not torch.strided:
+            why = (
+                f"has the layout {tensor.layout}, and DDP exchanges dense tensors only; keep a "
+                "sparse matrix as an ordinary attribute, on session.device"
+            )
         elif tensor.is_inference():
             why = "was made in torch.inference_mode(); register a clone() that was made outside"
         elif tensor.is_conj() or tensor.is_neg():

@@ -439,7 +439,10 @@ class _Flattening:
 
 
 def memory_of(tensor: torch.Tensor) -> tuple[object, ...]:
-    """Return a key that is equal for two tensors with the same elements in the same memory."""
+    """Return a key that is equal for two tensors with the same elements in the same memory. A
+    sparse one has several places: its key is its own."""
+    if tensor.layout is not torch.strided:
+        return tensor.device, tensor.layout, id(tensor)
     return (
         tensor.device,
         tensor.data_ptr(),

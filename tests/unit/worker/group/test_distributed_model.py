@@ -677,6 +677,17 @@ def conjugate() -> nn.Module:
     return module
 
 
+def sparse(layout: torch.layout) -> Callable[[], nn.Module]:
+    def make() -> nn.Module:
+        module = nn.Linear(2, 1)
+        adjacency = torch.eye(3).to_sparse(layout=layout)
+        module.register_buffer("adjacency", adjacency, persistent=False)
+        return module
+
+    return make
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
 @pytest.mark.parametrize(
     ("make", "what"),
     [
@@ -684,8 +695,10 @@ def conjugate() -> nn.Module:
         (expanded, r"Linear\): mask has elements that share memory"),
         (inferred, r"Linear\): mask was made in torch\.inference_mode"),
         (conjugate, r"Linear\): phases is a lazy conjugate"),
+        (sparse(torch.sparse_coo), r"Linear\): adjacency has the layout torch\.sparse_coo"),
+        (sparse(torch.sparse_csr), r"Linear\): adjacency has the layout torch\.sparse_csr"),
     ],
-    ids=["lazy", "expanded", "inference", "conjugate"],
+    ids=["lazy", "expanded", "inference", "conjugate", "sparse", "compressed"],
 )
 def test_tensors_that_cannot_be_filled_are_refused_by_name(
     make: Callable[[], nn.Module], what: str

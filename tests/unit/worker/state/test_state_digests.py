@@ -146,3 +146,18 @@ def test_an_error_of_the_reading_is_raised_where_a_digest_is_asked_for(
     read(digests, script)
     with pytest.raises(RuntimeError, match="out of memory"):
         digests.digests(whole=False)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support")
+@pytest.mark.parametrize("layout", [torch.sparse_coo, torch.sparse_csr])
+def test_a_module_with_a_sparse_buffer_that_is_not_stored_is_read(
+    digests: StateDigests, layout: torch.layout
+) -> None:
+    net = layer()
+    adjacency = torch.eye(4).to_sparse(layout=layout)
+    net.register_buffer("adjacency", adjacency, persistent=False)
+    script = Script(model=net)
+    script.learn()
+    script.undo.begin()
+    read(digests, script)
+    assert digests.digests(whole=True)[0] == script.state.digest()

@@ -106,6 +106,8 @@ class NodeOptions:
     """An open file whose lock must last as long as workers live: the zygote keeps it open."""
     torchrun: pb.Torchrun | None = None
     """How scripts run if `elastic torchrun` has started the job."""
+    records_ends: bool = False
+    """Record here, too, how scripts ended: the coordinator that records it is on another node."""
 
 
 class AgentDaemon:
@@ -571,6 +573,9 @@ class AgentDaemon:
                 self._times.heard(worker, spent, time.monotonic(), told=True)
                 self._driver.post(ev.WorkerRecovered(worker=worker, generation=generation))
             self._link.send(**{kind: getattr(message, kind)})
+            notice, node = message.notice, self._options.hello.node
+            if notice.name == "script_ended" and self._options.records_ends:
+                self._journal.record(notice.name, node=node, details=dict(notice.fields))
 
     def _worker_knows(self, known: job_pb2.Known) -> None:
         """Let an agent that has adopted workers learn their group from them."""

@@ -51,12 +51,18 @@ def address_towards(settings: StoreSettings) -> str:
     """This machine's address on the route to etcd, which other nodes can probably reach too."""
     for endpoint in parse_endpoints(",".join(settings.etcd), tls_by_default=False):
         with contextlib.suppress(OSError):
-            found = network.address_towards(endpoint.host, endpoint.port)
-            # A machine may resolve its own name to loopback (on Debian to 127.0.1.1), which others
-            # cannot reach. A loopback address in --etcd is intended, and kept.
-            own_name = _is_loopback(found) and not _is_loopback(endpoint.host)
-            return network.reachable_address() if own_name else found
+            return address_on_route(endpoint.host, endpoint.port)
     return socket.gethostname()
+
+
+def address_on_route(host: str, port: int) -> str:
+    """This machine's address on the route to `host`, which other nodes can probably reach too.
+    Raises OSError."""
+    found = network.address_towards(host, port)
+    # A machine may resolve its own name to loopback (on Debian to 127.0.1.1), which others cannot
+    # reach. A loopback address that users give is intended, and kept.
+    own_name = _is_loopback(found) and not _is_loopback(host)
+    return network.reachable_address() if own_name else found
 
 
 def _is_loopback(host: str) -> bool:

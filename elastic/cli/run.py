@@ -10,7 +10,7 @@ import signal
 import sys
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -43,7 +43,7 @@ from elastic.rpc.control import CONTROL_SERVICE, ControlServer
 from elastic.rpc.control_client import ControlClient
 from elastic.rpc.engine import start_engine
 from elastic.rpc.health import Health
-from elastic.rpc.security import choose_security, stays_here
+from elastic.rpc.security import Security, choose_security, stays_here, trusting
 from elastic.runtime.journal import Entry, EntryCounts, Journal, RecentEntries, warnings_to
 from elastic.runtime.leave_signals import (
     LEAVE_SIGNALS,
@@ -106,6 +106,19 @@ class Launched:
     """Takes the directory of the logs."""
     executes: bool
     """The workers become another program."""
+    node: str = _NODE
+    """This node's name. With static rendezvous, the order of the names is that of the ranks."""
+    same: str = ""
+    """The options that must be the same on all nodes; empty: there is only this one."""
+    listen: str = ""
+    """HOST:PORT at which the coordinator listens for other nodes."""
+    give_up_s: float = math.inf
+    """How long the job may lack workers for a group."""
+
+    @property
+    def has_others(self) -> bool:
+        """The job has other nodes."""
+        return bool(self.same)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,6 +134,19 @@ class Command:
         """Whether the script was written for torchrun."""
         return is_classic(self.argv[0], self.settings.launch, module=self.settings.module)
 
+    @property
+    def node(self) -> str:
+        return self.launched.node if self.launched is not None else _NODE
+
+    @property
+    def origin(self) -> dict[str, str]:
+        """The job, run and node that every event names."""
+        return {"job": self.settings.job, "run": DEFAULT_RUN, "node": self.node}
+
+
+class PortTaken(ConfigurationError):
+    """The coordinator cannot listen for other nodes."""
+
 
 def run(command: Command) -> int:
     """Run the job to its end; return the exit code.
@@ -131,10 +157,11 @@ def run(command: Command) -> int:
     launched = command.launched
     if launched is None or not launched.executes:
         require_command(command.argv, module=settings.module)
-    _require_one_machine(settings)
+    if launched is None or not launched.has_others:
+        _require_one_machine(settings)
     checkpoints = checkpoint_directory(settings.checkpoint_dir)
     logs = log_directory(settings.job, settings.log_dir)
-    display = _display(settings) if launched is None else launched.display
+    display = _display(command) if launched is None else launched.display
     set_title(
         "run" if launched is None else "torchrun", f"{settings.job}:", Path(command.argv[0]).name
     )
@@ -158,7 +185,7 @@ async def _run(
     recent, pauses, totals, counts = RecentEntries(), LoopPauses(), Totals(), EntryCounts()
     history = JobHistory()
     listeners = (display.entry, recent, totals, counts, history)
-    journal = Journal(*listeners, origin=_origin(settings))
+    journal = Journal(*listeners, origin=command.origin)
     warnings_to(journal)
     security = choose_security(settings.job, settings.security)
     http = http_sites(settings, security)
@@ -166,13 +193,13 @@ async def _run(
         await require_listenable(settings.listen)
     directory = RunDirectory(settings.job)
     async with contextlib.AsyncExitStack() as ends:  # also if a later part does not start
-        ends.callback(_ignore_signals)
+        ends.callback(ignore_signals)
         ends.callback(directory.remove)
         adopt_orphans()
         store = MemoryStore()
         leadership = await lead(store, job=settings.job, candidate=uuid.uuid4().hex)
         coordinator = CoordinatorDaemon(
-            _job_options(settings, checkpoints),
+            _job_options(command, checkpoints),
             store,
             leadership,
             journal,
@@ -184,16 +211,20 @@ async def _run(
         await coordinator.start()
         operators = Operators(coordinator, pauses, recent)
         address = await _serve(operators, settings.listen, directory, ends)
+        if command.launched is not None and command.launched.listen:
+            await _serve_others(operators, command.launched.listen, security, journal, ends)
         directory.announce(address)
         journal.record("job_started", job=settings.job, pid=os.getpid(), log_dir=str(logs))
         agent = AgentDaemon(
-            _node_options(command, directory.path, logs),
+            node_options(command, directory.path, logs),
             FixedLeader(address),
             ControlClient,
             journal,
             display.output,
             pauses,
         )
+        if command.launched is not None and command.launched.has_others:
+            ends.push_async_callback(coordinator.flushed)
         ends.push_async_callback(agent.close)
         watched = Watched(
             job=settings.job,
@@ -211,7 +242,7 @@ async def _run(
         if command.launched is None:
             _handle_signals(agent)
         else:
-            _forward_signals(agent, command.launched)
+            forward_signals(agent, command.launched)
         await agent.start()
         keeping = TaskSupervisor(agent.crashed)
         ends.push_async_callback(keeping.close)
@@ -247,6 +278,25 @@ async def _serve(
     server = ControlServer(operators, address, beside=[health])
     ends.push_async_callback(server.stop, 0.2)
     return await server.start()
+
+
+async def _serve_others(
+    operators: Operators,
+    listen: str,
+    security: Security,
+    journal: Journal,
+    ends: contextlib.AsyncExitStack,
+) -> None:
+    """Start the server for the agents of other nodes."""
+    try:
+        await require_listenable(listen)
+        server = ControlServer(
+            operators, listen, security=trusting(security), report=journal.record
+        )
+        ends.push_async_callback(server.stop, 0.2)
+        await server.start()
+    except ConfigurationError as error:
+        raise PortTaken(str(error)) from error
 
 
 def _collector(
@@ -320,7 +370,7 @@ def _handle_signals(agent: AgentDaemon) -> None:
     unblock_signals()
 
 
-def _forward_signals(agent: AgentDaemon, launched: Launched) -> None:
+def forward_signals(agent: AgentDaemon, launched: Launched) -> None:
     """First signal: scripts get it, too, and the job ends. Second: stop at once."""
     loop = asyncio.get_running_loop()
     count = SignalCount()
@@ -340,7 +390,7 @@ def _forward_signals(agent: AgentDaemon, launched: Launched) -> None:
     unblock_signals()
 
 
-def _ignore_signals() -> None:
+def ignore_signals() -> None:
     """The job has ended and only its last output remains: another signal must neither cut that off
     nor replace the exit code."""
     loop = asyncio.get_running_loop()
@@ -363,7 +413,8 @@ def _require_one_machine(settings: RunSettings) -> None:
         )
 
 
-def _display(settings: RunSettings) -> LiveDisplay | JsonDisplay:
+def _display(command: Command) -> LiveDisplay | JsonDisplay:
+    settings = command.settings
     live = settings.output is OutputMode.LIVE or (
         settings.output is OutputMode.AUTO
         and settings.console is not Console.JSON
@@ -371,46 +422,51 @@ def _display(settings: RunSettings) -> LiveDisplay | JsonDisplay:
     )
     if live:
         return LiveDisplay(settings.console)
-    return JsonDisplay(settings.console, origin=_origin(settings))
+    return JsonDisplay(settings.console, origin=command.origin)
 
 
-def _origin(settings: RunSettings) -> dict[str, str]:
-    return {"job": settings.job, "run": DEFAULT_RUN, "node": _NODE}
-
-
-def _job_options(settings: RunSettings, checkpoints: CheckpointDirectory | None) -> JobOptions:
+def _job_options(command: Command, checkpoints: CheckpointDirectory | None) -> JobOptions:
+    settings, launched = command.settings, command.launched
     formation = FormationPolicy(
         min_workers=settings.min_world_size,
         max_workers=settings.max_world_size,
         gather_timeout_s=settings.gather_timeout_s,
         join_timeout_s=settings.join_timeout_s,
         first_step_s=settings.first_step_timeout_s or math.inf,
+        give_up_s=launched.give_up_s if launched is not None else math.inf,
     )
-    return job_options(settings, formation, checkpoints)
+    options = job_options(settings, formation, checkpoints)
+    return replace(options, nodes_may_fail=launched is None or not launched.has_others)
 
 
-def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:
+def node_options(command: Command, run_directory: Path, logs: Path) -> NodeOptions:
     settings, slots = command.settings, command.settings.nproc_per_node
     classic = command.classic
     launched = command.launched
     host = (launched.host if launched is not None else "") or _LOOPBACK
+    has_others = launched is not None and launched.has_others
+    follows = has_others and launched is not None and not launched.listen
     return NodeOptions(
         machine=AgentSettings(
-            node=_NODE,
+            node=command.node,
             slots=slots,
+            start=str(os.getpid()) if has_others else "",
             spares=settings.spares,
             backoff=Backoff(seed=settings.seed),
             start_timeout_s=settings.start_timeout_s,
             first_step_s=settings.first_step_timeout_s,
             classic=classic,
             end_grace_s=settings.stop_grace_s,
+            leave_timeout_s=settings.stop_grace_s if follows else None,
         ),
         host=host,
         hello=AgentHello(
-            node=_NODE,
+            node=command.node,
             host=host,
             slots=slots,
             classic=classic,
+            command=launched.same if launched is not None else "",
+            command_digest=launched.same if launched is not None else "",
             checkpoint_every=0 if classic else settings.checkpoint_every,
         ),
         argv=command.argv,
@@ -421,4 +477,5 @@ def _node_options(command: Command, run_directory: Path, logs: Path) -> NodeOpti
         checkpoint_dir=checkpoint_place(settings.checkpoint_dir),
         ledger=settings.ledger is not None,
         torchrun=launched.scripts(logs) if launched is not None else None,
+        records_ends=follows,
     )

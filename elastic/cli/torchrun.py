@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from elastic.cli.console import describe
 from elastic.cli.launch import log_root
 from elastic.cli.run import Command, Launched, run
+from elastic.cli.torchrun_nodes import run_with_others
 from elastic.core.legible import printable
 from elastic.errors import ConfigurationError, ExitCode, refusal_of
 from elastic.runtime.journal import Entry
@@ -32,7 +33,8 @@ from elastic.v1 import local_pb2 as pb
 _LEVELS = {"DEBUG": 0, "INFO": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 2}
 _SEVERITIES = {"info": 0, "warning": 1, "error": 2}
 _UNSHOWN = ("incident", "worker_failed", "job_ended", "loop_paused", "process_stopped")
-"""The table says it, or only INFO asks for it."""
+_UNSHOWN += ("coordinator_lost", "agent_ended")
+"""The table or the last line says it, or only INFO asks for it."""
 _WIDEST = 60
 
 
@@ -60,18 +62,22 @@ def torchrun(argv: Sequence[str], device_counts: Callable[[], DeviceCounts]) -> 
         executes=options.no_python or bool(options.interpreter),
     )
     argv = [options.script, *options.args]
-    return run(Command(settings=settings, argv=argv, launched=launched))
+    command = Command(settings=settings, argv=argv, launched=launched)
+    if options.rendezvous is None:
+        return run(command)
+    return run_with_others(command, options.rendezvous)
 
 
 def _settings(options: TorchrunOptions, device_counts: Callable[[], DeviceCounts]) -> RunSettings:
     """The settings of `elastic run`, of which ELASTIC_* variables may give those that torchrun has
     no option for."""
+    meets = options.rendezvous
     given: dict[str, object] = {
         "script": options.script,
         "args": list(options.args),
         "module": options.module,
         "nproc_per_node": options.nproc_per_node,
-        "nnodes": "1",
+        "nnodes": "1" if meets is None else f"{meets.least}:{meets.most}",
         "min_workers": "1",
         "spares": "0",  # after a failure, all workers are new
         "max_restarts": str(options.max_restarts),
@@ -82,7 +88,8 @@ def _settings(options: TorchrunOptions, device_counts: Callable[[], DeviceCounts
     settings = load_settings(RunSettings, given, os.environ, None, device_counts)
     return dataclasses.replace(
         settings,
-        min_workers=settings.nproc_per_node,
+        min_workers=settings.nproc_per_node * (1 if meets is None else meets.least),
+        gather_timeout_s=settings.gather_timeout_s if meets is None else meets.last_call_s,
         log_dir=settings.log_dir if settings.log_dir is not None else _logs(),
     )
 
@@ -236,7 +243,7 @@ class Display:
         if entry.name == "worker_failed" and entry.fields["worker"] not in self._known:
             self._tell(text)  # it could not start its script
             self._is_told = True
-        if entry.name == "job_ended":
+        if entry.name in ("job_ended", "agent_ended"):
             self._ending = text
         shown = _SEVERITIES[entry.severity] >= self._least and entry.name not in _UNSHOWN
         if shown or self._least == 0:

@@ -38,6 +38,8 @@ class JobOptions:
     quarantine_window_s: float = 600.0
     isolation_timeout_s: float = 0.0
     """Seconds after which an agent that is cut off ends its workers; 0: never."""
+    nodes_may_fail: bool = True
+    """The loss of a node is no failure of its workers."""
     replaces_stragglers: bool = False
     address: str = ""
     """host:port where agents and operators reach this coordinator; empty for `elastic run`."""
@@ -56,6 +58,7 @@ def make_machine(options: JobOptions, leadership: Leadership, now: float) -> Coo
             restart_window_s=options.restart_window_s,
             stop_grace_s=options.stop_grace_s,
             saves=options.checkpoints is not None,
+            nodes_may_fail=options.nodes_may_fail,
             agents_outlive=options.isolation_timeout_s > 0.0,
         ),
         last=leadership.last_generation,

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import ipaddress
 import logging
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from elastic.errors import ConfigurationError
@@ -54,6 +54,11 @@ def choose_security(job: str, settings: SecuritySettings) -> Security:
     return Tls(job=job, files=files)
 
 
+def trusting(security: Security) -> Security:
+    """The same, with plain text to other machines allowed, of which `require_protection` warns."""
+    return replace(security, insecure=True) if isinstance(security, Plaintext) else security
+
+
 def require_protection(address: str, security: Security, report: Report) -> None:
     """Refuse plain text to other machines, with ConfigurationError, unless it was asked for.
 
@@ -72,8 +77,8 @@ def require_protection(address: str, security: Security, report: Report) -> None
         )
     report(
         "security_warning",
-        message=f"{address} is used in plain text (--insecure): anyone who reaches it controls "
-        "the job, and anyone on the network path can read the traffic",
+        message=f"{address} is used in plain text, without certificates, so the network must be "
+        "trusted: anyone who reaches it controls the job, and anyone on the path reads the traffic",
     )
 
 

@@ -34,6 +34,17 @@ def interface_of(host: str) -> str | None:
     return None
 
 
+def is_own(host: str) -> bool:
+    """Return whether `host` is this machine's name, or one of its addresses: only to these can a
+    socket be bound."""
+    with contextlib.suppress(OSError, UnicodeError):
+        for family, kind, *_, target in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM):
+            with contextlib.suppress(OSError), socket.socket(family, kind) as probe:
+                probe.bind(target)
+                return True
+    return host == socket.gethostname()
+
+
 def address_towards(host: str, port: int) -> str:
     """Return this machine's address on the route to `host`. Raises OSError if there is none.
 

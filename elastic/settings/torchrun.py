@@ -17,13 +17,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from elastic.errors import ConfigurationError
+from elastic.settings.limits import MAX_SECONDS
 
 _ENVIRONMENT_PREFIX = "PET_"
-_SEVERAL_NODES = (
-    "`elastic torchrun` uses only this machine; for several, start `elastic coordinator` on one "
-    "and, on each, `elastic agent --etcd http://COORDINATOR:29400 --nproc-per-node N SCRIPT` "
-    "(docs/MANY_NODES.md)"
-)
 _SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
@@ -74,15 +70,15 @@ def _separated(value: str) -> list[str]:
 
 
 TABLE = (
-    Row(flags=("--nnodes",), default="1:1", text="1; several nodes need `elastic agent`."),
+    Row(flags=("--nnodes",), default="1:1", text="Nodes: N or MIN:MAX."),
     Row(flags=("--nproc-per-node",), default="1", text="Workers: a number, gpu, cpu or auto."),
-    Row(flags=("--rdzv-backend",), default="static", text="With one node, static and c10d differ "
-        "only in MASTER_ADDR and MASTER_PORT."),
-    Row(flags=("--rdzv-endpoint",), default="", text="With static: HOST:PORT of MASTER_ADDR and "
-        "MASTER_PORT."),
-    Row(flags=("--rdzv-id",), default="none", text="TORCHELASTIC_RUN_ID."),
-    Row(flags=("--rdzv-conf",), default="", answer=Answer.NO_EFFECT,
-        text="one node waits for no others"),
+    Row(flags=("--rdzv-backend",), default="static", text="static or c10d. With one node, they "
+        "differ only in MASTER_ADDR and MASTER_PORT."),
+    Row(flags=("--rdzv-endpoint",), default="", text="HOST:PORT where nodes meet; with static: of "
+        "MASTER_ADDR and MASTER_PORT."),
+    Row(flags=("--rdzv-id",), default="none", text="TORCHELASTIC_RUN_ID, the same on all nodes."),
+    Row(flags=("--rdzv-conf",), default="", text="NAME=VALUE,... for several nodes: join_timeout, "
+        "last_call_timeout and is_host with c10d, timeout with static."),
     Row(flags=("--standalone",), switch=True, default=False,
         text="Ignore the other rendezvous options, and use a random run id."),
     Row(flags=("--max-restarts",), kind=int, default=0,
@@ -111,11 +107,12 @@ TABLE = (
         text="Copy lines of --tee with one of these texts to filtered_stdout.log."),
     Row(flags=("--duplicate-stderr-filters",), kind=_separated, default=[],
         text="Copy lines of --tee with one of these texts to filtered_stderr.log."),
-    Row(flags=("--node-rank",), kind=int, default=0, text="0, the rank of the only node."),
+    Row(flags=("--node-rank",), kind=int, default=0, text="This node's rank, with static."),
     Row(flags=("--master-addr",), default="127.0.0.1",
         text="MASTER_ADDR, if --master-port is given, too."),
     Row(flags=("--master-port",), kind=int, text="MASTER_PORT, where a store listens."),
-    Row(flags=("--local-addr",), text="MASTER_ADDR, unless --master-port is given."),
+    Row(flags=("--local-addr",), text="The address at which other nodes reach this one; with one "
+        "node: MASTER_ADDR, unless --master-port is given."),
     Row(flags=("--logs-specs",), in_environment=False, answer=Answer.REFUSED,
         text="elastic does not load torchrun's plug-ins for logs; leave it out, and use --log-dir, "
         "--redirects and --tee"),
@@ -165,19 +162,47 @@ def belongs_to_torchrun(flag: str) -> str | None:
 _UNUSED_VARIABLES = {
     "TORCHELASTIC_HEALTH_CHECK_PORT": "set ELASTIC_HTTP_ADDRESS=HOST:PORT, which serves /healthz",
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT": "elastic does not wait for such a process",
-    "TORCH_ELASTIC_WORKER_IDENTICAL": "it is for several nodes",
+    "TORCH_ELASTIC_WORKER_IDENTICAL": "all nodes must have the same --nproc-per-node anyway",
     "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "the store at MASTER_PORT belongs to the workers alone",
 }
 _FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
 
 _LAST_PORT = 65535
+_DEFAULT_PORT, _DEFAULT_STATIC_PORT = 29400, 29500  # torch's
+_TO_COORDINATOR = 1000  # far from MASTER_PORT + 1, which is often another job's MASTER_PORT
 _MASK = re.compile(r"[0123]")
 _MASKS = re.compile(r"\d+:[0123](,\d+:[0123])*")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Rendezvous:
+    """How the nodes of a job meet."""
+
+    least: int
+    most: int
+    """How many nodes there are."""
+    host: str
+    port: int
+    """Where the coordinator listens."""
+    given_by: str
+    """The options that decide where that is, as people should read them."""
+    node_rank: int | None
+    """None: the nodes find out the order of their ranks."""
+    is_host: bool | None
+    """Whether the coordinator runs here; None: if `host` is this machine."""
+    local_addr: str
+    """The address at which other nodes reach this one; empty: found out."""
+    join_timeout_s: float
+    """How long nodes wait for the others."""
+    last_call_s: float
+    """How long they wait for more than `least`."""
+    same: str
+    """The options that must be the same on all nodes, as must --nproc-per-node."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class TorchrunOptions:
-    """What a command line of torchrun asks for, on one node."""
+    """What a command line of torchrun asks for, on this node."""
 
     script: str
     args: tuple[str, ...]
@@ -204,6 +229,8 @@ class TorchrunOptions:
     signals: str
     shutdown_timeout_s: int
     virtual_local_rank: bool
+    rendezvous: Rendezvous | None
+    """None: there is only this node."""
     notes: tuple[str, ...] = field(default=())
     """One line for each thing given that has no effect."""
 
@@ -294,7 +321,7 @@ def _resolved(
             f"{_FILE_TIMER}=1 is not supported: elastic has no server for timers of "
             "torch.distributed.elastic.timer; unset it"
         )
-    _require_one_node(values)
+    least, most = _nodes(values)
     if values.module and values.no_python and not values.run_path:
         raise ConfigurationError(
             "-m and --no-python cannot be used together: leave out -m for a program, --no-python "
@@ -307,7 +334,13 @@ def _resolved(
             f"--nproc-per-node {values.nproc_per_node}: expected a number, at least 1, gpu, cpu or "
             "auto"
         )
-    master_addr, master_port, is_named = _meeting_point(values, notes)
+    rendezvous = _rendezvous(values, least, most, notes) if most > 1 else None
+    if rendezvous is None:
+        _require_first(values)
+        master_addr, master_port, is_named = _meeting_point(values, notes)
+    else:
+        is_named, is_static = True, rendezvous.node_rank is not None
+        master_addr, master_port = _static_endpoint(values) if is_static else ("", None)
     signals = _known_signals(values.signals_to_handle, notes)
     _note_unused_filters(values, notes)
     return TorchrunOptions(
@@ -333,6 +366,7 @@ def _resolved(
         signals=signals,
         shutdown_timeout_s=_shutdown_timeout_s(values.shutdown_timeout, environment),
         virtual_local_rank=values.virtual_local_rank,
+        rendezvous=rendezvous,
         notes=tuple(notes),
     )
 
@@ -344,27 +378,149 @@ def _is_count(text: str) -> bool:
         return False
 
 
-def _require_one_node(values: argparse.Namespace) -> None:
+def _nodes(values: argparse.Namespace) -> tuple[int, int]:
+    """Return the least and the most nodes."""
     try:
         least, _, most = values.nnodes.partition(":")
         minimum, maximum = int(least), int(most or least)
     except ValueError:
         minimum = maximum = 0
     if not 0 < minimum <= maximum:
-        raise ConfigurationError(f"--nnodes {values.nnodes}: expected 1")
-    if maximum > 1:
-        raise ConfigurationError(f"--nnodes {values.nnodes}: {_SEVERAL_NODES}")
+        raise ConfigurationError(f"--nnodes {values.nnodes}: expected N or MIN:MAX, from 1 on")
+    if maximum > 1 and values.standalone:
+        raise ConfigurationError(
+            f"--nnodes {values.nnodes} and --standalone cannot be used together: a standalone job "
+            "has one node; leave one of them out"
+        )
+    return minimum, maximum
+
+
+def _require_first(values: argparse.Namespace) -> None:
     if values.node_rank != 0 and values.rdzv_backend == "static" and not values.standalone:
         raise ConfigurationError(
-            f"--node-rank {values.node_rank}: --nnodes {values.nnodes} has only rank 0; "
-            f"{_SEVERAL_NODES}"
+            f"--node-rank {values.node_rank}: --nnodes {values.nnodes} has only rank 0; give the "
+            "number of nodes with --nnodes"
         )
+
+
+def _rendezvous(values: argparse.Namespace, least: int, most: int, notes: list[str]) -> Rendezvous:
+    """How several nodes meet, by the rules of torch's rendezvous backends."""
+    backend = values.rdzv_backend
+    if backend in ("etcd", "etcd-v2"):
+        raise ConfigurationError(
+            f"--rdzv-backend {backend} is not supported: the nodes meet at a coordinator, which "
+            "runs on one of them; use --rdzv-backend c10d with --rdzv-endpoint HOST:PORT of that "
+            "node, or `elastic agent --etcd` (docs/MANY_NODES.md)"
+        )
+    if backend not in ("static", "c10d"):
+        raise ConfigurationError(f"--rdzv-backend {backend} is not known: use c10d or static")
+    is_static = backend == "static"
+    conf = _conf(values.rdzv_conf)
+    join_timeout_s = _seconds(conf, "timeout" if is_static else "join_timeout", 600)
+    last_call_s = 0 if is_static else _seconds(conf, "last_call_timeout", 30)
+    is_host = None if is_static else _yes_or_no(conf, "is_host")
+    notes += [f"--rdzv-conf {name} has no effect with {backend}" for name in conf]
+    if is_static:
+        if not 0 <= values.node_rank < most:
+            raise ConfigurationError(
+                f"--node-rank {values.node_rank}: --nnodes {values.nnodes} has the ranks 0 to "
+                f"{most - 1}; give each node one of them"
+            )
+        if least < most:
+            notes.append(f"--nnodes {values.nnodes} means {most} with static, in torchrun as well")
+        least, is_host = most, values.node_rank == 0
+        host, master_port = _static_endpoint(values)
+        upwards = master_port + _TO_COORDINATOR <= _LAST_PORT
+        port = master_port + (_TO_COORDINATOR if upwards else -_TO_COORDINATOR)
+        option = "--rdzv-endpoint" if values.rdzv_endpoint.strip() else "--master-port"
+        given_by = f"port {master_port} of {option} {'+' if upwards else '-'} {_TO_COORDINATOR}"
+    else:
+        notes += _no_effect(values, ("master_addr", "master_port", "node_rank"), "c10d")
+        host, port = _endpoint(values.rdzv_endpoint, _DEFAULT_PORT)
+        given_by = "--rdzv-endpoint"
+    nnodes = values.nnodes if least < most else str(most)
+    same = {
+        "--nnodes": nnodes,
+        "--max-restarts": values.max_restarts,
+        "--rdzv-backend": backend,
+        "--rdzv-id": values.rdzv_id,
+    }
+    return Rendezvous(
+        least=least,
+        most=most,
+        host=host,
+        port=port,
+        given_by=given_by,
+        node_rank=values.node_rank if is_static else None,
+        is_host=is_host,
+        local_addr=values.local_addr or "",
+        join_timeout_s=join_timeout_s,
+        last_call_s=last_call_s,
+        same=" ".join(f"{flag} {value}" for flag, value in same.items()),
+    )
+
+
+def _static_endpoint(values: argparse.Namespace) -> tuple[str, int]:
+    """Return MASTER_ADDR and MASTER_PORT of several nodes."""
+    endpoint = values.rdzv_endpoint.strip()
+    if endpoint:
+        return _endpoint(endpoint, None)
+    port = _DEFAULT_STATIC_PORT if values.master_port is None else values.master_port
+    if not 0 < port <= _LAST_PORT:
+        raise ConfigurationError(f"--master-port {port}: expected a port, from 1 to {_LAST_PORT}")
+    return values.master_addr, port
+
+
+def _endpoint(text: str, default_port: int | None) -> tuple[str, int]:
+    """Return host and port of --rdzv-endpoint of several nodes, which cannot guess a random one."""
+    host, colon, port = text.strip().rpartition(":")
+    if default_port is not None and not colon:
+        host, port = port, str(default_port)
+    if not host or not port.isdecimal() or not 0 < int(port) <= _LAST_PORT:
+        raise ConfigurationError(
+            f"--rdzv-endpoint {text!r}: expected HOST:PORT, the same on all nodes, with a node's "
+            f"name or address and a port from 1 to {_LAST_PORT}"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _conf(text: str) -> dict[str, str]:
+    """Return the pairs of --rdzv-conf."""
+    found: dict[str, str] = {}
+    for pair in text.strip().split(",") if text.strip() else ():
+        name, _, value = (part.strip() for part in pair.partition("="))
+        if not name or not value:
+            raise ConfigurationError(f"--rdzv-conf {text}: expected NAME=VALUE,NAME=VALUE")
+        found[name] = value
+    return found
+
+
+def _seconds(conf: dict[str, str], name: str, default: int) -> int:
+    """Take a number of seconds out of `conf`."""
+    text = conf.pop(name, str(default))
+    if not text.isdecimal() or not 0 < int(text) <= MAX_SECONDS:
+        raise ConfigurationError(f"--rdzv-conf {name}={text}: expected a number of seconds")
+    return int(text)
+
+
+def _yes_or_no(conf: dict[str, str], name: str) -> bool | None:
+    """Take a boolean out of `conf`, as torch reads it; None if it is not there."""
+    text = conf.pop(name, None)
+    if text is None:
+        return None
+    known = {"1": True, "true": True, "t": True, "yes": True, "y": True}
+    known |= {"0": False, "false": False, "f": False, "no": False, "n": False}
+    if text.lower() not in known:
+        raise ConfigurationError(f"--rdzv-conf {name}={text}: expected true or false")
+    return known[text.lower()]
 
 
 def _meeting_point(values: argparse.Namespace, notes: list[str]) -> tuple[str, int | None, bool]:
     """Return MASTER_ADDR ("": elastic's choice), MASTER_PORT (None: any), and whether --rdzv-id
     counts, by the rules of torch's `run`."""
     backend, endpoint = values.rdzv_backend, values.rdzv_endpoint.strip()
+    if values.rdzv_conf:
+        notes.append(f"--rdzv-conf {values.rdzv_conf} has no effect: one node waits for no others")
     if values.standalone:
         given = {"--rdzv-backend": backend != "static", "--rdzv-endpoint": bool(endpoint)}
         given |= {"--rdzv-id": values.rdzv_id != "none"}

@@ -56,6 +56,15 @@ class GiveUp:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class TooFew:
+    """End the job: too few workers have come for a group in time."""
+
+    ready: int
+    wanted: int
+    within_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class End:
     """End the job, which is stopping, now."""
 
@@ -63,4 +72,4 @@ class End:
     """No worker with unsaved state is left. For a torchrun script: all its workers have ended."""
 
 
-Decision = Wait | Form | Complete | GiveUp
+Decision = Wait | Form | Complete | GiveUp | TooFew

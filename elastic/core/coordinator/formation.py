@@ -822,6 +822,7 @@ def _trains_in(s: WorkerStatus, generation: Generation) -> bool:
 class Clocks:
     """When conditions of the view began to hold; None for a condition that does not hold."""
 
+    no_group: float | None = None
     enough: float | None = None
     broken: float | None = None
     newcomers: float | None = None
@@ -867,6 +868,7 @@ class Clocks:
         if current is not None and previous is not None:
             broken = broken or bool(broke_before(current, previous, workers))
         can_form = not members and enough(workers, policy)
+        self.no_group = _start_or_stop(self.no_group, not members, now)
         self.enough = _start_or_stop(self.enough, can_form, now)
         self.broken = _start_or_stop(self.broken, broken, now)
         self.newcomers = _start_or_stop(self.newcomers, newcomers, now)

@@ -12,7 +12,15 @@ from typing_extensions import assert_never
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator import stopping
-from elastic.core.coordinator.decisions import Decision, End, Form, GiveUp, Wait, WaitReason
+from elastic.core.coordinator.decisions import (
+    Decision,
+    End,
+    Form,
+    GiveUp,
+    TooFew,
+    Wait,
+    WaitReason,
+)
 from elastic.core.coordinator.formation import (
     Clocks,
     assign_ranks,
@@ -85,6 +93,9 @@ class CoordinatorSettings:
     stop_grace_s: float = 30.0
     saves: bool = True
     """The job keeps checkpoints."""
+    nodes_may_fail: bool = True
+    """The loss of a node, or its leaving, is no failure. False: it counts as one of a worker, as
+    under torchrun."""
     agents_outlive: bool = False
     """Agents may report a group that an earlier coordinator has formed and the store has lost."""
 
@@ -324,6 +335,8 @@ class Coordinator:
         return self._checkpoints.abandon(lost.union(self._told_before()))
 
     def _node_lost(self, event: ev.NodeLost, now: float) -> list[fx.Effect]:
+        if failed := self._node_failed(event.node, "its node was lost", now):
+            return failed
         groups = (self._current, self._previous_group)
         trained = self._past.last_members() if self._trained_in > 0 else ()
         if self._policy.agent_grace_s > 0.0 and self._nodes.is_needed(event.node, groups, trained):
@@ -341,7 +354,26 @@ class Coordinator:
         self._nodes.welcomed(event.node)
         return self._checkpoints.abandon(self._nodes.lost(event.node))
 
+    def _node_failed(self, node: NodeId, message: str, now: float) -> list[fx.Effect]:
+        """Judge the end of a node's members as a failure, if it counts as one."""
+        members = self._current.members if self._current is not None else ()
+        here = [m.worker for m in members if m.node == node]
+        if self._settings.nodes_may_fail or self._stop is not None or not here:
+            return []
+        failure = Failure(worker=here[0], kind=FailureKind.SIGNAL, message=message)
+        if not self._past.is_unexplained_failure(failure):
+            return []
+        verdict = self._restarts.judge(
+            failure, now=now, committed=self.committed, running=frozenset()
+        )
+        if verdict is Verdict.RESTART:
+            return []
+        self._enter(JobPhase.FAILED)
+        return [stopping.end_failed(verdict, failure)]
+
     def _node_leaving(self, event: ev.NodeLeaving, now: float) -> list[fx.Effect]:
+        if failed := self._node_failed(event.node, f"its node leaves: {event.reason}", now):
+            return failed
         self._nodes.left(event.node)
         self._departures.forget(event.node)  # tell the node again: it may not know
         if self._stop is None and self._nodes.all_leave():
@@ -701,6 +733,9 @@ class Coordinator:
         if isinstance(decision, GiveUp):
             self._enter(JobPhase.FAILED)
             return [stopping.end_given_up(decision)]
+        if isinstance(decision, TooFew):
+            self._enter(JobPhase.FAILED)
+            return [stopping.end_too_few(decision)]
         return self._complete()
 
     def _probe(self, decision: Wait, now: float) -> list[fx.Effect]:
@@ -894,6 +929,7 @@ class Coordinator:
             adopted_at=self._adopted_at,
             agents_return_until=self._agents_return_until,
             trained_in=self._trained_in,
+            no_group_since=self._since.no_group,
             enough_since=self._since.enough,
             broken_since=self._since.broken,
             newcomers_since=self._since.newcomers,

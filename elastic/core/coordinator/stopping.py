@@ -12,6 +12,7 @@ from elastic.core.coordinator.decisions import (
     End,
     Form,
     GiveUp,
+    TooFew,
     Wait,
     WaitReason,
 )
@@ -295,6 +296,15 @@ def end_given_up(decision: GiveUp) -> fx.EndJob:
     message = (
         "the group keeps breaking although no member is lost and no step is committed; "
         f"a member reported: {decision.detail}"
+    )
+    return fx.EndJob(exit_code=int(ExitCode.SCRIPT_FAILED), message=message)
+
+
+def end_too_few(decision: TooFew) -> fx.EndJob:
+    message = (
+        f"only {decision.ready} of at least {decision.wanted} workers were ready within "
+        f"{decision.within_s:g} s; start the missing nodes sooner, or give them more time "
+        "(torchrun: --rdzv-conf join_timeout=SECONDS; timeout=SECONDS with static rendezvous)"
     )
     return fx.EndJob(exit_code=int(ExitCode.SCRIPT_FAILED), message=message)
 

@@ -56,6 +56,8 @@ class FormationPolicy:
     each other. 0: they do not probe."""
     restart_all: bool = False
     """The script was written for torchrun: any change of the group restarts all of its workers."""
+    give_up_s: float = math.inf
+    """The same: how long there may be no group before the job ends."""
     restart_debounce_s: float = 1.0
     """Newcomers that arrive within this time of each other cost the others one such restart."""
     restart_gather_s: float = 5.0
@@ -113,6 +115,8 @@ class GroupView:
     was no earlier coordinator."""
     agents_return_until: float = -math.inf
     """Until when agents may still report a group that the store has lost."""
+    no_group_since: float | None = None
+    """Since when there has been no group."""
     broken_since: float | None = None
     """Since when a member has reported its group broken."""
     newcomers_since: float | None = None

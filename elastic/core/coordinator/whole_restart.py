@@ -6,7 +6,15 @@ run, and when none of these is left, fresh workers form the next group.
 
 from __future__ import annotations
 
-from elastic.core.coordinator.decisions import Complete, Decision, End, Form, Wait, WaitReason
+from elastic.core.coordinator.decisions import (
+    Complete,
+    Decision,
+    End,
+    Form,
+    TooFew,
+    Wait,
+    WaitReason,
+)
 from elastic.core.coordinator.view import (
     FormationPolicy,
     GroupView,
@@ -47,8 +55,12 @@ def _gather(view: GroupView, policy: FormationPolicy, now: float) -> Decision:
         # These may even train, in a group that a new leader does not know.
         return Wait(reason=WaitReason.ENDING_THE_LAST_GROUP)
     ready = _fresh(view)
-    if len(ready) < max(1, policy.min_workers):
-        return Wait(reason=WaitReason.BELOW_MINIMUM)
+    if len(ready) < (wanted := max(1, policy.min_workers)):
+        since = now if view.no_group_since is None else view.no_group_since
+        give_up_at = since + policy.give_up_s
+        if now >= give_up_at:
+            return TooFew(ready=len(ready), wanted=wanted, within_s=policy.give_up_s)
+        return Wait(reason=WaitReason.BELOW_MINIMUM, until=give_up_at)
     if len(ready) < min(view.slots, policy.max_workers):
         first = view.current is None
         patience_s = policy.gather_timeout_s if first else policy.restart_gather_s

@@ -32,8 +32,8 @@ from elastic.v1 import local_pb2 as pb
 
 _LEVELS = {"DEBUG": 0, "INFO": 0, "WARNING": 1, "ERROR": 2, "CRITICAL": 2}
 _SEVERITIES = {"info": 0, "warning": 1, "error": 2}
-_UNSHOWN = ("incident", "worker_failed", "job_ended", "loop_paused", "process_stopped")
-_UNSHOWN += ("coordinator_lost", "agent_ended")
+_UNSHOWN = {"incident", "worker_failed", "job_ended", "loop_paused", "process_stopped"}
+_UNSHOWN |= {"coordinator_lost", "agent_ended"}
 """The table or the last line says it, or only INFO asks for it."""
 _WIDEST = 60
 

@@ -51,11 +51,15 @@ class Ended:
 
 
 class Launcher:
-    """A torchrun, ours or theirs, in a directory of its own."""
+    """A torchrun, ours or theirs, in a directory of its own. shared: that of the scripts of a job
+    with several launchers."""
 
-    def __init__(self, module: str, place: Place, directory: Path) -> None:
+    def __init__(
+        self, module: str, place: Place, directory: Path, shared: Path | None = None
+    ) -> None:
         (directory / "tmp").mkdir(parents=True)
         self.module, self.directory, self._place = module, directory, place
+        self._shared = shared or directory
         self.process: subprocess.Popen[str] | None = None
 
     def start(
@@ -74,7 +78,7 @@ class Launcher:
             "TMPDIR": str(self.directory / "tmp"),  # torchrun leaves directories there
         }
         self.process = subprocess.Popen(
-            [*DIE_WITH_PARENT, *command, action, str(self.directory), *arguments],
+            [*DIE_WITH_PARENT, *command, action, str(self._shared), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -85,7 +89,7 @@ class Launcher:
     def end(self, text: str = "") -> Ended:
         assert self.process is not None
         out, err = self.process.communicate(text, timeout=_DEADLINE_S)
-        seen = {p.stem: json.loads(p.read_text()) for p in self.directory.glob("*-*.json")}
+        seen = {p.stem: json.loads(p.read_text()) for p in self._shared.glob("*-*.json")}
         return Ended(self.process.returncode, sorted(out.splitlines()), err, seen, self._files())
 
     def _files(self) -> dict[str, list[str]]:

@@ -48,6 +48,20 @@ if action == "reduces":
     distributed.all_reduce(ranks)
     sys.stdout.write(f"sum {ranks.item()}\n")
     distributed.destroy_process_group()
+if action in ("trains", "breaks"):  # until DIRECTORY/enough is there
+    import torch
+    from torch import distributed
+
+    distributed.init_process_group("gloo")
+    goes_on = torch.ones(1)
+    while goes_on.item():
+        Path(directory, f"{rank}-{attempt}-{distributed.get_world_size()}.trains").touch()
+        if action == "breaks" and rank == "1" and attempt == "0":
+            sys.exit(4)
+        goes_on.fill_(not Path(directory, "enough").exists())
+        distributed.all_reduce(goes_on, distributed.ReduceOp.MIN)
+        time.sleep(0.02)
+    distributed.destroy_process_group()
 if action == "reads" and rank == "0":
     sys.stdout.write(f"read {sys.stdin.readline().strip()}\n")
 if action == "fails" and fails_here("0"):

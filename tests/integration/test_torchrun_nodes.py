@@ -129,69 +129,77 @@ def test_a_failure_on_one_node_ends_all(both: tuple[Nodes, Nodes]) -> None:
 
 @_LONG
 def test_all_nodes_restart_together(both: tuple[Nodes, Nodes]) -> None:
-    for nodes in both:
-        nodes.enough()
-        for _ in range(2):
-            nodes.start(c10d("2", "--max-restarts=1"), "breaks")
-    ours, theirs = (nodes.end() for nodes in both)
-    assert codes(ours) == codes(theirs) == [0, 0], ours[0].err + ours[1].err
-    assert ours[0].seen.keys() == theirs[0].seen.keys() == {"0-0", "1-0", "0-1", "1-1"}
+    """Ours alone: the second rendezvous of torch 2.13 with c10d fails with both on one machine."""
+    nodes = both[0]
+    nodes.enough()
+    for _ in range(2):
+        nodes.start(c10d("2", "--max-restarts=1"), "breaks")
+    ended = nodes.end()
+    assert codes(ended) == [0, 0], ended[0].err + ended[1].err
+    assert ended[0].seen.keys() == {"0-0", "1-0", "0-1", "1-1"}
 
 
 @_LONG
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
 @pytest.mark.parametrize("victim", [0, 1])
-def test_a_node_that_is_lost_ends_a_job_without_restarts(
-    both: tuple[Nodes, Nodes], victim: int, number: signal.Signals
+def test_a_node_that_leaves_ends_a_job_without_restarts(
+    both: tuple[Nodes, Nodes], victim: int
 ) -> None:
     """victim 0 hosts the coordinator, or torchrun's store."""
-    ends = []
-    for nodes in both:
-        for rank in (0, 1):
-            options = ["--nnodes=2", f"--node-rank={rank}", "--master-port=PORT"]
-            nodes.start(options, "trains")
-        nodes.await_file("*-0-2.trains", 2)
-        process = nodes.launchers[victim].process
-        assert process is not None
-        process.send_signal(number)
-        ends.append(nodes.end())
-    ours, theirs = ends
-    assert codes(ours)[1 - victim] == codes(theirs)[1 - victim] == 1, ours[1 - victim].err
-    assert codes(ours)[victim] == codes(theirs)[victim]
+    ends = [signalled(nodes, victim, signal.SIGTERM) for nodes in both]
+    assert codes(ends[0]) == codes(ends[1]) == [1, 1], ends[0][1 - victim].err
+
+
+@_LONG
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_node_that_is_killed_ends_a_job_without_restarts(
+    both: tuple[Nodes, Nodes], victim: int
+) -> None:
+    """torchrun's scripts would go on without their launcher."""
+    ended = signalled(both[0], victim, signal.SIGKILL)
+    assert codes(ended)[1 - victim] == 1, ended[1 - victim].err
+
+
+def signalled(nodes: Nodes, victim: int, number: signal.Signals) -> list[Ended]:
+    """Send the signal to one of two launchers once their scripts train."""
+    for rank in (0, 1):
+        nodes.start(["--nnodes=2", f"--node-rank={rank}", "--master-port=PORT"], "trains")
+    nodes.await_file("*-0-2.trains", 2)
+    process = nodes.launchers[victim].process
+    assert process is not None
+    process.send_signal(number)
+    return nodes.end()
 
 
 @_LONG
 def test_a_node_that_comes_late_joins(both: tuple[Nodes, Nodes]) -> None:
-    for nodes in both:
-        nodes.start(c10d("1:2", *QUICK_CALL), "trains")
-    for nodes in both:
-        nodes.await_file("0-*-1.trains")
-        nodes.start(c10d("1:2", *QUICK_CALL), "trains")
-    for nodes in both:
-        nodes.await_file("*-2.trains", 2)
-        nodes.enough()
-    ours, theirs = (nodes.end() for nodes in both)
-    assert codes(ours) == codes(theirs) == [0, 0], ours[0].err + ours[1].err
+    """Ours alone, as above."""
+    nodes = both[0]
+    nodes.start(c10d("1:2", *QUICK_CALL), "trains")
+    nodes.await_file("0-*-1.trains")
+    nodes.start(c10d("1:2", *QUICK_CALL), "trains")
+    nodes.await_file("*-2.trains", 2)
+    nodes.enough()
+    ended = nodes.end()
+    assert codes(ended) == [0, 0], ended[0].err + ended[1].err
 
 
 @_LONG
 def test_a_job_goes_on_without_a_lost_node_if_the_others_are_enough(
     both: tuple[Nodes, Nodes],
 ) -> None:
-    """torchrun's node that hosts the store must live, as must ours."""
-    options = c10d("1:2", "--max-restarts=2", *QUICK_CALL)
-    for nodes in both:
-        first = nodes.start([*options, "--rdzv-conf", QUICK_CALL[1] + ",is_host=true"], "trains")
-        nodes.await_file("0-*-1.trains")
-        second = nodes.start([*options, "--rdzv-conf", QUICK_CALL[1] + ",is_host=false"], "trains")
-        nodes.await_file("*-2.trains", 2)
-        assert second.process is not None
-        for old in nodes.scripts.glob("*-1.trains"):
-            old.unlink()
-        second.process.kill()
-        nodes.await_file("*-1.trains")
-        nodes.enough()
-        assert first.end().code == 0
+    """Ours alone, as above."""
+    nodes, options = both[0], c10d("1:2", "--max-restarts=2")
+    first = nodes.start([*options, "--rdzv-conf=last_call_timeout=1,is_host=true"], "trains")
+    nodes.await_file("0-*-1.trains")
+    second = nodes.start([*options, "--rdzv-conf=is_host=false"], "trains")
+    nodes.await_file("*-2.trains", 2)
+    assert second.process is not None
+    for old in nodes.scripts.glob("*-1.trains"):
+        old.unlink()
+    second.process.kill()
+    nodes.await_file("*-1.trains")
+    nodes.enough()
+    assert first.end().code == 0
 
 
 @_LONG
@@ -200,7 +208,7 @@ def test_too_few_nodes_end_after_the_join_timeout(both: tuple[Nodes, Nodes]) -> 
         nodes.start(c10d("2", "--rdzv-conf=join_timeout=5"), "ends")
     ours, theirs = (nodes.end() for nodes in both)
     assert codes(ours) == codes(theirs) == [1]
-    assert re.search(r"only 1 of at least 2 workers .* within 5 s", ours[0].err), ours[0].err
+    assert re.search(r"only \d of at least 2 workers .* within 5 s", ours[0].err), ours[0].err
 
 
 @_LONG

@@ -237,7 +237,7 @@ def test_wrong_usage_and_a_missing_script_are_refused(both: tuple[Launcher, Laun
     """torchrun ends with 1 for both."""
     refused = {}
     for name, options, program in (
-        ("value", ["--nnodes=2"], [str(SCRIPT)]),
+        ("value", ["--nnodes=0"], [str(SCRIPT)]),
         ("script", [], ["none.py"]),
         ("program", ["--no-python"], ["no-such-program"]),
         ("usage", ["--unknown"], [str(SCRIPT)]),

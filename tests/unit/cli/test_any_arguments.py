@@ -92,8 +92,8 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 
 async def _run(command: run.Command, checkpoints: Any, logs: Path, _display: Any) -> int:
-    run._job_options(command.settings, checkpoints)
-    options = run._node_options(command, Path("run"), logs)
+    run._job_options(command, checkpoints)
+    options = run.node_options(command, Path("run"), logs)
     options.hello.SerializeToString()
     return _build_messages(options)
 

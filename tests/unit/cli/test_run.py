@@ -18,7 +18,7 @@ from elastic.cli.launch import log_directory, worker_environment
 from elastic.cli.run import (
     Command,
     _job_options,
-    _node_options,
+    node_options,
 )
 from elastic.errors import ConfigurationError, TransientError
 from elastic.runtime import leave_signals
@@ -39,8 +39,8 @@ def test_workers_inherit_no_secret_of_their_agent(monkeypatch: pytest.MonkeyPatc
 def test_silence_and_hang_timeouts_are_independent(tmp_path: Path) -> None:
     settings = RunSettings(hang_timeout_s=3.0, silence_timeout_s=7.0, launch=Launch.ELASTIC)
     command = Command(settings=settings, argv=["train.py"])
-    assert _job_options(settings, None).stall.floor_s == 3.0
-    assert _node_options(command, tmp_path, tmp_path).settings.silence_timeout_s == 7.0
+    assert _job_options(command, None).stall.floor_s == 3.0
+    assert node_options(command, tmp_path, tmp_path).settings.silence_timeout_s == 7.0
 
 
 @pytest.mark.parametrize(

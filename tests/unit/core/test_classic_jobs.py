@@ -139,3 +139,57 @@ def test_a_stop_ends_the_job_once_no_worker_runs() -> None:
     end = job.ended()
     assert end is not None
     assert (end.exit_code, end.message) == (143, "SIGTERM")
+
+
+STRICT = replace(SETTINGS, nodes_may_fail=False, max_restarts=1)
+"""As under torchrun."""
+
+
+def test_a_lost_node_is_a_failure_where_it_counts_as_one() -> None:
+    job = Job(STRICT)
+    job.run(0)
+    job.tell(ev.NodeLost(node="b"))
+    job.fail("a0")  # because b0 was lost
+    assert job.machine.restarts_spent(job.now) == 1
+    assert job.current.members == ()
+    job.run(1)
+    job.tell(ev.NodeLost(node="b"))
+    end = job.ended()
+    assert end is not None
+    assert (end.exit_code, end.verdict) == (1, Verdict.BUDGET_SPENT)
+    assert end.failure is not None
+    assert end.failure.message == "its node was lost"
+
+
+def test_a_node_that_leaves_is_a_failure_where_it_counts_as_one() -> None:
+    job = Job(replace(STRICT, max_restarts=0))
+    job.run(0)
+    job.tell(ev.NodeLeaving(node="b", reason="SIGTERM"))
+    assert job.machine.phase is JobPhase.FAILED
+
+
+def test_a_node_without_members_may_come_and_go() -> None:
+    job = Job(replace(STRICT, max_restarts=0))
+    job.tell(ev.NodeReported(node="b", slots=1, workers=(status("b0", READY),)))
+    job.tell(ev.NodeLost(node="b"))
+    assert job.machine.phase is JobPhase.GATHERING
+
+
+def test_too_few_workers_for_too_long_end_the_job() -> None:
+    formation = replace(SETTINGS.formation, give_up_s=5.0)
+    job = Job(replace(SETTINGS, formation=formation))
+    effects = job.tell(ev.NodeReported(node="a", slots=1, workers=(status("a0", READY),)))
+    started = 0.0  # the first event
+    assert fx.SetTimer(at=started + 5.0) in effects
+    job.run(0)
+    job.tell(ev.TimerFired(), after_s=10.0)
+    assert job.ended() is None
+    job.tell(ev.NodeLost(node="b"))
+    job.report(status("a1", READY))
+    job.tell(ev.TimerFired(), after_s=4.0)
+    assert job.ended() is None
+    job.tell(ev.TimerFired(), after_s=2.0)
+    end = job.ended()
+    assert end is not None
+    assert end.exit_code == 1
+    assert "only 1 of at least 2 workers were ready within 5 s" in end.message

@@ -82,11 +82,11 @@ def test_what_has_no_effect_is_told_once_each() -> None:
         note.partition(" has no effect")[0] for note in parse([*given, *RUN], environment).notes
     ]
     assert told == [
-        "--rdzv-conf timeout=3",
         "--monitor-interval 5.0",
         "--start-method fork",
         "--event-log-handler console",
         "TORCHELASTIC_HEALTH_CHECK_PORT",
+        "--rdzv-conf timeout=3",
         "--master-addr n1",
         "--rdzv-id",
         "--signals-to-handle SIGKILL",
@@ -107,10 +107,23 @@ def test_each_option_without_effect_is_told_when_it_is_given() -> None:
 @pytest.mark.parametrize(
     ("words", "environment", "told"),
     [
-        (["--nnodes", "2"], {}, "elastic agent"),
-        (["--nnodes", "1:4"], {}, "elastic agent"),
-        (["--nnodes", "x"], {}, "expected 1"),
-        ([], {"PET_NNODES": "2"}, "elastic agent"),
+        (["--nnodes", "x"], {}, "expected N or MIN:MAX"),
+        (["--nnodes", "3:2"], {}, "expected N or MIN:MAX"),
+        (["--nnodes", "2", "--standalone"], {}, "leave one of them out"),
+        (["--nnodes", "2", "--node-rank", "2"], {}, "the ranks 0 to 1"),
+        (["--nnodes", "2", "--master-port", "0"], {}, "from 1 to 65535"),
+        (["--nnodes", "2", "--rdzv-endpoint", "n1"], {}, "HOST:PORT"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d"], {}, "HOST:PORT"),
+        (["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n1:0"], {}, "port from 1"),
+        (["--nnodes", "2", "--rdzv-backend", "etcd-v2"], {}, "c10d with --rdzv-endpoint"),
+        (["--nnodes", "2", "--rdzv-backend", "zookeeper"], {}, "use c10d or static"),
+        (["--nnodes", "2", "--rdzv-conf", "timeout"], {}, "NAME=VALUE"),
+        (["--nnodes", "2", "--rdzv-conf", "timeout=soon"], {}, "number of seconds"),
+        (
+            [*"--nnodes 2 --rdzv-backend c10d".split(), "--rdzv-conf", "is_host=maybe"],
+            {},
+            "true or false",
+        ),
         (["--node-rank", "1"], {}, "only rank 0"),
         (["--nproc-per-node", "xpu"], {}, "gpu, cpu or auto"),
         (["--nproc-per-node", "0"], {}, "at least 1"),
@@ -173,3 +186,53 @@ def test_other_commands_say_what_elastic_has_for_an_option_of_torchrun() -> None
             assert "elastic torchrun" in str(belongs_to_torchrun(flag))
     assert "--console all" in str(belongs_to_torchrun("-t"))
     assert belongs_to_torchrun("--none") is None
+
+
+def test_several_nodes_with_c10d_meet_at_the_endpoint() -> None:
+    given = ["--nnodes=2:3", "--rdzv-backend=c10d", "--rdzv-endpoint=n1", "--rdzv-id=j"]
+    conf = "join_timeout=9,last_call_timeout=2,is_host=n,heartbeat_timeout=3"
+    options = parse([*given, "--rdzv-conf", conf, "--local-addr=10.0.0.2", *RUN], {})
+    meets = options.rendezvous
+    assert meets is not None
+    assert (meets.least, meets.most, meets.host, meets.port) == (2, 3, "n1", 29400)
+    assert (meets.node_rank, meets.is_host, meets.local_addr) == (None, False, "10.0.0.2")
+    assert (meets.join_timeout_s, meets.last_call_s) == (9, 2)
+    assert (options.master_addr, options.master_port, options.run_id) == ("", None, "j")
+    assert options.notes == ("--rdzv-conf heartbeat_timeout has no effect with c10d",)
+
+
+@pytest.mark.parametrize(
+    ("words", "master", "port"),
+    [
+        ([], ("127.0.0.1", 29500), 30500),
+        (["--master-addr=n1", "--master-port=40000"], ("n1", 40000), 41000),
+        (["--rdzv-endpoint=n1:65000"], ("n1", 65000), 64000),
+        (["--rdzv-endpoint=[fd00::1]:70"], ("fd00::1", 70), 1070),
+    ],
+)
+def test_several_nodes_with_static_ranks_meet_at_a_port_that_all_derive(
+    words: list[str], master: tuple[str, int], port: int
+) -> None:
+    for rank in (0, 1):
+        options = parse(["--nnodes=2", f"--node-rank={rank}", *words, *RUN], {})
+        meets = options.rendezvous
+        assert meets is not None
+        assert (options.master_addr, options.master_port) == master
+        assert (meets.host, meets.port) == (master[0], port)
+        assert (meets.node_rank, meets.is_host) == (rank, rank == 0)
+        assert meets.join_timeout_s == 600
+
+
+def test_static_ranks_need_the_most_nodes_as_in_torchrun() -> None:
+    options = parse(["--nnodes=1:3", *RUN], {})
+    assert options.rendezvous is not None
+    assert (options.rendezvous.least, options.rendezvous.most) == (3, 3)
+    assert "means 3" in options.notes[0]
+
+
+def test_what_all_nodes_must_have_alike_is_known_whatever_the_node() -> None:
+    same = {
+        parse([*words, "--nnodes=2", "--max-restarts=1", *RUN], {}).rendezvous.same  # type: ignore[union-attr]
+        for words in (["--node-rank=0"], ["--node-rank=1", "--rdzv-conf=timeout=5"])
+    }
+    assert same == {"--nnodes 2 --max-restarts 1 --rdzv-backend static --rdzv-id none"}

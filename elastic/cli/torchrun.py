@@ -166,6 +166,7 @@ class _Failed:
     local_rank: int
     exit_code: int
     pid: int
+    host: str
     asked: bool
     """It was told to end, since another one had failed before."""
     unix_s: float
@@ -176,7 +177,8 @@ class _Failed:
         told = entry.fields["details"]
         numbers = {name: int(told[name]) for name in ("rank", "local_rank", "exit_code", "pid")}
         asked = told["asked"] == "true"
-        return cls(unix_s=entry.unix_s, error_file=told["error_file"], asked=asked, **numbers)
+        host, error_file = told["host"], told["error_file"]
+        return cls(unix_s=entry.unix_s, host=host, error_file=error_file, asked=asked, **numbers)
 
     def recorded(self) -> Mapping[str, Any]:
         """What the script has left in its error file."""
@@ -192,7 +194,7 @@ class _Failed:
         return [
             f"[{number}]:",
             f"  time      : {at}",
-            f"  host      : {socket.getfqdn()}",
+            f"  host      : {socket.getfqdn() if self.host == socket.gethostname() else self.host}",
             f"  rank      : {self.rank} (local_rank: {self.local_rank})",
             f"  exitcode  : {self.exit_code} (pid: {self.pid}) {told}",
             f"  error_file: {self.error_file or '<N/A>'}",

@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import signal
+import socket
 import threading
 import time
 import traceback
@@ -200,6 +201,7 @@ class _ScriptSupervisor:
             "attempt": self._environment["TORCHELASTIC_RESTART_COUNT"],
             "exit_code": str(status),
             "pid": str(self._script.pid),
+            "host": socket.gethostname(),
             "asked": str(self._asked_to_end).lower(),
             "error_file": str(self._error_file) if self._error_file.exists() else "",
         }

@@ -26,6 +26,7 @@ class Shown:
     def fails(self, rank: int, code: int, *, asked: bool = False, error_file: str = "") -> None:
         details = {"worker": f"w{rank}", "rank": rank, "local_rank": rank, "exit_code": code}
         details |= {"pid": 40 + rank, "asked": str(asked).lower(), "error_file": error_file}
+        details["host"] = "node7"
         self.happens("script_ended", node="local", details=details)
 
     def ends(self, code: int) -> str:
@@ -41,6 +42,7 @@ def test_the_root_cause_is_the_first_script_that_nobody_asked_to_end() -> None:
     shown.fails(2, 4)
     causes = shown.ends(1).partition("Root Cause")
     assert "rank      : 0 (local_rank: 0)" in causes[2]
+    assert "host      : node7" in causes[2]
     assert "exitcode  : 3 (pid: 40)" in causes[2]
     assert [f"rank      : {rank} " in causes[0] for rank in range(3)] == [False, True, True]
     assert causes[0].count("elastic: failed (exitcode") == 1

@@ -120,7 +120,7 @@ def test_each_option_without_effect_is_told_when_it_is_given() -> None:
         (["--nnodes", "2", "--rdzv-conf", "timeout"], {}, "NAME=VALUE"),
         (["--nnodes", "2", "--rdzv-conf", "timeout=soon"], {}, "number of seconds"),
         (
-            [*"--nnodes 2 --rdzv-backend c10d".split(), "--rdzv-conf", "is_host=maybe"],
+            [*["--nnodes", "2", "--rdzv-backend", "c10d"], "--rdzv-conf", "is_host=maybe"],
             {},
             "true or false",
         ),

@@ -273,6 +273,23 @@ def torchrun(
         raise typer.Exit(run_as_torchrun(arguments or [], _device_counts))
 
 
+@app.command(context_settings={"allow_interspersed_args": False})
+def wrap(
+    arguments: Annotated[
+        Optional[list[str]],  # noqa: UP045
+        typer.Argument(metavar="COMMAND [ARGUMENTS]", help="Such as: accelerate launch train.py"),
+    ] = None,
+) -> None:
+    """Run `accelerate launch` and the like with elastic as torchrun.
+
+    The command must be a Python script that calls torch.distributed.run in its own process.
+    """
+    from elastic.cli.wrap import wrap as run_wrapped
+
+    with _errors():
+        run_wrapped(arguments or [], _device_counts)
+
+
 @app.command(cls=SettingsCommand)
 @with_options(CoordinatorSettings)
 def coordinator(*, config: _Config = None, **options: Any) -> None:

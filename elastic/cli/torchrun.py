@@ -44,7 +44,11 @@ def torchrun(argv: Sequence[str], device_counts: Callable[[], DeviceCounts]) -> 
     Raises SystemExit for wrong usage, ConfigurationError, and TransientError if a new start may
     succeed.
     """
-    options = parse(argv, os.environ)
+    return launch(parse(argv, os.environ), device_counts)
+
+
+def launch(options: TorchrunOptions, device_counts: Callable[[], DeviceCounts]) -> int:
+    """Run a job to its end; return the exit code. Raises as `torchrun`, except SystemExit."""
     for note in options.notes:
         print(printable(f"elastic: {note}"), file=sys.stderr)
     settings = _settings(options, device_counts)

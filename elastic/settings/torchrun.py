@@ -253,6 +253,19 @@ def parse(argv: Sequence[str], environment: Mapping[str, str]) -> TorchrunOption
         parser.error(str(error))
 
 
+def options_of(given: argparse.Namespace, environment: Mapping[str, str]) -> TorchrunOptions:
+    """Return what a program asks for that has filled in what torch's parser gives, such as
+    `accelerate launch`. Raises ConfigurationError."""
+    values = argparse.Namespace(**vars(given))
+    for row in TABLE:
+        value = getattr(values, row.name, None)
+        value = row.default if value is None else value
+        is_text = isinstance(value, str) and not row.switch
+        setattr(values, row.name, row.kind(value) if is_text else value)
+    values.nproc_per_node, values.nnodes = str(values.nproc_per_node), str(values.nnodes)
+    return _resolved(values, environment, _notes(values, environment))
+
+
 def _parser(environment: Mapping[str, str]) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="elastic torchrun",

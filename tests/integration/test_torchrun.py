@@ -357,3 +357,35 @@ def test_a_signal_reaches_the_workers_as_it_is(
     for launcher in both:
         told = [path.read_text() for path in launcher.directory.glob("*-signal")]
         assert told == [number.name] * 2, (launcher.module, ours.err)
+
+
+def test_a_wrapped_command_runs_its_job_as_elastic_torchrun(place: Place, tmp_path: Path) -> None:
+    """The command fills in the values of torch's parser as `accelerate launch` does."""
+    command = tmp_path / "launches"
+    command.write_text(
+        f"""#!{sys.executable}
+import sys
+from torch.distributed import run
+arguments = run.get_args_parser().parse_args(sys.argv[1:])
+arguments.nproc_per_node, arguments.nnodes, arguments.master_port = 2, "1", None
+run.run(arguments)
+print("the command goes on")
+"""
+    )
+    command.chmod(0o755)
+    (tmp_path / "job").mkdir()
+    given = ["--max_restarts", "1", str(SCRIPT), "recovers", str(tmp_path / "job")]
+    wrapped = [sys.executable, "-m", "elastic.cli", "wrap", str(command), *given]
+    state = {"XDG_STATE_HOME": str(tmp_path / "state"), "TMPDIR": str(tmp_path)}
+    ended = subprocess.run(
+        [*DIE_WITH_PARENT, *wrapped],
+        capture_output=True,
+        text=True,
+        timeout=_DEADLINE_S,
+        check=False,
+        env={**os.environ, **place.environment, **state},
+    )
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.splitlines()[-1] == "the command goes on"
+    assert {p.stem for p in (tmp_path / "job").glob("*.json")} == {"0-0", "1-0", "0-1", "1-1"}
+    assert "elastic: failed (exitcode: 4)" in ended.stderr

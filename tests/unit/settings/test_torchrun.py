@@ -8,7 +8,7 @@ import os
 import pytest
 from torch.distributed.run import get_args_parser
 
-from elastic.settings.torchrun import TABLE, Answer, Row, belongs_to_torchrun, parse
+from elastic.settings.torchrun import TABLE, Answer, Row, belongs_to_torchrun, options_of, parse
 
 ROWS = {row.name: row for row in TABLE}
 RUN = ["--nproc-per-node", "2", "train.py"]
@@ -236,3 +236,16 @@ def test_what_all_nodes_must_have_alike_is_known_whatever_the_node() -> None:
         for words in (["--node-rank=0"], ["--node-rank=1", "--rdzv-conf=timeout=5"])
     }
     assert same == {"--nnodes 2 --max-restarts 1 --rdzv-backend static --rdzv-id none"}
+
+
+def test_what_a_program_fills_in_counts_as_if_it_were_given() -> None:
+    """Ports as text and numbers as numbers, as `accelerate launch` leaves them."""
+    given = get_args_parser().parse_args(["train.py", "--lr", "1"])
+    given.nnodes, given.node_rank, given.nproc_per_node = 2, "1", 4
+    given.master_addr, given.master_port, given.of_another = "n1", "29600", "program"
+    given.tee = given.redirects = None
+    options = options_of(given, {})
+    meets = options.rendezvous
+    assert meets is not None
+    assert (meets.node_rank, meets.host, meets.port) == (1, "n1", 30600)
+    assert (options.nproc_per_node, options.args, options.tee) == ("4", ("--lr", "1"), 0)

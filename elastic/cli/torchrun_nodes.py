@@ -44,7 +44,7 @@ _LOST_S = 10.0
 """How long this node waits for a coordinator that it has lost. Its memory is gone if it has ended,
 so it comes back only after a fault of the network."""
 _LOOK_S, _TOLD_AFTER_S = 0.2, 5.0
-_LONGEST_RANK = 10  # digits
+_PID_DIGITS = 7  # proc(5): at most 4194304
 
 
 def run_with_others(command: Command, meets: Rendezvous) -> int:
@@ -57,16 +57,15 @@ def run_with_others(command: Command, meets: Rendezvous) -> int:
     is_here = network.is_own(meets.host)
     command = _as_node(command, meets)
     if meets.is_host or (meets.is_host is None and is_here):
-        listen = address if stays_here(address) else _joined(EVERY_INTERFACE, meets.port)
+        listen = address if stays_here(address) else f"{EVERY_INTERFACE}:{meets.port}"
         try:
             return run(_with(command, listen=listen))
         except PortTaken as error:
             if meets.is_host is not None:
                 raise ConfigurationError(
-                    f"the coordinator cannot listen at port {meets.port} ({meets.given_by}), at "
-                    "which all nodes meet: another process has it, or another node has been "
-                    "started here with the same --node-rank; end that, or give all nodes another "
-                    "port"
+                    f"{str(error).partition(';')[0]} ({meets.given_by}), where all nodes meet; end "
+                    "what has the port, such as another node with this --node-rank, or give all "
+                    "nodes another port"
                 ) from error
     return _attend_from_here(command, meets, address)
 
@@ -74,12 +73,14 @@ def run_with_others(command: Command, meets: Rendezvous) -> int:
 def _as_node(command: Command, meets: Rendezvous) -> Command:
     """Name this node. Names are in the order of ranks: torchrun's without --node-rank is that of
     the hosts' names and then of the launchers' pids."""
-    number = os.getpid() if meets.node_rank is None else meets.node_rank
-    place = host_name() if meets.node_rank is None else "rank"
+    if meets.node_rank is None:
+        node = f"{host_name()}-{os.getpid():0{_PID_DIGITS}}"
+    else:
+        node = f"rank-{meets.node_rank:0{len(str(meets.most - 1))}}"
     same = f"{meets.same} --nproc-per-node {command.settings.nproc_per_node}"
     return _with(
         command,
-        node=f"{place}-{number:0{_LONGEST_RANK}}",
+        node=node,
         same=same,
         give_up_s=meets.join_timeout_s,
         host=meets.local_addr or _own_address(meets),
@@ -98,7 +99,7 @@ def _own_address(meets: Rendezvous) -> str:
 
 
 def _joined(host: str, port: int) -> str:
-    return f"[{host}]:{port}" if ":" in host.strip("[]") else f"{host}:{port}"
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
 def _attend_from_here(command: Command, meets: Rendezvous, address: str) -> int:
@@ -199,6 +200,6 @@ async def _end_without_coordinator(
         why = (
             f"no coordinator has answered at {address} ({meets.given_by}) within "
             f"{meets.join_timeout_s:g} s: start the node with that address as well, and let this "
-            "one reach its port; --rdzv-conf sets how long to wait"
+            "one reach its port, which no other program may have; --rdzv-conf sets how long to wait"
         )
     agent.job_ended(int(ExitCode.SCRIPT_FAILED), why)

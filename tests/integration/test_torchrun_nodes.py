@@ -246,5 +246,5 @@ def test_a_taken_port_of_the_coordinator_is_named(both: tuple[Nodes, Nodes]) -> 
     with socket.create_server(("127.0.0.1", nodes.port + 1000)):
         (ended,) = [nodes.start(options, "ends").end()]
     assert ended.code == 78
-    told = f"port {nodes.port + 1000} (port {nodes.port} of --master-port + 1000)"
+    told = f"is in use by another process (port {nodes.port} of --master-port + 1000), where all"
     assert told in ended.err

@@ -24,15 +24,15 @@ class Digester:
 
     def __init__(self) -> None:
         self._hash = xxhash.xxh3_128()
-        self._size_bytes = 0
+        self.size_bytes = 0
 
     def update(self, piece: bytes | memoryview) -> None:
         self._hash.update(piece)
-        self._size_bytes += len(piece)
+        self.size_bytes += len(piece)
 
     def result(self, name: str) -> FileDigest:
         return FileDigest(
-            name=name, size_bytes=self._size_bytes, xxh3_128=str(self._hash.hexdigest())
+            name=name, size_bytes=self.size_bytes, xxh3_128=str(self._hash.hexdigest())
         )
 
 

@@ -44,7 +44,7 @@ from elastic.worker.group.transfer import (
 )
 from elastic.worker.optimizers import Optimizers, ScaledOptimizer
 from elastic.worker.state.backlog import LedgerRecord
-from elastic.worker.state.checkpointing import Structure
+from elastic.worker.state.checkpointing import NotNeeded, Structure
 from elastic.worker.state.digest import digest_of
 from elastic.worker.state.generators import Noise, seed_at
 from elastic.worker.state.job_state import JobState, progress_of
@@ -826,7 +826,7 @@ class Training:
         self._reads.wait()
         group = self._joining()
         loaded, self.outcome.source = self.control.checkpoints.load(
-            lambda structure: self._room(structure, restore.loop)
+            lambda s: {} if _is_later(s, restore.loop) else self.state.comparable()
         )
         if loaded is None:
             return None
@@ -845,19 +845,17 @@ class Training:
         if self.control.backend.queues:  # rank 0 sends to devices from its device
             return False
         self._reads.wait()
+        group = self._joining()
         rooms: list[Mapping[str, torch.Tensor]] = []
 
         def room(structure: Structure) -> Mapping[str, torch.Tensor]:
-            rooms.append(self._room(structure, read.loop))
+            if _is_later(structure, read.loop):
+                raise NotNeeded("the script has not come to the checkpoint's loop")
+            rooms.append(self.state.comparable())
             return rooms[-1]
 
-        self._read = self.control.checkpoints.read(room)
+        self._read = self.control.checkpoints.read(room, lambda: not group.lost)
         return any(rooms)
-
-    def _room(self, structure: Structure, loop: int) -> Mapping[str, torch.Tensor]:
-        """Return the tensors that a checkpoint may be read into: none if it is postponed."""
-        later = progress_of(structure.extra).loop > loop
-        return {} if later else self.state.comparable()
 
     def _take_or_postpone(self, flat: _FlatState, loop: int, *, at_commit: bool) -> Progress:
         progress = progress_of(flat.extra)
@@ -1299,6 +1297,11 @@ class Training:
 def _shapes_digest(state: JobState) -> int:
     """A digest of the tensors that this member would save."""
     return digest_of([], documents.encode({"shapes": state.saved_shapes()}))
+
+
+def _is_later(structure: Structure, loop: int) -> bool:
+    """Whether a checkpoint was saved in a later loop, to which the script has not come yet."""
+    return progress_of(structure.extra).loop > loop
 
 
 def _as_loss(error: Exception) -> GroupLost:

@@ -846,8 +846,9 @@ class Participation:
         if plan.committed is None and seat.rank == 0:
             yield from self._restore(seat, begun=plan.begun or seat.generation.begun)
         elif plan.committed is None and _shares_node(seat, 0):
-            # Until all of it is here.
-            self._overwritten |= yield ReadCheckpoint(loop=max(self.loop, 0))
+            overwritten, self._overwritten = self._overwritten, True  # until it is known
+            has_overwritten: bool = yield ReadCheckpoint(loop=max(self.loop, 0))
+            self._overwritten = overwritten or has_overwritten
         receivers = {transfer.source: transfer.target for transfer in plan.transfers}
         comes = any(transfer.target == seat.rank for transfer in plan.transfers)
         for transfer in plan.transfers:

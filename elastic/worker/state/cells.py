@@ -60,7 +60,6 @@ _GRADIENT = operator.attrgetter("grad")
 _MEMBERS = operator.itemgetter("params")
 _VALUES = operator.methodcaller("values")
 _STAGES = "_per_optimizer_states"  # of a GradScaler
-_NOTHING = frozenset({NoneType})
 _EXTRA_STATE = "_extra_state"  # of which ExtraState takes care
 
 
@@ -118,14 +117,6 @@ def is_written_by_operations(cell: Cell) -> TypeGuard[ModuleTensors | OptimizerS
     return isinstance(cell, OptimizerState) or (
         isinstance(cell, ModuleTensors) and not cell.are_buffers
     )
-
-
-def exchanged_part(cell: Cell) -> Callable[[], Copy] | None:
-    """Return what copies the part of the cell that members send to each other; None: they send none
-    of it, and nobody asks for it as of a commit."""
-    if isinstance(cell, (DefaultGenerators, Modes, RequiresGrad)):
-        return None
-    return cell.copy_settings if isinstance(cell, ParameterGroups) else cell.copy
 
 
 # ---- tensors of modules
@@ -323,35 +314,33 @@ class ParameterGroups(_Small):
         self._optimizer = optimizer
 
     def copy(self) -> Copy:
-        groups, settings, _ = self.copy_settings()
-        return groups, settings, list(map(list, map(_MEMBERS, groups)))
-
-    def copy_settings(self) -> Copy:
-        """Copy all but which parameters they have."""
         groups = list(self._optimizer.param_groups)
-        return groups, [_settings(group) for group in groups], None
+        return (
+            groups,
+            [_settings(group) for group in groups],
+            list(map(list, map(_MEMBERS, groups))),
+        )
 
     def put_back(self, copy: Copy) -> None:
         groups, settings, members = copy
         self._optimizer.param_groups[:] = groups
-        for group, values in zip(groups, settings, strict=True):
+        for group, values, parameters in zip(groups, settings, members, strict=True):
             held = {key: _held(group.get(key), value) for key, value in values.items()}
             if [key for key in group if key != "params"] != list(held):
                 own = group["params"]
                 group.clear()
                 group["params"] = own
-            group.update(held)
-        for group, parameters in zip(groups, members or (), strict=members is not None):
             if not all_same(group["params"], parameters):
                 group["params"] = list(parameters)
+            group.update(held)
 
     def differs(self, copy: Copy) -> bool:
         groups, settings, members = copy
         now = self._optimizer.param_groups
         return not (
             all_same(now, groups)
+            and all(all_same(g["params"], ps) for g, ps in zip(now, members, strict=True))
             and trees_equal([_settings(group) for group in now], settings)
-            and all(map(all_same, map(_MEMBERS, now), members or ()))
         )
 
 
@@ -628,17 +617,13 @@ class Gradients:
     first backward pass, or may be meant to grow. `before_backward` finds out which, for each
     module. Gradients that have grown once may do so again, whatever happens in the blocks between:
     a script may zero them at the start of every fourth. Until this is known, they are assumed to be
-    meant to grow. Of many that are known not to grow, each block looks at some in turn.
+    meant to grow.
     """
 
     name = "session.gradients"
 
     def __init__(self) -> None:
         self._modules: dict[str, dict[str, nn.Parameter]] = {}
-        self._parameters: dict[str, list[nn.Parameter]] = {}
-        """The same, in order."""
-        self._looked_at: dict[str, list[nn.Parameter]] = {}
-        """By module: those at whose gradients this block looks."""
         self._accumulates: dict[str, bool] = {}
         self._at_begin: dict[str, bool] = {}
         self._left: dict[str, tuple[list[int], list[int]]] = {}
@@ -649,24 +634,17 @@ class Gradients:
         before."""
         before = list(map(id, self._modules.get(name, {}).values()))
         self._modules[name] = dict(module.named_parameters())
-        self._parameters[name] = list(self._modules[name].values())
         return before != list(map(id, self._modules[name].values()))
 
-    def begin(self, turn: Turn = None) -> Copy:
+    def begin(self) -> Copy:
         """A block begins: return a copy of the gradients that may be meant to grow."""
         self._at_begin = dict(self._accumulates)
         self._left = {}
-        for name, parameters in self._parameters.items():
-            looked_at, grows = parameters, self._accumulates.get(name)
-            if len(parameters) > _FEW and not grows:
-                looked_at = _in_turn(parameters, turn)
-            gradients = list(map(_GRADIENT, looked_at))
-            if not _NOTHING.issuperset(map(type, gradients)):
-                if grows is None:
-                    looked_at, gradients = parameters, list(map(_GRADIENT, parameters))
+        for name, parameters in self._modules.items():
+            gradients = list(map(_GRADIENT, parameters.values()))
+            if not {NoneType}.issuperset(map(type, gradients)):
                 left = present(gradients)
                 self._left[name] = list(map(id, left)), list(map(VERSION, left))
-            self._looked_at[name] = looked_at
         return self.copy() if self._left else []
 
     def before_backward(self) -> bool:
@@ -726,7 +704,7 @@ class Gradients:
     def _unchanged(self, name: str, left: tuple[list[int], list[int]]) -> bool:
         """True if a gradient of the block's start is still there, unchanged, and is not zero. A
         script may zero those of one optimizer only."""
-        now = present(map(_GRADIENT, self._looked_at[name]))
+        now = present(map(_GRADIENT, self._modules[name].values()))
         if not now:
             return False
         was_there = frozenset(zip(*left, strict=True))
@@ -763,7 +741,8 @@ def _from_stored(gradient: Any) -> torch.Tensor | None:
 
 
 class DefaultGenerators(_Small):
-    """torch's generators that a script uses without naming one (dropout): this worker's own."""
+    """torch's generators that a script uses without naming one (dropout). They are this worker's
+    own, and members do not exchange them. A copy may be None: then they stay as they are."""
 
     name = "torch's default generators"
 
@@ -775,6 +754,8 @@ class DefaultGenerators(_Small):
         return host, torch.cuda.get_rng_state(self._cuda) if self._cuda is not None else None
 
     def put_back(self, copy: Copy) -> None:
+        if copy is None:
+            return
         host, device = copy
         torch.default_generator.set_state(host)
         if device is not None:

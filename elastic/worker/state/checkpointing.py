@@ -119,15 +119,15 @@ class Checkpointing:
             catalog.prepare(self._directory, step)
         return loaded, f"checkpoint of step {loaded.manifest.step}"
 
-    def read(self, room: Room) -> Mapping[str, torch.Tensor]:
+    def read(self, room: Room, is_needed: Callable[[], bool]) -> Mapping[str, torch.Tensor]:
         """Return the tensors of the newest intact checkpoint, none if it cannot be read here. What
-        is wrong, the member that restores it reports. room: see `load`.
+        is wrong, the member that restores it reports. room, is_needed: see `load`.
 
         None from remote storage either: no cache has what another process of the node reads."""
         if not isinstance(self._directory, LocalDirectory):
             return {}
         try:
-            loaded = load_latest(self._directory, lambda *_: None, room)
+            loaded = load_latest(self._directory, lambda *_: None, room, is_needed)
         except ElasticError:
             return {}
         return loaded.tensors if loaded is not None else {}
@@ -398,11 +398,24 @@ Room: TypeAlias = "Callable[[Structure], Mapping[str, torch.Tensor]]"
 """Returns the tensors, by name, that may be overwritten with those of a checkpoint."""
 
 
+class NotNeeded(ElasticError):
+    """The checkpoint is no longer needed, or not yet."""
+
+
 def _no_room(_: Structure) -> Mapping[str, torch.Tensor]:
     return {}
 
 
-def load(directory: CheckpointDirectory, step: int, room: Room = _no_room) -> Loaded:
+def _always() -> bool:
+    return True
+
+
+def load(
+    directory: CheckpointDirectory,
+    step: int,
+    room: Room = _no_room,
+    is_needed: Callable[[], bool] = _always,
+) -> Loaded:
     """Read a committed checkpoint, whatever its number of shards.
 
     Memory that was in use takes a quarter of the time of fresh memory (measured), which the kernel
@@ -410,8 +423,8 @@ def load(directory: CheckpointDirectory, step: int, room: Room = _no_room) -> Lo
     they hold nothing of use if this raises, and must be loaded from the result or from that of
     another checkpoint.
 
-    Raises CheckpointDamaged, which names the file, and TransientError if the storage cannot be
-    reached.
+    Raises CheckpointDamaged, which names the file, TransientError if the storage cannot be reached,
+    and NotNeeded as soon as `is_needed` says so.
     """
     manifest = read_manifest(directory, step)
     where = f"{directory.url}/{path_in_step(step, '')}"
@@ -426,7 +439,8 @@ def load(directory: CheckpointDirectory, step: int, room: Room = _no_room) -> Lo
     assembly = _Assembly(structure.specs, where, room(structure))
     shards = {parse_shard_name(file.name): file for file in manifest.files}
     for place in sorted(place for place in shards if place is not None):
-        assembly.add(shards[place].name, _verified(directory, step, shards[place]))
+        pieces = _verified(directory, step, shards[place])
+        assembly.add(shards[place].name, _as_needed(pieces, is_needed))
     return Loaded(
         manifest=manifest,
         structure=structure,
@@ -439,6 +453,7 @@ def load_latest(
     directory: CheckpointDirectory,
     on_damaged: Callable[[int, str], None],
     room: Room = _no_room,
+    is_needed: Callable[[], bool] = _always,
 ) -> Loaded | None:
     """Load the newest checkpoint that is intact; return None if there is no checkpoint at all.
 
@@ -450,7 +465,7 @@ def load_latest(
     found = catalog.scan(directory)
     for step in found.committed:
         try:
-            return load(directory, step, room)
+            return load(directory, step, room, is_needed)
         except CheckpointDamaged as error:
             reasons.append(str(error))
             on_damaged(step, reasons[-1])
@@ -473,10 +488,9 @@ def load_latest(
 def _require_plausible(manifest: Manifest, structure: Structure, where: str) -> None:
     """Raise CheckpointDamaged if the shards are longer than tensors and headers can make them."""
     specs = structure.specs
-    most_bytes = (
-        sum(spec.size_bytes for spec in specs) + _MOST_BYTES_OF_HEADER * manifest.world_size
-    )
-    size_bytes = sum(f.size_bytes for f in manifest.files if not is_structure_name(f.name))
+    shards = [file for file in manifest.files if not is_structure_name(file.name)]
+    most_bytes = sum(spec.size_bytes for spec in specs) + _MOST_BYTES_OF_HEADER * len(shards)
+    size_bytes = sum(file.size_bytes for file in shards)
     if size_bytes > most_bytes:
         raise CheckpointDamaged(
             f"{where}: the manifest lists shards of {size_bytes} bytes, but the tensors have "
@@ -499,6 +513,8 @@ def _verified(
         if found == expected:  # another one may be endless
             for piece in directory.chunks(path_in_step(step, expected.name)):
                 digester.update(piece)
+                if digester.size_bytes > size_bytes:  # it grows, perhaps without an end
+                    break
                 yield piece
             found = digester.result(expected.name)
     except FileNotFoundError as error:
@@ -506,6 +522,13 @@ def _verified(
     wrong = difference(expected, found)
     if wrong is not None:
         raise CheckpointDamaged(f"{where} is damaged: {wrong}")
+
+
+def _as_needed(pieces: Iterator[memoryview], is_needed: Callable[[], bool]) -> Iterator[memoryview]:
+    for piece in pieces:
+        if not is_needed():
+            raise NotNeeded("the checkpoint is not needed any more")
+        yield piece
 
 
 class _Assembly:

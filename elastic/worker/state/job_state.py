@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import operator
 import warnings
 from collections import Counter
@@ -390,11 +391,13 @@ class JobState:
 
     def comparable(self) -> dict[str, torch.Tensor]:
         """Return parameters by their names in `capture`, if restoring them from themselves leaves
-        them as they are: loading has no code of the script's, and nothing else has their memory."""
+        them as they are: they are loaded before any code of the script's can write to them, and
+        nothing else has their memory."""
+        first = itertools.takewhile(lambda item: _loads_plainly(item[1]), self._scripts.items())
         found = {
             f"{name}.{path}.{key}" if path else f"{name}.{key}": parameter
-            for name, module in self.modules().items()
-            if _loads_plainly(module)
+            for name, module in first
+            if isinstance(module, nn.Module)
             for path, inner in module.named_modules()
             for key, parameter in inner.named_parameters(recurse=False)
             if _has_plain_memory(parameter)
@@ -654,9 +657,11 @@ def _has_plain_memory(tensor: torch.Tensor) -> bool:
     return plain and tensor.device.type != "meta"
 
 
-def _loads_plainly(module: nn.Module) -> bool:
-    """Return whether only torch's own code loads the module's state."""
-    return not any(map(_loads_in_its_own_way, module.modules()))
+def _loads_plainly(tracked: Stateful) -> bool:
+    """Return whether only torch's own code loads the object's state."""
+    if isinstance(tracked, nn.Module):
+        return not any(map(_loads_in_its_own_way, tracked.modules()))
+    return type(tracked).__module__.startswith("torch.")
 
 
 def _loads_in_its_own_way(module: nn.Module) -> bool:
@@ -668,6 +673,7 @@ def _loads_in_its_own_way(module: nn.Module) -> bool:
     return not kind.__module__.startswith("torch.nn.") and (
         kind.load_state_dict is not plain.load_state_dict
         or kind._load_from_state_dict is not plain._load_from_state_dict
+        or kind.set_extra_state is not plain.set_extra_state
     )
 
 

@@ -37,13 +37,13 @@ import torch
 from elastic.worker.state.cells import (
     Cell,
     Copy,
+    DefaultGenerators,
     Digest,
     ModuleTensors,
     OptimizerState,
     RequiresGrad,
     Turn,
     cells_of,
-    exchanged_part,
     is_large,
     is_written_by_operations,
 )
@@ -192,7 +192,7 @@ class Undo:
             self._begin = self._copy(wanted, reuse=self._begin, signs=signs)
             self._begin.digests = digests
         self._begin.turn = self._blocks
-        self._gradients = self._state.gradients.begin(None if self._learning else self._blocks)
+        self._gradients = self._state.gradients.begin()
         self._missed = False
         self._state.late.clear()
         self._state.buffers.late.clear()
@@ -471,7 +471,7 @@ class Undo:
         if commit is None:
             return True
         small = zip(self._small, commit.small, strict=True)
-        return any(copy is not None and cell.differs(copy) for cell, copy in small) or any(
+        return any(cell.differs(copy) for cell, copy in small) or any(
             self._large[index].differs(copy) for index, copy in commit.large.items()
         )
 
@@ -661,8 +661,7 @@ class Undo:
         for index, copy in mark.large.items():
             self._large[index].put_back(copy)
         for cell, copy in zip(self._small, mark.small, strict=True):
-            if copy is not None:
-                cell.put_back(copy)
+            cell.put_back(copy)
 
     def _enumerate(self, *, is_new: bool) -> None:
         """List the cells of all that is tracked. is_new: learn, since something is new."""
@@ -686,8 +685,8 @@ class Undo:
         self._tensors = [(i, cell) for i, cell in cells if isinstance(cell, ModuleTensors)]
         others = [(i, cell) for i, cell in cells if not isinstance(cell, ModuleTensors)]
         self._copy_small = [(i, cell.copy) for i, cell in others]
-        self._copy_for_commit = [
-            (i, copy) for i, cell in others if (copy := exchanged_part(cell)) is not None
+        self._copy_for_commit = [  # torch's own generators are not sent to others
+            (i, cell.copy) for i, cell in others if not isinstance(cell, DefaultGenerators)
         ]
         self._holders = {
             id(tensor): index

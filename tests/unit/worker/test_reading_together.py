@@ -22,12 +22,12 @@ FEATURES = 1000
 BYTES = 8 * FEATURES
 
 
-def write(root: Path | str, step: int, value: float) -> None:
-    """Save a job of that step, whose weights have this value."""
+def write(root: Path | str, step: int, value: float, *, loop: int = 0) -> None:
+    """Save a job of that step in that loop, whose weights have this value."""
     state, net = JobState(), torch.nn.Linear(FEATURES, 1, bias=False).double()
     torch.nn.init.constant_(net.weight, value)
     state.track({"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=1.0)})
-    state.progress = Progress(committed=step, committed_in=1)
+    state.progress = Progress(committed=step, committed_in=1, loop=loop)
     save(open_directory(str(root)), step, state, 2)
 
 
@@ -99,4 +99,23 @@ def test_a_damaged_checkpoint_is_passed_over_by_all(saved: Path, tmp_path: Path)
 def test_remote_storage_is_read_by_rank_0_only(saved: Path) -> None:
     found = [Checkpointing(open_directory(f"{at}{saved}")) for at in ("file://", "memory://")]
     write(f"memory://{saved}", 6, 60.0)
-    assert [len(each.read(lambda _: {})) for each in found] == [1, 0]
+    assert [len(each.read(lambda _: {}, lambda: True)) for each in found] == [1, 0]
+
+
+def test_a_member_stops_reading_when_its_group_is_lost(saved: Path) -> None:
+    seen: list[str] = []
+
+    def is_needed() -> bool:
+        seen.append("asked")
+        return False
+
+    found = Checkpointing(open_directory(str(saved))).read(lambda _: {}, is_needed)
+    assert (found, seen) == ({}, ["asked"])
+
+
+def test_a_checkpoint_of_a_later_loop_waits_until_the_script_is_there(tmp_path: Path) -> None:
+    root = tmp_path / "saved"
+    write(root, 6, 60.0, loop=1)
+    weights, received = resume(tmp_path, root, root, root)
+    assert [set(each) for each in weights] == [{0.0}, {1.0}, {2.0}]  # until the script is there
+    assert received == [0, BYTES, BYTES]

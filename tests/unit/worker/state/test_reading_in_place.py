@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,10 @@ import pytest
 import torch
 from torch import nn
 
+from elastic.checkpoint import manifest as manifests
 from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import path_in_step, shard_name
+from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointDamaged
 from elastic.worker.state.checkpointing import Structure, load, load_latest
 from elastic.worker.state.job_state import JobState
@@ -166,3 +170,102 @@ def test_weights_that_share_memory_still_share_it_and_have_the_saved_values(
     assert net[1].weight is net[0].weight
     assert all(torch.equal(p, torch.full_like(p, 2.0)) for p in net.parameters())
     assert target.values["bias"].data_ptr() == net[2].bias.data_ptr()
+
+
+class _Stages:
+    """Sets the net's weight back at the start of each stage, also when it is loaded."""
+
+    def __init__(self, net: nn.Linear) -> None:
+        self._net, self.stage = net, 0
+
+    def next(self) -> None:
+        self.stage += 1
+        nn.init.zeros_(self._net.weight)
+
+    def state_dict(self) -> dict[str, int]:
+        return {"stage": self.stage}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        while self.stage < state["stage"]:
+            self.next()
+
+
+class _Staged(nn.Module):
+    """Does so in its `set_extra_state`, which torch calls before the layers inside are loaded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.head = nn.Linear(3, 1, bias=False)
+        self.stages = _Stages(self.head)
+
+    def get_extra_state(self) -> dict[str, int]:
+        return self.stages.state_dict()
+
+    def set_extra_state(self, state: Mapping[str, int]) -> None:
+        self.stages.load_state_dict(state)
+
+
+def _apart() -> tuple[dict[str, Any], nn.Linear, _Stages]:
+    net = nn.Linear(3, 1, bias=False)
+    stages = _Stages(net)
+    return {"stages": stages, "model": net}, net, stages
+
+
+def _inside() -> tuple[dict[str, Any], nn.Linear, _Stages]:
+    net = _Staged()
+    return {"model": net}, net.head, net.stages
+
+
+@pytest.mark.parametrize("make", [_apart, _inside], ids=["another object", "extra state"])
+def test_weights_are_those_of_the_checkpoint_if_code_that_is_loaded_first_writes_to_them(
+    tmp_path: Path, make: Callable[[], tuple[dict[str, Any], nn.Linear, _Stages]]
+) -> None:
+    def state_of(tracked: dict[str, Any]) -> JobState:
+        state = JobState()
+        state.track(tracked)
+        state.progress = Progress(committed=1, committed_in=1)
+        return state
+
+    directory = open_directory(str(tmp_path))
+    tracked, net, stages = make()
+    stages.next()
+    nn.init.constant_(net.weight, 9.0)
+    save(directory, 1, state_of(tracked), 1)
+    tracked, net, _ = make()
+    state = state_of(tracked)
+    loaded = load(directory, 1, lambda _: state.comparable())
+    state.restore(loaded.structure.skeleton, loaded.tensors, loaded.structure.extra)
+    assert net.weight.tolist() == [[9.0] * 3]
+
+
+def test_a_shard_that_grows_while_it_is_read_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    directory = open_directory(str(tmp_path))
+    save(directory, 1, {"model": {"weight": torch.arange(3_000_000.0)}}, 1)
+    path = tmp_path / path_in_step(1, shard_name(0, 1, GROUP))
+    read = directory.chunks
+
+    def growing(relative: str) -> Iterator[memoryview]:
+        for piece in read(relative):
+            if relative == path_in_step(1, path.name):
+                os.truncate(path, 2**42)  # takes no space
+            yield piece
+
+    monkeypatch.setattr(directory, "chunks", growing)
+    with pytest.raises(CheckpointDamaged, match=r"it has \d+ bytes instead of 1200\d+"):
+        load(directory, 1)
+
+
+def test_a_shard_is_not_read_that_no_tensors_can_fill(tmp_path: Path) -> None:
+    """A file without content may be as long as the manifest says, and takes no space."""
+    directory = open_directory(str(tmp_path))
+    save(directory, 1, {"model": {"weight": torch.arange(30.0)}}, 1)
+    shard = tmp_path / path_in_step(1, shard_name(0, 1, GROUP))
+    manifest = tmp_path / path_in_step(1, "manifest.json")
+    old = manifests.from_json(manifest.read_bytes(), "")
+    files = tuple(replace(f, size_bytes=2**43) if f.name == shard.name else f for f in old.files)
+    manifest.write_bytes(manifests.to_json(replace(old, world_size=10**6, files=files)))
+    os.truncate(shard, 2**43)
+    with pytest.raises(CheckpointDamaged, match="the manifest lists shards of"):
+        load(directory, 1)

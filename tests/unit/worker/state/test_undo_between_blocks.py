@@ -175,3 +175,23 @@ def test_a_fused_step_below_a_void_block_is_undone(optimizer: str) -> None:
     script.learn(after=fused.step)
     assert script.lost()
     script.below_void_block(both(lambda: gradients(module), fused.step))
+
+
+@pytest.mark.parametrize("changed", ["requires_grad", "modes", "parameter_groups"])
+def test_what_goes_along_with_a_commit_is_that_of_the_commit(changed: str) -> None:
+    """Code below the block runs once more at a member that takes the commit."""
+    net = layer()
+    optimizer = torch.optim.SGD([net.weight], lr=0.1)
+    script = Script(model=net, optimizer=optimizer)
+    script.learn(after=step_of(optimizer, net))
+    before = script.state.extra()
+    changes = {
+        "requires_grad": lambda: net.bias.requires_grad_(False),
+        "modes": net.eval,
+        "parameter_groups": lambda: optimizer.param_groups[0]["params"].append(net.bias),
+    }
+    changes[changed]()
+    assert script.state.extra()[changed] != before[changed]
+    assert script.undo.holds_commit
+    with script.undo.as_of_commit():
+        assert script.state.extra()[changed] == before[changed]

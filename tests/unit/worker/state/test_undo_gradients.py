@@ -217,3 +217,15 @@ def test_gradients_of_a_few_among_many_are_kept_if_the_script_has_accumulated_th
     for _ in range(8):
         accumulated(script, few, zero=False)
     lost(script, few, zero=False)
+
+
+@pytest.mark.parametrize("phase", range(6))
+def test_gradients_of_a_head_that_begin_to_grow_are_not_dropped_without_notice(phase: int) -> None:
+    """Of 80 parameters two have gradients: the script trains only a head."""
+    net = nn.Sequential(*(layer(4) for _ in range(40)))
+    head, script = net[17], Script(model=net)
+    for _ in range(40 + phase):
+        accumulated(script, head, zero=True)
+    for _ in range(2):
+        accumulated(script, head, zero=False)
+    lost(script, head, zero=False)

@@ -8,7 +8,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterator, MutableMapping
 from dataclasses import asdict, dataclass
-from itertools import chain, groupby, tee
+from itertools import chain, groupby, islice, tee
 from numbers import Integral
 from typing import Any, NoReturn, TypeAlias, cast
 
@@ -281,23 +281,25 @@ class BatchPlanner:
         *,
         rank: int,
         world_size: int,
-        epochs: int,
+        epochs: int | None,
+        steps: int | None = None,
         equal: bool = False,
         equal_at_first: bool = False,
     ) -> None:
-        """equal: every rank has the same number of micro-batches, because each communicates.
-        equal_at_first: so it is in the first step."""
+        """epochs, steps: plan up to the end of so many epochs of the job, and at most so many steps
+        from `position` on; None: no such limit. equal: every rank has the same number of
+        micro-batches, because each communicates. equal_at_first: so it is in the first step."""
         self._loader = loader
         self._equal, self._equal_at_first = equal, equal_at_first
         self.divides = loader.divides
         self._rank, self._world_size = rank, world_size
         self._epochs = epochs
-        self._plans, ahead = tee(self._plans_from(position))
+        self._plans, ahead = tee(islice(self._plans_from(position), steps))
         self._has_failed = False
         self._batches: Iterator[Any] = chain.from_iterable(self._loads(ahead, position))
 
     def next_plan(self) -> BatchPlan | None:
-        """The plan of the next step. None after the last epoch's end."""
+        """The plan of the next step. None after the last one."""
         return next(self._plans, None)
 
     def fetch(self) -> Any:
@@ -334,7 +336,7 @@ class BatchPlanner:
         equal = self._equal or self._equal_at_first
         length = fewest = most = 0
         samples = self._loader.next_range(position, self._world_size)
-        while samples.epoch < self._epochs:
+        while self._epochs is None or samples.epoch < self._epochs:
             position = advance(position, samples)
             following = self._loader.next_range(position, self._world_size)
             batches = micro_batches(

@@ -8,6 +8,7 @@ import random
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from types import EllipsisType
 from typing import Any, Literal, TypeVar, overload
 from weakref import WeakKeyDictionary
 
@@ -260,21 +261,32 @@ class Session:
 
     # ---- training
 
-    def steps(self, data: DataLoader, *, epochs: int) -> Iterator[Step]:
-        """Iterate over the remaining steps of the first `epochs` epochs of `data`, through all
-        changes of group. Use each Step in a `with step:` block.
+    def steps(
+        self,
+        data: DataLoader,
+        *,
+        epochs: int | EllipsisType | None = ...,
+        max_steps: int | None = None,
+    ) -> Iterator[Step]:
+        """Iterate over the remaining steps of the first `epochs` epochs of `data`, or over
+        `max_steps` steps, through all changes of group. Use each Step in a `with step:` block.
 
         epochs: epochs of the whole job, at least 0, not those of this call. A script may have
         several such loops: one for each epoch (`epochs=epoch + 1`), or one for each phase with its
-        own data. A loop that the job has completed yields no steps to a worker that joins, or when
-        the job goes on from a checkpoint.
+        own data. None, or left out with `max_steps`: the data is repeated without end.
+        max_steps: the job's committed steps of this loop after which it ends on every worker, at
+        least 1. With both, the loop ends with what comes first.
+
+        A loop that the job has completed yields no steps to a worker that joins, or when the job
+        goes on from a checkpoint.
 
         The iteration raises ConfigurationError if `data` is no elastic.DataLoader or its dataset
-        has changed its length, if `epochs` is no whole number, negative or already done, if no
-        model was distributed or one is not tracked, and if the loop follows a `run` whose result
-        cannot be sent to workers that join. It raises StepMisused if the script misuses a step,
-        begins the loop after a block that does not count, or has called a distributed model since
-        the last loop outside of `run` without a look at `catching_up`.
+        has changed its length, if neither `epochs` nor `max_steps` is given, if one is no whole
+        number or too small, if `epochs` are already done, if no model was distributed or one is not
+        tracked, and if the loop follows a `run` whose result cannot be sent to workers that join.
+        It raises StepMisused if the script misuses a step, begins the loop after a block that does
+        not count, or has called a distributed model since the last loop outside of `run` without a
+        look at `catching_up`.
         """
         if not isinstance(data, DataLoader):
             kind = f"{type(data).__module__}.{type(data).__qualname__}"
@@ -283,14 +295,16 @@ class Session:
                 "changes; write data = elastic.DataLoader(dataset, batch_size=...), which takes "
                 "the options of torch's DataLoader"
             )
-        if not isinstance(epochs, numbers.Integral):
-            raise ConfigurationError(
-                f"session.steps: epochs={epochs!r} is no whole number; to end after a number of "
-                "steps, write `if session.committed >= N: break` below the block"
-            )
-        if epochs < 0:
-            raise ConfigurationError(f"session.steps: epochs={epochs} is negative")
-        if self._finished_loops.get(data, -1) >= epochs:
+        if epochs is ...:
+            if max_steps is None:
+                raise ConfigurationError(
+                    "session.steps(data): give epochs=..., max_steps=... for a number of steps, or "
+                    "both; with epochs=None the loop goes on until the script leaves it"
+                )
+            epochs = None
+        _require_whole("epochs", epochs, at_least=0)
+        _require_whole("max_steps", max_steps, at_least=1)
+        if epochs is not None and self._finished_loops.get(data, -1) >= epochs:
             raise ConfigurationError(
                 f"session.steps(data, epochs={epochs}) was called again after its {epochs} epochs "
                 "were done; epochs counts those of the whole job: give the total to train up to, "
@@ -303,7 +317,7 @@ class Session:
         self._require_no_pass_between()
         self._keep_results()
         self._calls_between = 0
-        training.begin_loop(data, epochs)
+        training.begin_loop(data, epochs, max_steps)
         if not training.part.skips:
             self._open_loop = this = object()
             try:
@@ -314,7 +328,8 @@ class Session:
                     self._open_loop = None
                     self._asked_catching_up = False
                     training.state.loop_ended()
-        self._finished_loops[data] = epochs
+        if epochs is not None and max_steps is None:
+            self._finished_loops[data] = epochs
 
     def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Return `function(*args, **named)`, which may call collectives outside of a step, as an
@@ -465,6 +480,19 @@ class Session:
                 raise result
             self._training.state.results[key] = result
         self._results_between.clear()
+
+
+def _require_whole(name: str, value: object, *, at_least: int) -> None:
+    """Raise ConfigurationError for a limit of a loop that is no whole number, or too small."""
+    if value is None:
+        return
+    if not isinstance(value, numbers.Integral) or isinstance(value, bool):
+        raise ConfigurationError(
+            f"session.steps: {name}={value!r} is no whole number; epochs=... is the number of "
+            "epochs to train, and max_steps=... that of steps"
+        )
+    if value < at_least:
+        raise ConfigurationError(f"session.steps: {name}={value} must be at least {at_least}")
 
 
 def _require_names(unnamed: tuple[object, ...], method: str) -> None:

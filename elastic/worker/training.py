@@ -166,7 +166,8 @@ class Training:
         self._data: DataLoader | None = None
         self._loaders: weakref.WeakKeyDictionary[DataLoader, int] = weakref.WeakKeyDictionary()
         self._loaders_seen = 0
-        self._epochs = 0
+        self._epochs: int | None = None
+        self._max_steps: int | None = None
         self._planner: BatchPlanner | None = None
         self._postponed: _FlatState | None = None
         self._seed: int | None = None
@@ -217,7 +218,11 @@ class Training:
 
     # ---- the loop over the steps
 
-    def begin_loop(self, data: DataLoader, epochs: int) -> None:
+    def begin_loop(
+        self, data: DataLoader, epochs: int | None, max_steps: int | None = None
+    ) -> None:
+        """The script begins a loop that ends with so many epochs of `data`, or after so many
+        committed steps of this loop: whichever comes first. None: it does not end by these."""
         self._require_trained_together()
         self.require_left_well()
         known = self._loaders.get(data)
@@ -227,7 +232,9 @@ class Training:
         if self._seed is None:
             self._seed = torch.initial_seed()
             self.state.follow_rebuilt()
-        self._data, self._epochs = data, epochs
+        self._data, self._epochs, self._max_steps = data, epochs, max_steps
+        if max_steps is not None and self.part.took_part and not self.part.holds_back:
+            self.state.results[_begin_of(self.part.loop + 1)] = self.part.progress.committed
         self.state.loader = known
         self.state.loop_begins()
         self._drive(self.part.begin_loop(known, data))
@@ -901,12 +908,29 @@ class Training:
                 rank=group.rank,
                 world_size=group.world_size,
                 epochs=self._epochs,
+                steps=self._steps_left(),
                 equal=data.equal_passes
                 or len(self.models) > 1  # their collectives would come in different orders
                 or any(m.communicates_in_passes() for m in self.models),
                 equal_at_first=any(model.passes.learns_graph for model in self.models),
             )
         self.clock.setup_ended()
+
+    def _steps_left(self) -> int | None:
+        """The steps up to `max_steps` of the present loop, counted from where the job began it: a
+        worker that joins gets that place with the results of calls between loops."""
+        part = self.part
+        if self._max_steps is None or part.holds_back:
+            return None
+        began = self.state.results.get(_begin_of(part.loop)) if part.loop else 0
+        if began is None:
+            raise ConfigurationError(
+                f"session.steps(max_steps={self._max_steps}): the job is in loop {part.loop + 1} "
+                "over session.steps(), which it began without max_steps, so it is not known with "
+                "which step; use the script that saved the checkpoint, or another checkpoint "
+                "directory"
+            )
+        return max(0, began + self._max_steps - part.progress.committed)
 
     def _tear_down(self, _: act.TearDown) -> None:
         self.clock.interrupt()
@@ -1292,6 +1316,11 @@ class Training:
             run=group.generation.incarnation,
             loader=self.part.loader,
         )
+
+
+def _begin_of(loop: int) -> str:
+    """The name, among the results of calls between loops, of the step with which a loop began."""
+    return f"{loop}/began"
 
 
 def _shapes_digest(state: JobState) -> int:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+from pathlib import Path
+
 import pytest
 
 from tests.integration.running import CONFIGURATION, Place, steps_of, wait_for_step
 from tests.job_process import JobProcess
+
+TERMINATED = 143
 
 
 @pytest.mark.parametrize(
@@ -66,3 +71,26 @@ def test_an_empty_data_set_is_refused(place: Place) -> None:
     job = place.start("steady.py", "--samples", 0)
     assert job.wait() == CONFIGURATION, job.story()
     assert "TensorDataset" in job.named("job_ended")[0]["message"]
+
+
+def test_loops_of_so_many_steps_end_at_the_same_step_after_a_kill_and_a_resume(
+    place: Place, tmp_path: Path
+) -> None:
+    """A worker is killed in the second of three loops, and the job is stopped in it."""
+    length = 30
+    options = ["--checkpoint-dir", tmp_path / "checkpoints"]
+    job = place.start("several_loops.py", length, options=options, nproc=3)
+    wait_for_step(job, length + 5)
+    job.kill_worker(job.members()[-1])
+    job.wait_for_event("recovered")
+    stopped_above = max(steps_of(job)) + 3
+    wait_for_step(job, stopped_above)
+    job.process.send_signal(signal.SIGTERM)
+    assert job.wait() == TERMINATED, job.story()
+    assert stopped_above <= max(steps_of(job)) < 2 * length, job.story()
+
+    resumed = place.start("several_loops.py", length, options=options, nproc=2)
+    assert resumed.wait() == 0, resumed.story()
+    assert steps_of(resumed) == list(range(max(steps_of(job)) + 1, 3 * length + 1))
+    ended = [line.partition("] ")[2] for line in resumed.output if "ended at" in line]
+    assert ended[1:] == [f"loop 1 ended at {2 * length}", f"loop 2 ended at {3 * length}"]

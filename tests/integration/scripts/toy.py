@@ -24,12 +24,13 @@ class Toy:
         self,
         *,
         epochs=1,
+        max_steps=None,
         pace_s=0.0,
         in_step=lambda _step: None,
         updated=lambda _step: None,
         below=lambda _committed: None,
     ):
-        for step in self.session.steps(self.data, epochs=epochs):
+        for step in self.session.steps(self.data, epochs=epochs, max_steps=max_steps):
             with step:
                 time.sleep(pace_s)
                 in_step(step)

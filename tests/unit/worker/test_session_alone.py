@@ -355,9 +355,86 @@ def test_a_dataset_that_has_grown_between_two_loops_is_refused(session: Session)
         next(session.steps(data, epochs=2))
 
 
+def test_a_loop_without_epochs_ends_after_its_steps(session: Session) -> None:
+    taken = [train(step) for step in session.steps(loader(), max_steps=7)]
+    assert taken == IN_ORDER + IN_ORDER[:2]
+
+
+def test_each_loop_counts_its_own_steps_and_continues_in_the_data(session: Session) -> None:
+    data = loader()
+    taken = [[train(step) for step in session.steps(data, max_steps=n)] for n in (2, 4, 1)]
+    assert taken == [IN_ORDER[:2], IN_ORDER[2:] + IN_ORDER[:1], IN_ORDER[1:2]]
+
+
+@pytest.mark.parametrize(("epochs", "max_steps", "steps"), [(1, 7, 5), (2, 7, 7), (None, 7, 7)])
+def test_a_loop_with_epochs_and_steps_ends_with_what_comes_first(
+    session: Session, epochs: int | None, max_steps: int, steps: int
+) -> None:
+    loop = session.steps(loader(), epochs=epochs, max_steps=max_steps)
+    assert len([train(step) for step in loop]) == steps
+
+
+def test_a_loop_that_ended_with_its_steps_leaves_its_epochs_to_a_later_one(
+    session: Session,
+) -> None:
+    data = loader()
+    list(map(train, session.steps(data, epochs=1, max_steps=3)))
+    assert [train(step) for step in session.steps(data, epochs=1)] == IN_ORDER[3:]
+
+
+def test_an_endless_loop_goes_on_until_the_script_leaves_it(session: Session) -> None:
+    for step in session.steps(loader(), epochs=None):
+        train(step)
+        if session.committed == 12:
+            break
+    assert step.epoch == 2
+
+
+def test_a_loop_loads_no_samples_beyond_its_steps(session: Session) -> None:
+    indices: list[int] = []
+
+    class Read(torch_data.Dataset[torch.Tensor]):
+        def __len__(self) -> int:
+            return LENGTH
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            indices.append(index)
+            return torch.zeros(1)
+
+    for step in session.steps(DataLoader(Read(), shuffle=False), max_steps=3):
+        with step:
+            for inputs in step.batches():
+                step.backward(step._training.models[0](inputs).mean())
+    assert indices == [0, 1, 2]
+
+
+def test_a_loop_that_was_begun_without_a_number_of_steps_cannot_get_one_later(
+    session: Session,
+) -> None:
+    """A checkpoint of the middle of such a loop does not say where it began."""
+    data, training = loader(), session._training
+    list(map(train, session.steps(data, epochs=1)))
+    steps = session.steps(data, epochs=2)
+    train(next(steps))
+    training._max_steps = 3
+    with pytest.raises(ConfigurationError, match=r"max_steps=3.*loop 2 .* without max_steps"):
+        training._steps_left()
+
+
+def test_a_loop_without_any_end_is_refused(session: Session) -> None:
+    with pytest.raises(ConfigurationError, match="max_steps="):
+        next(session.steps(loader()))
+
+
 def test_a_negative_number_of_epochs_is_refused(session: Session) -> None:
     with pytest.raises(ConfigurationError, match="epochs=-1"):
         next(session.steps(loader(), epochs=-1))
+
+
+@pytest.mark.parametrize("steps", [0, -1, 2.5, "10", True], ids=repr)
+def test_a_bad_number_of_steps_is_refused(session: Session, steps: Any) -> None:
+    with pytest.raises(ConfigurationError, match=rf"max_steps={steps!r} "):
+        next(session.steps(loader(), max_steps=steps))
 
 
 def test_zero_epochs_give_no_steps(session: Session) -> None:
@@ -1095,7 +1172,7 @@ def test_deleted_optimizers_are_forgotten(session: Session) -> None:
     assert len(optimizers._known) == 0
 
 
-@pytest.mark.parametrize("epochs", [2.5, "3", None, 2.0], ids=repr)
+@pytest.mark.parametrize("epochs", [2.5, "3", True, 2.0], ids=repr)
 def test_epochs_that_are_no_whole_number_are_refused(session: Session, epochs: Any) -> None:
     with pytest.raises(ConfigurationError, match="no whole number"):
         next(session.steps(loader(), epochs=epochs))

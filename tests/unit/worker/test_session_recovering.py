@@ -576,6 +576,42 @@ def test_a_newcomer_skips_finished_loops_and_gets_the_results_of_calls_between()
     run_together(veteran, veteran, newcomer)
 
 
+def test_loops_of_so_many_steps_end_at_the_same_step_for_a_newcomer_and_after_a_loss() -> None:
+    """The group is lost in the last step of the second loop, and another worker joins."""
+
+    def script(peer: Peer, at_last: Callable[[], None]) -> list[list[int]]:
+        found: list[list[int]] = []
+        peer.optimizer.param_groups[0]["lr"] = 0.001
+        data = numbers(6, batch_size=1)
+        for count in (2, 3, 4):
+            found.append([])
+            for step in peer.session.steps(data, max_steps=count):
+                with step:
+                    if step.index == 4:
+                        at_last()
+                        at_last = nothing
+                    backward(peer, step)
+                    peer.update()
+                if step.committed:
+                    found[-1].append(step.index)
+        return found
+
+    def veteran(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(1, 0, 1)
+        assert script(peer, lambda: peer.announce(2)) == [[0, 1], [2, 3, 4], [5, 6, 7, 8]]
+        seat.exchange(peer.weight)
+
+    def newcomer(seat: Seat) -> None:
+        peer = Peer(seat)
+        peer.announce(2)
+        assert script(peer, nothing) == [[], [4], [5, 6, 7, 8]]
+        everybody = seat.exchange(peer.weight)
+        assert all(other == everybody[0] for other in everybody)
+
+    run_together(veteran, veteran, newcomer)
+
+
 def test_a_newcomers_forward_pass_is_refused_while_it_passes_loops_that_are_done() -> None:
     """Its model is not trained yet. It does not pass such a place if it asks `catching_up`."""
 

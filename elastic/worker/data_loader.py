@@ -13,6 +13,7 @@ from numbers import Integral
 from typing import Any, NoReturn, TypeAlias, cast
 
 import torch
+import torch.distributed as dist
 import xxhash
 from torch.utils import data as torch_data
 
@@ -78,8 +79,8 @@ class DataLoader:
     that are out of range, that contradict each other or that torch refuses, and if `drop_last`
     would drop all samples of one worker. Assigning to an argument's attribute later raises it too.
 
-    A script passes the loader to `session.steps` and uses at most its len(). The other methods are
-    for the session.
+    A script passes the loader to `session.steps` and uses at most its len() and `steps_per_epoch`.
+    The other methods are for the session.
     """
 
     def __init__(
@@ -116,16 +117,34 @@ class DataLoader:
         super().__setattr__(name, value)
 
     def __len__(self) -> int:
-        """The steps of a whole epoch. TypeError without a fixed `global_batch`, since the number
-        then depends on the world size."""
-        if not isinstance(self.policy, FixedGlobalBatch):
+        """The steps of a whole epoch in the present group, so another number after a change of its
+        size, unless `global_batch` fixes it. TypeError without that before the group has formed."""
+        if isinstance(self.policy, FixedGlobalBatch):
+            return self.steps_per_epoch(1)
+        if not dist.is_initialized():
             raise TypeError(
-                "the number of steps in an epoch changes with the group, so this elastic.DataLoader"
-                " has no len(); count in samples (len(data.dataset)), or fix the steps with "
-                "elastic.DataLoader(..., global_batch=...)"
+                "the number of steps in an epoch depends on the world size, so an "
+                "elastic.DataLoader has no len() before the group forms in session.steps(); write "
+                "data.steps_per_epoch(N) for N workers, fix the number with "
+                "elastic.DataLoader(..., global_batch=...), or end the loop and its schedules "
+                "after a number of steps, with session.steps(data, max_steps=...)"
             )
-        size = self.policy.size
-        return steps_in_epoch(length=self.length, global_batch=size, drop_last=self.drop_last)
+        return self.steps_per_epoch(dist.get_world_size())
+
+    def steps_per_epoch(self, world_size: int) -> int:
+        """The steps of a whole epoch with a group of `world_size` workers.
+
+        Raises ConfigurationError unless that is a whole number, at least 1.
+        """
+        if not isinstance(world_size, Integral) or isinstance(world_size, bool) or world_size < 1:
+            raise ConfigurationError(
+                f"data.steps_per_epoch({world_size!r}): give the number of workers, at least 1"
+            )
+        return steps_in_epoch(
+            length=self.length,
+            global_batch=self.policy.global_batch(int(world_size)),
+            drop_last=self.drop_last,
+        )
 
     def __bool__(self) -> bool:
         return True  # without this, bool() would call len(), which may raise

@@ -418,11 +418,36 @@ def test_len_is_the_number_of_steps_in_an_epoch_with_a_fixed_global_batch(
     assert len(data) == steps
 
 
-def test_len_is_refused_with_advice_without_a_fixed_global_batch() -> None:
+def test_len_is_refused_with_advice_before_the_group_has_formed() -> None:
     data = DataLoader(list(range(10)), batch_size=2)
     assert data
-    with pytest.raises(TypeError, match="global_batch"):
+    with pytest.raises(TypeError, match=r"steps_per_epoch.*global_batch"):
         len(data)
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [
+        ({}, [5, 3, 2, 2, 1]),
+        ({"accumulate": 2}, [3, 2, 1, 1, 1]),
+        ({"drop_last": True}, [5, 2, 1, 1, 1]),
+        ({"global_batch": 5}, [2, 2, 2, 2, 2]),
+    ],
+    ids=str,
+)
+def test_the_steps_of_an_epoch_are_told_for_any_world_size(
+    options: dict[str, Any], steps: list[int]
+) -> None:
+    data = DataLoader(list(range(10)), batch_size=2, **options)
+    assert [data.steps_per_epoch(workers) for workers in range(1, 6)] == steps
+    for workers, count in enumerate(steps, 1):
+        assert len(fetched(data, rank=0, world_size=workers, epochs=1)) == count
+
+
+@pytest.mark.parametrize("workers", [0, -1, 1.5, "2", True, None], ids=repr)
+def test_steps_of_an_epoch_need_a_number_of_workers(workers: Any) -> None:
+    with pytest.raises(ConfigurationError, match=r"steps_per_epoch\(.*number of workers"):
+        DataLoader(list(range(10))).steps_per_epoch(workers)
 
 
 def test_iterating_over_the_loader_is_refused_with_advice() -> None:

@@ -382,6 +382,13 @@ def test_a_loop_that_ended_with_its_steps_leaves_its_epochs_to_a_later_one(
     assert [train(step) for step in session.steps(data, epochs=1)] == IN_ORDER[3:]
 
 
+def test_the_loaders_len_is_the_steps_of_an_epoch_in_the_present_group(session: Session) -> None:
+    data = loader()
+    step = next(session.steps(data, epochs=1))
+    assert len(data) == len(IN_ORDER)
+    train(step)
+
+
 def test_an_endless_loop_goes_on_until_the_script_leaves_it(session: Session) -> None:
     for step in session.steps(loader(), epochs=None):
         train(step)

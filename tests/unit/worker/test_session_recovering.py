@@ -532,6 +532,19 @@ def test_ending_after_an_exception_has_left_the_block_and_the_loop_is_refused(pe
     peer.seat.exchange("done")
 
 
+@in_sessions(2)
+def test_the_loaders_len_follows_the_group(peer: Peer) -> None:
+    data, found = numbers(8, batch_size=1), []
+    for step in peer.session.steps(data, max_steps=3):
+        with step:
+            if step.index == 1 and len(data) == 4:
+                peer.announce(2, peer.seat.rank)
+            backward(peer, step)
+            peer.update()
+        found.append(len(data))
+    assert found == [4, 8, 8, 8]
+
+
 # ---- newcomers and loops
 
 

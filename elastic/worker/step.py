@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import inspect
 import math
+import numbers
 import sys
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -287,6 +288,18 @@ class Step:
         _require_names(unnamed, "report")
         if self.committed or not self._means.is_settled:
             self._training.control.reports.report(values, committed=self.committed)
+
+    def every(self, n: int) -> bool:
+        """Whether this is an n-th committed step of the job: step n, 2 n, 3 n... The answer is the
+        same on every worker, and after a retry or a resume. Below a block that does not count it is
+        False.
+
+        Raises StepMisused unless n is a whole number, at least 1.
+        """
+        if not isinstance(n, numbers.Integral) or isinstance(n, bool) or n < 1:
+            raise StepMisused(f"step.every({n!r:.60}): give a whole number of steps, at least 1")
+        counts = self.committed or not self._means.is_settled
+        return counts and (self.index + 1) % int(n) == 0
 
     def __enter__(self) -> Step:
         if self._entered:

@@ -284,6 +284,20 @@ def test_steps_know_their_index_and_epoch_and_whether_it_ends(session: Session) 
     assert found == [(i, i // 5, i % 5 == 4, True) for i in range(10)]
 
 
+def test_every_nth_step_of_the_job_is_told_above_in_and_below_its_block(session: Session) -> None:
+    data, found = loader(), []
+    for epoch in range(2):
+        for step in session.steps(data, epochs=epoch + 1):
+            above = step.every(3)
+            with step:
+                inside = step.every(3)
+                backward(step)
+            assert above == inside == step.every(3)
+            assert step.every(1)
+            found.append(step.every(3))
+    assert found == [False, False, True] * 3 + [False]
+
+
 def test_drop_last_ends_an_epoch_before_its_remainder(session: Session) -> None:
     ends = []
     for step in session.steps(loader(batch_size=4, drop_last=True), epochs=2):
@@ -1089,6 +1103,7 @@ def test_a_step_has_exactly_the_documented_public_attributes(session: Session) -
         "counts",
         "ends_epoch",
         "epoch",
+        "every",
         "index",
         "indices",
         "mean",
@@ -1097,6 +1112,14 @@ def test_a_step_has_exactly_the_documented_public_attributes(session: Session) -
         "samples",
         "share",
     }
+    train(step)
+
+
+@pytest.mark.parametrize("n", [0, -3, 2.5, "10", True, None], ids=repr)
+def test_every_so_many_steps_needs_a_number(session: Session, n: Any) -> None:
+    step = first_step(session)
+    with pytest.raises(StepMisused, match=r"step\.every\("):
+        step.every(n)
     train(step)
 
 

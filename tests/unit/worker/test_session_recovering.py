@@ -533,6 +533,23 @@ def test_ending_after_an_exception_has_left_the_block_and_the_loop_is_refused(pe
 
 
 @in_sessions(2)
+def test_every_nth_step_is_told_once_though_its_group_is_lost(peer: Peer) -> None:
+    found, blocks = [], 0
+    for step in peer.session.steps(numbers(12, batch_size=1), epochs=1):
+        with step:
+            blocks += 1
+            if blocks in (2, 4):
+                peer.announce(blocks)
+            assert step.every(2) == (step.index % 2 == 1)
+            backward(peer, step)
+            peer.update()
+        if step.every(2):
+            found.append(step.index)
+    assert found == [1, 3, 5]
+    assert blocks == 8
+
+
+@in_sessions(2)
 def test_the_loaders_len_follows_the_group(peer: Peer) -> None:
     data, found = numbers(8, batch_size=1), []
     for step in peer.session.steps(data, max_steps=3):

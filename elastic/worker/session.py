@@ -29,7 +29,7 @@ from elastic.worker.process.late_variables import LateVariables, told
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
 from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of
-from elastic.worker.step import Step
+from elastic.worker.step import ONE_LOOP, Step
 from elastic.worker.training import ScriptCall, Training, place_of_script
 from elastic.worker.unfit import require_fit
 
@@ -312,6 +312,11 @@ class Session:
             )
         data.require_same_length()
         training = self._training
+        if training.in_block:
+            raise StepMisused(
+                "a loop over session.steps() begins inside of the `with step:` of another one; "
+                f"{ONE_LOOP}"
+            )
         if self._open_loop is not None:
             self._keep_calls_of_open_loop()
         self._require_no_pass_between()
@@ -389,11 +394,17 @@ class Session:
 
     def _handed_out(self) -> Iterator[Step]:
         training = self._training
+        loop = training.part.loop
         while (found := training.next_plan()) is not None:
             planner, plan = found
             step = Step(training, planner, plan)
             self._calls_in_step.clear()
             yield step
+            if training.part.loop != loop:
+                raise StepMisused(
+                    f"another loop over session.steps() has begun since step {step.index} of this "
+                    f"one (nested or interleaved); {ONE_LOOP}"
+                )
             if not step.was_entered:
                 raise StepMisused(
                     "a step was not used: write `for step in session.steps(...):` and directly "

@@ -20,6 +20,10 @@ from elastic.errors import StepMisused
 from elastic.worker.data_loader import BatchPlan, BatchPlanner, to_device
 from elastic.worker.training import Training
 
+ONE_LOOP = (
+    "use one loop at a time: let loops that alternate follow each other, each with max_steps=..., "
+    "or take samples of a second dataset from a torch DataLoader"
+)
 _NO_MEANS: Mapping[str, float] = {}
 _WEIGHT = "\0weight"
 """The name, which no value of `mean` has, under which the weights of losses are summed."""
@@ -310,8 +314,7 @@ class Step:
         if self._loop != self._training.part.loop:
             raise StepMisused(
                 f"step {self.index} belongs to a loop over session.steps() while another loop has "
-                "begun (nested or interleaved); use one loop at a time, and take samples of a "
-                "second dataset from a torch DataLoader"
+                f"begun (nested or interleaved); {ONE_LOOP}"
             )
         if (fresh := self._training.current_plan(self._planner)) is not None:
             self._take(*fresh)

@@ -356,6 +356,20 @@ def test_a_loader_of_torch_or_a_list_is_refused(session: Session) -> None:
             next(session.steps(data, epochs=1))  # type: ignore[arg-type]
 
 
+def test_a_loop_below_the_block_of_another_is_refused_as_that_goes_on(session: Session) -> None:
+    steps = session.steps(loader(), epochs=1)
+    train(next(steps))
+    list(map(train, session.steps(loader(), epochs=1)))
+    with pytest.raises(StepMisused, match="nested"):
+        next(steps)
+
+
+def test_a_loop_in_the_block_of_another_is_refused(session: Session) -> None:
+    step = first_step(session)
+    with pytest.raises(StepMisused, match="inside of the `with step:`"), step:
+        next(session.steps(loader(), epochs=1))
+
+
 def test_a_dataset_that_has_grown_between_two_loops_is_refused(session: Session) -> None:
     """Active learning does so. The added samples would never be trained on."""
     samples = [torch.zeros(1)] * 4

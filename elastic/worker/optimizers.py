@@ -7,13 +7,13 @@ unscaled ones, so a scheduler that multiplies the rate it finds cannot compound 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 
-from elastic.errors import StepMisused
+from elastic.errors import CheckpointMismatch, StepMisused
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.references import optimizers_inside
 from elastic.worker.state.signs import steps_of
@@ -123,6 +123,33 @@ class Optimizers:
                 "losses, must be one of such a module, whose forward() uses it: otherwise its "
                 "gradient is not averaged"
             )
+
+
+def require_same_kind(tracked: Mapping[str, object], states: Mapping[str, Any]) -> None:
+    """Raise CheckpointMismatch if a checkpoint has the state of another kind of optimizer than the
+    one that is tracked by that name. torch would take over its hyperparameters, and raise a
+    KeyError for one of the present kind in the first step.
+
+    Each kind must have a hyperparameter that the other lacks: a newer torch adds some.
+    """
+    for name, optimizer in tracked.items():
+        saved, groups = states.get(name), getattr(optimizer, "param_groups", None)
+        if not isinstance(optimizer, torch.optim.Optimizer) or not groups:
+            continue
+        before = saved.get("param_groups") if isinstance(saved, dict) else None
+        if not before:
+            continue
+        lacking, foreign = groups[0].keys() - before[0].keys(), before[0].keys() - groups[0].keys()
+        if lacking and foreign:
+            raise CheckpointMismatch(
+                f"session.track({name}=...): the checkpoint's optimizer has {_listed(foreign)}, "
+                f"and this {type(optimizer).__name__} has {_listed(lacking)} instead; use the "
+                "optimizer of the script that saved the checkpoint, or another checkpoint directory"
+            )
+
+
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(sorted(names))
 
 
 def _some_gradients(optimizer: torch.optim.Optimizer) -> list[torch.Tensor | None]:

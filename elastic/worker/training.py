@@ -42,7 +42,7 @@ from elastic.worker.group.transfer import (
     send_json,
     send_tensors,
 )
-from elastic.worker.optimizers import Optimizers, ScaledOptimizer
+from elastic.worker.optimizers import Optimizers, ScaledOptimizer, require_same_kind
 from elastic.worker.state.backlog import LedgerRecord
 from elastic.worker.state.checkpointing import NotNeeded, Structure
 from elastic.worker.state.digest import digest_of
@@ -838,6 +838,8 @@ class Training:
         if loaded is None:
             return None
         extra = loaded.structure.extra
+        states = unflatten(loaded.structure.skeleton, loaded.tensors)
+        require_same_kind(self.state.tracked, states)
         fits = len(loaded.generators) == group.world_size
         self._restored_noise = list(loaded.generators) if fits else []
         flat = _FlatState(

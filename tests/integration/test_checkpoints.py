@@ -80,6 +80,16 @@ def test_a_job_resumes_from_the_newest_intact_checkpoint(place: Place, checkpoin
     assert problems(place, checkpoints) == {"18": [], "12": [], "6": []}
 
 
+def test_on_resume_the_checkpoints_rate_wins_and_the_scripts_batch_size(
+    place: Place, checkpoints: Path
+) -> None:
+    arguments = ["--epochs", EPOCHS + 1, "--lr", 0.5, "--batch-size", 12]
+    job = place.start("steady.py", *arguments, options=["--checkpoint-dir", checkpoints])
+    assert job.wait() == 0, job.story()
+    assert steps_of(job) == [19, 20], "48 samples, 24 a step"
+    assert any(line.endswith("] rate 0.1") for line in job.output), job.story()
+
+
 @pytest.mark.long
 def test_a_job_ends_if_all_checkpoints_are_damaged(place: Place, checkpoints: Path) -> None:
     for step in (6, 12, 18):
@@ -98,8 +108,9 @@ def test_a_job_ends_if_all_checkpoints_are_damaged(place: Place, checkpoints: Pa
     [
         (["--features", "5"], ["model.weight", "[1, 4]", "[1, 5]"]),
         (["--name", "network"], ["'model'", "'network'"]),
+        (["--optimizer", "Adam"], ["momentum", "betas", "Adam"]),
     ],
-    ids=["other shapes", "other names"],
+    ids=["other shapes", "other names", "another optimizer"],
 )
 def test_a_checkpoint_of_another_model_ends_the_job_at_once(
     place: Place, checkpoints: Path, arguments: list[str], names: list[str]

@@ -10,11 +10,25 @@ import elastic
 
 
 class Toy:
-    def __init__(self, *, samples=48, features=4, name="model", module=None, **options):
+    def __init__(
+        self,
+        *,
+        samples=48,
+        features=4,
+        name="model",
+        module=None,
+        optimizer="SGD",
+        lr=0.1,
+        **options,
+    ):
         self.session = elastic.init()
         torch.manual_seed(0)
         self.model = self.session.distribute(module or nn.Linear(features, 1))
-        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1, momentum=0.9)
+        kind, more = (
+            getattr(torch.optim, optimizer),
+            {"momentum": 0.9} if optimizer == "SGD" else {},
+        )
+        self.optimizer = kind(self.model.parameters(), lr=lr, **more)
         self.session.track(**{name: self.model, "optimizer": self.optimizer})
         numbers = torch.randn(samples, features, generator=torch.Generator().manual_seed(1))
         options = {"batch_size": 4, "seed": 0, **options}

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 from elastic.core.learning_rate import LinearScaling, SqrtScaling, retarget
-from elastic.errors import StepMisused
-from elastic.worker.optimizers import Optimizers, ScaledOptimizer
+from elastic.errors import CheckpointMismatch, StepMisused
+from elastic.worker.optimizers import Optimizers, ScaledOptimizer, require_same_kind
 from elastic.worker.state.job_state import JobState, Values
 from elastic.worker.state.signs import steps_of
 
@@ -260,3 +260,48 @@ def test_the_factor_ramps_from_its_present_value_to_the_target() -> None:
     back = retarget(ramp, LinearScaling(warmup_steps=2), 1.0, step=10)
     assert [back.factor(step) for step in (10, 11, 12)] == [2.0, 1.5, 1.0]
     assert retarget(ramp, LinearScaling(warmup_steps=10), 3.0, step=8) is ramp
+
+
+# ---- a checkpoint of another optimizer
+
+KINDS = [torch.optim.SGD, torch.optim.Adam, torch.optim.RMSprop, torch.optim.Adagrad]
+
+
+def made(kind: Any, **options: Any) -> Any:
+    return kind([nn.Parameter(torch.ones(1))], lr=0.1, **options)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("other", KINDS)
+def test_only_a_checkpoint_of_another_kind_of_optimizer_is_refused(kind: Any, other: Any) -> None:
+    """With torch's load_state_dict() the first step raises KeyError: 'momentum'."""
+    tracked, states = {"opt": made(kind)}, {"opt": made(other).state_dict()}
+    if kind is other:
+        require_same_kind(tracked, states)
+        return
+    with pytest.raises(CheckpointMismatch, match=rf"track\(opt=.*this {kind.__name__} has"):
+        require_same_kind(tracked, states)
+
+
+def test_a_checkpoint_of_the_same_kind_may_have_more_or_fewer_hyperparameters() -> None:
+    """Schedulers add some, and newer versions of torch."""
+    optimizer = made(torch.optim.Adam)
+    older, newer = optimizer.state_dict(), optimizer.state_dict()
+    del older["param_groups"][0]["amsgrad"]
+    newer["param_groups"][0]["initial_lr"] = 0.1
+    for state in (older, newer):
+        require_same_kind({"opt": optimizer}, {"opt": state})
+
+
+def test_adamw_takes_over_the_state_of_adam() -> None:
+    optimizer, adam = made(torch.optim.AdamW, weight_decay=0.5), made(torch.optim.Adam)
+    require_same_kind({"opt": optimizer}, {"opt": adam.state_dict()})
+    optimizer.load_state_dict(adam.state_dict())
+    (group,) = optimizer.param_groups
+    assert group.get("decoupled_weight_decay", True)
+
+
+def test_what_has_no_parameter_groups_is_not_compared() -> None:
+    """Objects of the script's own may have any state."""
+    tracked = {"holder": Holder(made(torch.optim.SGD), whole=True), "opt": made(torch.optim.SGD)}
+    require_same_kind(tracked, {"holder": {"inner": 1}, "opt": [1]})

@@ -500,13 +500,19 @@ def events(
 def jobs(*, output: _Output = "table", config: _OperatorConfig = None, **options: Any) -> None:
     """Show the runs of --job, or of all jobs in etcd.
 
-    It shows who leads them, or how they ended.
+    It shows who leads them, or how they ended; without --etcd, the jobs of this machine.
     """
     from elastic.cli import operator
 
     with _errors():
-        settings = load_settings(OperatorSettings, options, os.environ, config)
         is_one = is_given("job", OperatorSettings, options, os.environ, config)
+        if not is_given("etcd", OperatorSettings, options, os.environ, config):
+            local = load_settings(
+                LocalSettings, options, os.environ, config, part_of=OperatorSettings
+            )
+            if operator.local_jobs(only=local.job if is_one else None, output=output):
+                return
+        settings = load_settings(OperatorSettings, options, os.environ, config)
         operator.jobs(settings, only=settings.job if is_one else None, output=output)
 
 

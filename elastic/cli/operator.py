@@ -42,7 +42,7 @@ from elastic.rpc.newest_certificate import WARN_BEFORE_S
 from elastic.rpc.security import PLAINTEXT, choose_security, is_unix_socket, no_report
 from elastic.rpc.stacks import stack_lines, whereabouts_from_pb
 from elastic.runtime.journal import Entry
-from elastic.runtime.run_directory import find_job
+from elastic.runtime.run_directory import find_job, running_jobs
 from elastic.settings.limits import is_address
 from elastic.settings.operator import DirectSettings, LocalSettings, OperatorSettings
 from elastic.store.etcd.store import EtcdStore
@@ -327,6 +327,22 @@ def jobs(settings: OperatorSettings, *, only: str | None, output: str) -> None:
     else:
         columns = ("job", "run", "state", "exit", "steps", "ended", "nodes", "coordinator")
         print_table(columns, [_run_row(run) for run in runs])
+
+
+def local_jobs(*, only: str | None, output: str) -> bool:
+    """Print the jobs of `elastic run` on this machine; with `only`, those of this name. Returns
+    False, and prints nothing, if there is none."""
+    as_json = require_format(output)
+    jobs = running_jobs(only)
+    if not jobs:
+        return False
+    columns = ("job", "pid", "coordinator")
+    rows = [(job.job, job.pid, job.address) for job in jobs]
+    if as_json:
+        print_json([dict(zip(columns, row, strict=True)) for row in rows])
+    else:
+        print_table(columns, rows)
+    return True
 
 
 def forget(settings: OperatorSettings, run_id: str) -> None:

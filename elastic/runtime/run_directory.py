@@ -142,12 +142,17 @@ class NodeDirectory:
         self.hold.close()
 
 
+def running_jobs(job: str | None) -> list[RunningJob]:
+    """Return the jobs of this name, or all, that run on this machine under this user."""
+    return [j for base in _bases() for j in _running(base) if job is None or j.job == job]
+
+
 def find_job(job: str | None) -> RunningJob:
     """Return the job of this name, or the only one, that runs on this machine under this user.
 
     Raises TransientError if there is none, ConfigurationError with all names if there are several.
     """
-    jobs = [j for base in _bases() for j in _running(base) if job is None or j.job == job]
+    jobs = running_jobs(job)
     if len(jobs) == 1:
         return jobs[0]
     if not jobs:

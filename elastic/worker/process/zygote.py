@@ -508,9 +508,23 @@ _NO_INPUT = (
     "a worker has no terminal, and its standard input is empty; pass the value as an argument, or "
     "debug with: python SCRIPT (a job of one worker)"
 )
-# Advice for errors of torch in a script that expects torchrun, and of Python in a script that reads
-# from a terminal.
+_NO_RANK = (
+    "a worker's rank changes with the group, so no variable has it: use session.rank and "
+    "session.world_size inside of the loop over session.steps(), and session.local_rank or "
+    "session.device above it; or give --launch torchrun, if the script was written for torchrun"
+)
+_OF_TORCHRUN = (
+    "RANK",
+    "WORLD_SIZE",
+    "LOCAL_RANK",
+    "LOCAL_WORLD_SIZE",
+    "MASTER_ADDR",
+    "MASTER_PORT",
+)
+# Advice for errors of torch and Python in a script that expects torchrun, and of Python in a script
+# that reads from a terminal.
 _ADVICE = {
+    **{f"KeyError: '{name}'": _NO_RANK for name in _OF_TORCHRUN},
     "Default process group has not been initialized": _NO_GROUP,
     "env:// rendezvous": _NO_GROUP,
     "trying to initialize the default process group twice": _NO_GROUP,

@@ -23,6 +23,7 @@ from elastic.errors import ConfigurationError, ExitCode, TransientError
 from elastic.rpc.control import ControlServer
 from elastic.rpc.security import PLAINTEXT, Security, Tls
 from elastic.runtime.journal import Entry
+from elastic.runtime.run_directory import RunningJob
 from elastic.settings.operator import LocalSettings, OperatorSettings
 from elastic.settings.security import SecuritySettings
 from elastic.settings.store import StoreSettings
@@ -846,3 +847,40 @@ def test_a_command_waits_for_the_next_leader_and_asks_it(
     assert printed.out == "the workers of n1 leave\n"
     assert printed.err.count("no coordinator leads the job 'digits' now; looking for a leader") == 1
     assert ("drain", "n1") in [asked[:2] for asked in place.leader.asked]
+
+
+# ---- jobs on this machine
+
+
+@pytest.fixture
+def local(monkeypatch: pytest.MonkeyPatch) -> list[RunningJob]:
+    """The jobs of this machine, which a test may change."""
+    jobs = [
+        RunningJob(job="digits", pid=41, address="unix:/a"),
+        RunningJob(job="words", pid=42, address="unix:/b"),
+    ]
+    monkeypatch.setattr(
+        operator, "running_jobs", lambda job: [j for j in jobs if job in (None, j.job)]
+    )
+    monkeypatch.delenv("ELASTIC_ETCD", raising=False)
+    return jobs
+
+
+@pytest.mark.usefixtures("local")
+def test_jobs_without_etcd_lists_those_that_run_on_this_machine() -> None:
+    table = CliRunner().invoke(main.app, ["jobs"])
+    assert [line.split() for line in table.output.splitlines()][-2:] == [
+        ["digits", "41", "unix:/a"],
+        ["words", "42", "unix:/b"],
+    ]
+    one = CliRunner().invoke(main.app, ["jobs", "--job", "words", "--output", "json"])
+    assert json.loads(one.output) == [{"job": "words", "pid": 42, "coordinator": "unix:/b"}]
+
+
+def test_jobs_without_etcd_and_without_local_ones_names_the_missing_setting(
+    local: list[RunningJob],
+) -> None:
+    local.clear()
+    result = CliRunner().invoke(main.app, ["jobs"])
+    assert result.exit_code == ExitCode.CONFIGURATION
+    assert "etcd is missing" in result.output

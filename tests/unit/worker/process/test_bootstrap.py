@@ -205,6 +205,17 @@ def test_a_script_that_reads_its_input_fails_with_no_terminal(
     assert "no terminal" in failure.message
 
 
+@pytest.mark.parametrize("name", ["RANK", "WORLD_SIZE", "LOCAL_RANK"])
+def test_a_script_that_asks_the_environment_for_its_rank_is_told_where_it_is(
+    name: str, run: Callable[[str], tuple[int, Sent]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(name, raising=False)
+    _, link = run(f"import os\nint(os.environ['{name}'])")
+    (failure,) = link.failures
+    assert "session.rank" in failure.message
+    assert "--launch torchrun" in failure.message
+
+
 @pytest.mark.parametrize("end", ["pass", "1 / 0", "sys.exit(0)"])
 def test_a_failure_is_reported_whatever_the_scripts_excepthook_does(
     end: str,

@@ -62,3 +62,8 @@ def __getattr__(name: str) -> Any:
     if (why := unfit_system(sys.platform)) is not None:
         raise ImportError(why)
     return getattr(importlib.import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    """The public names, for Tab and help(), before any of them is imported."""
+    return sorted(__all__)

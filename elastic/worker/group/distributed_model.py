@@ -186,6 +186,7 @@ class DistributedModel(nn.Module):
         return passes
 
     def begin_block(self) -> None:
+        """Forget the passes of the last step: the training loop calls this as a block begins."""
         passes = self.passes
         passes.begun = passes.forwarded = passes.broadcast = False
         passes.calls = 0

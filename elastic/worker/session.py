@@ -59,6 +59,7 @@ class Session:
         self._last_results: dict[str, Any] = {}
         self._asked_catching_up = False
         """The script has read `catching_up` since its last loop."""
+        self._is_closed = False
         self._pass_between = ""
         """Where a forward pass outside of `run` has come since the last loop, if one has."""
 
@@ -312,6 +313,11 @@ class Session:
             )
         data.require_same_length()
         training = self._training
+        if self._is_closed:
+            raise ConfigurationError(
+                "session.steps() was called after session.close(); elastic.init() returns a fresh "
+                "session, for which the model and its optimizer are built again"
+            )
         if training.in_block:
             raise StepMisused(
                 "a loop over session.steps() begins inside of the `with step:` of another one; "
@@ -389,6 +395,24 @@ class Session:
         else:
             self._calls_in_step[where] = name, self._calls_in_step.get(where, ("", 0))[1] + 1
         return result
+
+    def close(self) -> None:
+        """End this session, so that `elastic.init()` returns a fresh one, as for another run in a
+        notebook. Build the model and its optimizer again, too.
+
+        Raises ConfigurationError in a worker with an agent, whose script's end ends its part.
+        """
+        global _current
+        if _link is not None:
+            raise ConfigurationError(
+                "session.close() is for a job of one worker without an agent, as in a notebook; "
+                "leave it out here: the end of the script ends this worker's part in the job"
+            )
+        if not self._is_closed:
+            self._is_closed = True
+            self._training.close()
+        if _current is self:
+            _current = None
 
     # ---- inside
 

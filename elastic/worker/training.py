@@ -206,8 +206,10 @@ class Training:
         control.may_stop_script = self._may_stop_script
         control.leave_early = self._leave_early
         control.reports.publish(self.state, self.clock, self._answer_calls)
-        register_optimizer_step_pre_hook(self._optimizer_steps)
-        register_optimizer_step_post_hook(self._optimizer_stepped)
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._optimizer_steps),
+            register_optimizer_step_post_hook(self._optimizer_stepped),
+        )
 
     # ---- what is known
 
@@ -578,6 +580,16 @@ class Training:
         self.clock.spent.settle(time.monotonic())
         self._close_planner()
         self.control.finish()
+
+    def close(self) -> None:
+        """Leave the group and all optimizers, for another session in this process."""
+        for hook in self._hooks:
+            hook.remove()
+        for model in self.models:
+            model.unwrap()
+        self._close_planner()
+        if self._membership.group is not None:
+            self._membership.leave()
 
     def _end_of_script(self, where: str = "") -> ScriptCall:
         return ScriptCall(

@@ -1086,6 +1086,7 @@ def test_a_session_has_exactly_the_documented_public_attributes() -> None:
     """An attribute is a promise: add one on purpose, and to docs/GUIDE.md."""
     assert public(Session) == {
         "catching_up",
+        "close",
         "committed",
         "device",
         "distribute",
@@ -1164,6 +1165,79 @@ def test_init_without_an_agent_starts_a_job_of_one(
     session = session_module.init()
     assert session_module.init() is session
     assert session_module.current_training() is session._training
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No session has been made yet. The last one is closed after the test."""
+    monkeypatch.setattr(session_module, "_current", None)
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    yield
+    if session_module._current is not None:
+        session_module._current.close()
+
+
+def trained(steps: int) -> Session:
+    """What a cell of a notebook does."""
+    session = session_module.init()
+    model = session.distribute(Net())
+    session.track(model=model, optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
+    list(map(train, session.steps(loader(), max_steps=steps)))
+    return session
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_fresh_session_follows_a_closed_one() -> None:
+    first = trained(3)
+    first.close()
+    assert not dist.is_initialized()
+    second = trained(2)
+    assert second is not first
+    assert (first.committed, second.committed) == (3, 2)
+    first.close()  # again: the other one goes on
+    assert session_module.init() is second
+    assert second.world_size == 1
+
+
+@pytest.mark.usefixtures("fresh")
+def test_a_session_can_be_closed_in_the_middle_of_a_step() -> None:
+    """As after a cell that was interrupted."""
+    session = trained(1)
+    step = next(session.steps(loader(), epochs=None))
+
+    def interrupt() -> None:
+        next(step.batches())
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt), step:
+        interrupt()
+    session.close()
+    assert trained(2).committed == 2
+
+
+@pytest.mark.usefixtures("fresh")
+def test_the_optimizers_of_a_closed_session_and_its_model_are_free() -> None:
+    session = session_module.init()
+    model = session.distribute(Net())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session.track(model=model, optimizer=optimizer)
+    list(map(train, session.steps(loader(), max_steps=1)))
+    session.close()
+    model(torch.ones(1, 1)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ConfigurationError, match=r"after session\.close"):
+        next(session.steps(loader(), epochs=1))
+
+
+@pytest.mark.usefixtures("fresh")
+def test_closing_the_session_of_a_worker_with_an_agent_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    session = session_module.init()
+    with monkeypatch.context() as patch:
+        patch.setattr(session_module, "_link", object())
+        with pytest.raises(ConfigurationError, match="without an agent"):
+            session.close()
 
 
 def test_init_is_refused_in_a_script_for_torchrun(monkeypatch: pytest.MonkeyPatch) -> None:

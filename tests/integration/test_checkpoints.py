@@ -83,7 +83,7 @@ def test_a_job_resumes_from_the_newest_intact_checkpoint(place: Place, checkpoin
 def test_on_resume_the_checkpoints_rate_wins_and_the_scripts_batch_size(
     place: Place, checkpoints: Path
 ) -> None:
-    arguments = ["--epochs", EPOCHS + 1, "--lr", 0.5, "--batch-size", 12]
+    arguments = ["--epochs", EPOCHS + 1, "--lr", 0.5, "--show-rate", "--batch-size", 12]
     job = place.start("steady.py", *arguments, options=["--checkpoint-dir", checkpoints])
     assert job.wait() == 0, job.story()
     assert steps_of(job) == [19, 20], "48 samples, 24 a step"

@@ -12,6 +12,7 @@ parser.add_argument("--features", type=int, default=4)
 parser.add_argument("--name", default="model")
 parser.add_argument("--optimizer", default="SGD")
 parser.add_argument("--lr", type=float, default=0.1)
+parser.add_argument("--show-rate", action="store_true")
 parser.add_argument("--batch-size", type=int, default=4)
 parser.add_argument("--drop-last", action="store_true")
 options = parser.parse_args()
@@ -26,5 +27,6 @@ toy = Toy(
     drop_last=options.drop_last,
 )
 toy.train(epochs=options.epochs, pace_s=options.pace_s)
-print(f"rate {toy.optimizer.param_groups[0]['lr']}")
+if options.show_rate:
+    print(f"rate {toy.optimizer.param_groups[0]['lr']}")
 print(f"weights {toy.model.weight.sum().item():.6f}")

@@ -22,6 +22,8 @@ import os
 import time
 from pathlib import Path
 
+from elastic.errors import Stranded
+
 LAPSE_S = 1.5
 """Seconds for which a lease that was not renewed in time can still be renewed. A worker that waits
 goes on then. Afterwards the lease is over for good, and the workers that have it are ended."""
@@ -30,6 +32,7 @@ _NAME = "elastic-lease"
 _LINK = f"/memfd:{_NAME}"
 _EPOCH, _UNTIL, _GENERATION, _COMMITTED = range(4)
 _NOT_GRANTED = 0.0
+_LOOK_S = 0.01
 _BOOT_CLOCK = time.CLOCK_BOOTTIME
 
 
@@ -120,6 +123,17 @@ class WorkerLease:
         """Whether a step may begin, or be committed, now."""
         page = self._page  # read the instant first: the epoch changes before another is granted
         return time.clock_gettime(_BOOT_CLOCK) < page[_UNTIL] and page[_EPOCH] == self._epoch
+
+    def wait(self) -> None:
+        """Return once it holds: until then, the others may form a group without this node. The
+        worker stays as it is and gives signs of life. Raises Stranded if the lease is over."""
+        while not self.holds():
+            if self.is_over():
+                raise Stranded(
+                    "the node of this worker was out of contact for longer than "
+                    "--isolation-timeout-s, so the job may have gone on without it"
+                )
+            time.sleep(_LOOK_S)
 
     def note_commit(self, generation: int, committed: int) -> None:
         """Note a commit. Another worker of this node may have noted it, or a later one, already."""

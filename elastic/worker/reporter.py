@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from typing_extensions import override
@@ -26,12 +26,9 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
 from elastic.worker.readings import Reader, Wanted, as_number, is_ready
 from elastic.worker.state.backlog import Backlog, CurvePoint, CurvePoints
+from elastic.worker.state.exchange import Outcome
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
-
-if TYPE_CHECKING:
-    from elastic.worker.training import Outcome
-
 
 INTERVAL_S = 0.2  # between reports of rank 0, which reports for the group
 _MOST_FIGURES, _LONGEST_NAME = 100, 100

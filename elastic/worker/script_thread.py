@@ -36,8 +36,8 @@ _AROUND_SCRIPT = tuple(
 )
 """Modules that call code of the script, or wait for its samples, and hold no lock meanwhile."""
 _AROUND_CALLS = {
-    (_PACKAGE + "training", name)
-    for name in ("call", "_drive", "_perform_call", "_call_function", "<lambda>")
+    *((_PACKAGE + "training", name) for name in ("call", "_drive", "_perform_call", "<lambda>")),
+    *((_PACKAGE + "script_calls", name) for name in ("perform", "_call_function")),
 }
 
 

@@ -19,6 +19,7 @@ from torch import nn
 from elastic.core.learning_rate import ScalingRule
 from elastic.errors import ConfigurationError, NotInGroup, StepMisused
 from elastic.runtime.training_lease import WorkerLease
+from elastic.worker import script_checks
 from elastic.worker.control import AgentControl, LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
@@ -26,11 +27,13 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
 from elastic.worker.optimizers import ScaledOptimizer
 from elastic.worker.process.late_variables import LateVariables, told
+from elastic.worker.script_calls import ScriptCall
+from elastic.worker.script_place import place_of_script
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
 from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of
 from elastic.worker.step import ONE_LOOP, Step
-from elastic.worker.training import ScriptCall, Training, place_of_script
+from elastic.worker.training import Training
 from elastic.worker.unfit import require_fit
 
 T = TypeVar("T")
@@ -145,7 +148,7 @@ class Session:
         model = DistributedModel(module.to(self.device), options)
         model.on_failure = training.note_failure
         model.on_pass_outside = self._passes_outside
-        model.apart = training.apart
+        model.apart = training.reductions.apart
         training.models.append(model)
         if training.group is not None:
             model.wrap(training.control.backend)
@@ -373,11 +376,12 @@ class Session:
         where = _calling_place()
         key = ""
         if self._open_loop is None:
-            training.require_left_well()
+            script_checks.require_left_well(training.part)
             key = f"{training.part.loop}/{self._calls_between}"
             self._calls_between += 1
         if key and training.part.holds_back:
-            held: T = copy_tree(training.postponed_result(key, self._key_of_place(where)))
+            keys = key, self._key_of_place(where)
+            held: T = copy_tree(training.exchange.postponed_result(*keys))
             return held
         if training.part.last_block_discarded and where in self._last_results:
             last: T = _copied(self._last_results[where])

@@ -210,7 +210,7 @@ class Step:
             self._training.before_backward()
         if self._planner.divides and self._accumulates:
             self._accumulates = False
-            self._training.require_accumulated()
+            self._training.models.require_accumulated()
         factor = self._factor_of(weight)
         last = self._taken == len(self._micro_batches)
         self._passed = self._taken
@@ -233,7 +233,10 @@ class Step:
                     sums.wait()
                 self._training.wait_for_reduction(reductions.newest)
                 if self._is_weighted:
-                    self._training.multiply_gradients(self._correction(), self._left_over)
+                    averaged = reductions.models_of_last_pass()
+                    self._training.models.multiply_gradients(
+                        self._correction(), averaged, self._left_over
+                    )
                 self._reduced = True
         except Exception as error:
             self._training.note_failure(error)
@@ -316,7 +319,7 @@ class Step:
                 f"step {self.index} belongs to a loop over session.steps() while another loop has "
                 f"begun (nested or interleaved); {ONE_LOOP}"
             )
-        if (fresh := self._training.current_plan(self._planner)) is not None:
+        if (fresh := self._training.loops.other_plan(self._planner)) is not None:
             self._take(*fresh)
         self._entered = True
         self._outside = sys.exc_info()[1]
@@ -341,7 +344,7 @@ class Step:
                 error = self._end()
             if error is None:
                 return False
-            loss = self._training.loss_behind(error, self._outside)
+            loss = self._training.losses.behind(error, self._outside)
             if loss is None:
                 return False
             self.committed = self._training.give_up_block(loss)
@@ -400,7 +403,7 @@ class Step:
             )
         if self._plan.quiet:
             if number == 0:
-                training.broadcast_first()
+                training.models.broadcast_first()
                 self._quiet_since = training.collectives()
             elif self._quiet_since is not None and self._quiet_since != training.collectives():
                 raise StepMisused(
@@ -413,9 +416,9 @@ class Step:
                     "elastic.DataLoader(..., equal_passes=True), which makes the numbers equal by "
                     "stand-ins (step.counts is False for them)"
                 )
-        training.reduce_gradients(number == last)
+        training.models.reduce_gradients(number == last)
         if number == 0 and self._planner.divides:
-            training.keep_accumulated(ends_only=True)
+            training.models.keep_accumulated(ends_only=True)
         self._accumulates = True
         self._weighed = 0
         self._given.clear()
@@ -433,7 +436,7 @@ class Step:
             pace.wait_s += self._passes_s * (own - self._plan.fewest) / own
             self._passes_s = 0.0
         else:
-            self._training.keep_accumulated()
+            self._training.models.keep_accumulated()
 
     def _end(self) -> Exception | None:
         """Commit the step. Returns the error if the group is lost only now."""
@@ -448,7 +451,7 @@ class Step:
             means = self._settled_means() if self._summed else _NO_MEANS
             self._training.commit(self._samples, means)
         except Exception as error:
-            if not self._training.is_loss(error):
+            if not self._training.losses.is_loss(error):
                 raise
             return error
         self.committed = True
@@ -457,10 +460,11 @@ class Step:
 
     def _follow(self) -> None:
         """Set the attributes to the step that counts: a later one, if the others went on."""
-        progress = self._training.state.progress
-        self.index = progress.committed - 1
-        self.epoch = self._training.state.position.epoch
-        self.ends_epoch = self._training.at_epoch_end()
+        training = self._training
+        position = training.part.position
+        self.index = training.part.progress.committed - 1
+        self.epoch = position.epoch
+        self.ends_epoch = training.loops.at_epoch_end(position, training.world_size)
 
     def _factor_of(self, weight: torch.Tensor | float | None) -> torch.Tensor | float:
         """What to multiply the loss of this micro-batch by.
@@ -471,7 +475,7 @@ class Step:
         """
         if self._taken == 1:
             self._is_weighted = weight is not None
-            self._left_over = self._training.have_gradients() if self._is_weighted else []
+            self._left_over = self._training.models.have_gradients() if self._is_weighted else []
         if self._is_weighted != (weight is not None):
             raise StepMisused(
                 f"step {self.index}: step.backward() was given a weight for some micro-batches and "

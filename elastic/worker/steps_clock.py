@@ -11,7 +11,7 @@ import contextlib
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -114,14 +114,14 @@ class StepsClock:
         """The set-up has ended. Until it begins a step, the script may take its time."""
         self._sets_up_since = None
 
-    def wait_began(self) -> None:
-        """The script begins to wait for the others to come to a call."""
-        self._waits_since = time.monotonic()
-
-    def wait_ended(self) -> None:
-        """The others have come to the call, or the group is lost."""
-        since, self._waits_since = self._waits_since, None
-        if since is not None:
+    @contextlib.contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Within this, the script waits for the others to come to a call."""
+        since = self._waits_since = time.monotonic()
+        try:
+            yield
+        finally:
+            self._waits_since = None
             self.spent.called(time.monotonic() - since)
 
     def called(self, began: float) -> None:

@@ -422,6 +422,11 @@ class Participation:
         return self.progress if loop == self.progress.loop else replace(self.progress, loop=loop)
 
     @property
+    def position(self) -> DataPosition:
+        """How much of the present loader's data is consumed."""
+        return self.progress.position(self.loader)
+
+    @property
     def last_block_discarded(self) -> bool:
         """The block that the script left last does not count: what the script does until the same
         step is handed out again is undone."""

@@ -97,7 +97,7 @@ class DistributedModel(nn.Module):
         """It has been in a group, so DDP, or other members, know its parameters and buffers."""
         self.passes = Passes()
         self.on_failure: Callable[[Exception], None] = lambda _: None
-        """Called with what a forward pass through DDP raises."""
+        """Called with what a forward pass through DDP raises, or `broadcast_first`."""
         self.on_pass_outside: Callable[[], None] = lambda: None
         """Called before a forward pass outside of blocks and of `session.run`."""
         self.apart: Callable[[Callable[[], Any]], Any] = lambda function: function()
@@ -196,12 +196,16 @@ class DistributedModel(nn.Module):
         step: agree on buckets, and broadcast buffers. Then no collective of the script's own in a
         micro-batch can hide among these."""
         passes = self.passes
-        for ddp in passes.wrappers.values():
-            if ddp.reducer._rebuild_buckets():
-                ddp._has_rebuilt_buckets = True
-        now: Any = passes.wrapper
-        if now is not None and now.will_sync_module_buffers():
-            now._sync_buffers()
+        try:
+            for ddp in passes.wrappers.values():
+                if ddp.reducer._rebuild_buckets():
+                    ddp._has_rebuilt_buckets = True
+            now: Any = passes.wrapper
+            if now is not None and now.will_sync_module_buffers():
+                now._sync_buffers()
+        except Exception as error:
+            self.on_failure(error)
+            raise
         passes.broadcast = True
         for ddp in passes.wrappers.values():
             ddp.require_forward_param_sync = False

@@ -85,6 +85,13 @@ class Membership:
         """The group that the script's thread is in or is building."""
         return self._group
 
+    def require_group(self) -> Group:
+        """Return the group. Raises GroupLost if there is none."""
+        group = self._group
+        if group is None:
+            raise GroupLost("there is no group")
+        return group
+
     @property
     def announced(self) -> Generation | None:
         return self.machine.announced

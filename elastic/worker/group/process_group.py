@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import inspect
 import os
-import re
 import socket
 import sys
 import threading
@@ -32,9 +31,6 @@ _CALLBACKS_S = 60.0  # an aborted group's callbacks end at once, unless somethin
 _LOOK_S = 0.01
 _ONLY_OURS = 2  # references: the list's, and getrefcount's argument
 _MEETING_TIMEOUT = datetime.timedelta(days=1)  # the coordinator gives up long before
-
-_RAISED_IN_GLOO = re.compile(r"\[[^]]*\bgloo/[^]]*:\d+\] ")
-"""How the text of each of gloo's errors begins: with the place in gloo's source that raised it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -486,28 +482,6 @@ def _drop(last: list[Any], *, only_if_ours: bool = False) -> bool:
     while last:
         del last[0]
     return True
-
-
-def is_group_loss(error: BaseException, group: Group | None) -> bool:
-    """Return whether the group is lost and this exception may follow from that.
-
-    Any exception does once the group was aborted: torch then knows no group, or what was received
-    is garbage. A frozen group is about to be aborted. Else the group's connections decide, not the
-    error's text: a script has connections of its own that may break. If the script itself is at
-    fault, it raises again in the next group.
-    """
-    if isinstance(error, GroupLost):
-        return True
-    if group is None or not isinstance(error, Exception):
-        return False
-    if group.lost:
-        return True
-    if not isinstance(error, RuntimeError):  # torch's errors all are
-        return False
-    if isinstance(error, dist.DistBackendError) or group.is_cut():
-        return True
-    # The connections of groups that the script has made below this one are not known.
-    return len(GROUPS) > 1 and _RAISED_IN_GLOO.match(str(error)) is not None
 
 
 def first_line(error: BaseException) -> str:

@@ -108,16 +108,34 @@ class Values(dict[str, Any]):
         self.update(values)
 
 
+class JobSoFar(Protocol):
+    """How far the job is. A member's Participation keeps this."""
+
+    @property
+    def here(self) -> Progress:
+        """The progress at this place of the script."""
+        ...
+
+    @property
+    def position(self) -> DataPosition:
+        """How much of the present loader's data is consumed."""
+        ...
+
+
+class _JustBegun:
+    here, position = Progress(), DataPosition()
+
+
 class JobState:
     """The replicated state: the job's progress, its ledger, and tracked objects.
 
     The session's own objects are tracked under names with a dot, which a script cannot use.
+
+    job: keeps the progress.
     """
 
-    def __init__(self) -> None:
-        self.progress = Progress()
-        self.loader = 0
-        """Number of the loader that the script uses now."""
+    def __init__(self, job: JobSoFar | None = None) -> None:
+        self.job = job or _JustBegun()
         self.ledger = LedgerBacklog()
         self.curve: CurvePoints = Backlog(most=MOST_POINTS)
         """What the script reported of each step, if the coordinator keeps it."""
@@ -197,13 +215,17 @@ class JobState:
             self._own[name].load_state_dict(copy_tree(state))
 
     @property
+    def progress(self) -> Progress:
+        return self.job.here
+
+    @property
     def committed(self) -> int:
-        return self.progress.committed
+        return self.job.here.committed
 
     @property
     def position(self) -> DataPosition:
         """Position in the present loader's data."""
-        return self.progress.position(self.loader)
+        return self.job.position
 
     @property
     def tracked(self) -> Mapping[str, Stateful]:

@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from elastic.worker import training
+from elastic.worker.script_place import place_of_main_thread
 
 
 @pytest.mark.parametrize("folder", ["/job", "/srv/lib/python3-jobs", "/srv/elastic/worker"])
@@ -19,4 +19,4 @@ def test_a_place_of_the_script_is_short_and_found_in_any_folder(
     monkeypatch.setitem(sys.modules, "__main__", main)
     script = "def tell(place):\n    return place()\n"
     exec(compile(script, f"{folder}/train.py", "exec"), main.__dict__)
-    assert main.tell(training._place_of_main_thread) == ("train.py:2", False)
+    assert main.tell(place_of_main_thread) == ("train.py:2", False)

@@ -15,6 +15,7 @@ from elastic.core.worker.participation import Progress
 from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.job_state import JobState
 from tests.unit.worker.saving import GROUP, save
+from tests.unit.worker.state.job_states import At
 from tests.unit.worker.together import Seat, run_together
 from tests.unit.worker.training_together import Peer, numbers
 
@@ -27,7 +28,7 @@ def write(root: Path | str, step: int, value: float, *, loop: int = 0) -> None:
     state, net = JobState(), torch.nn.Linear(FEATURES, 1, bias=False).double()
     torch.nn.init.constant_(net.weight, value)
     state.track({"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=1.0)})
-    state.progress = Progress(committed=step, committed_in=1, loop=loop)
+    state.job = At(Progress(committed=step, committed_in=1, loop=loop))
     save(open_directory(str(root)), step, state, 2)
 
 
@@ -45,7 +46,7 @@ def resume(root: Path, *roots: Path, nodes: str = "nnn") -> tuple[list[list[floa
         peer.control.membership.announce(seat.generation(1, members=members))
         for _ in peer.session.steps(numbers(64, batch_size=1, global_batch=6), epochs=1):
             break
-        outcome = peer.session._training.outcome
+        outcome = peer.session._training.exchange.outcome
         of_all = seat.exchange([[min(peer.weight), max(peer.weight)], outcome.bytes_received])
         if seat.rank == 0:
             weights.write_text(json.dumps([each for each, _ in of_all]))

@@ -18,9 +18,10 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.link import Link
 from elastic.worker.reporter import Reporter, own_stacks
 from elastic.worker.state.backlog import LedgerRecord
+from elastic.worker.state.exchange import Outcome
 from elastic.worker.state.job_state import JobState
 from elastic.worker.steps_clock import StepsClock
-from elastic.worker.training import Outcome
+from tests.unit.worker.state.job_states import At
 
 
 class Wire:
@@ -65,7 +66,7 @@ class Script:
             self.state.ledger.append(
                 LedgerRecord(step=step, epoch=0, generation=1, world_size=1, start=step, stop=step)
             )
-            self.state.progress = Progress(committed=step + 1)
+            self.state.job = At(Progress(committed=step + 1))
 
     def ledger(self) -> list[int]:
         """Send a report; return the steps of its ledger entries."""
@@ -75,7 +76,7 @@ class Script:
 
 def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -> None:
     script = Script(alone)
-    script.state.progress = Progress(committed=7)
+    script.state.job = At(Progress(committed=7))
     script.reporter.report({"loss": torch.tensor(0.5)}, committed=False)
     script.clock.begin()
     script.reporter.answer_probe()
@@ -92,7 +93,7 @@ def test_a_probe_is_answered_at_once_without_the_scripts_figures(alone: Group) -
 
 def test_a_brief_request_for_stacks_is_answered_with_place_and_main_thread(alone: Group) -> None:
     script = Script(alone)
-    script.state.progress = Progress(committed=7)
+    script.state.job = At(Progress(committed=7))
     script.clock.place.now = Place.DATA, script.clock.place.now[1] - 5.0
     script.reporter.answer_stacks(stacks_pb2.StacksRequest(request=3, brief=True))
     (answer,) = script.wire.taken("stacks")
@@ -322,7 +323,7 @@ def test_failed_reports_give_one_notice_and_later_reports_are_sent(
     alone: Group, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script = Script(alone)
-    script.state.progress = cast(Any, None)  # as a defect in this project might leave it
+    script.state.job = cast(Any, None)  # as a defect in this project might leave it
     for _ in range(3):
         script.reporter.flush()
     (notice,) = script.wire.taken("notice")
@@ -330,7 +331,7 @@ def test_failed_reports_give_one_notice_and_later_reports_are_sent(
     assert notice.fields["worker"] == "w"
     assert "AttributeError" in notice.fields["message"]
     assert "Traceback" in capsys.readouterr().err
-    script.state.progress = Progress(committed=3)
+    script.state.job = At(Progress(committed=3))
     script.reporter.flush()
     assert script.wire.taken("progress")[-1].committed == 3
 

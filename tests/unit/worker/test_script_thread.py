@@ -80,7 +80,7 @@ def test_the_main_thread_stops_for_good(what: str) -> None:
         ("__main__", "train", False),
         ("elastic.worker.step", "batches", False),
         ("elastic.worker.data_loader", "fetch", False),
-        ("elastic.worker.training", "_call_function", False),
+        ("elastic.worker.script_calls", "_call_function", False),
         ("elastic.worker.training", "commit", True),
         ("elastic.worker.state.undo", "begin", True),
         ("elastic.worker.reporter", "report", True),

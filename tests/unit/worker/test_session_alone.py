@@ -1272,11 +1272,11 @@ def test_loaders_of_past_epochs_are_freed_and_each_has_its_own_number(session: S
             with step:
                 backward(step)
         alive.append(weakref.ref(data))
-        assert session._training.state.loader == epoch
+        assert session._training.part.loader == epoch
     del data
     gc.collect()
     assert sum(ref() is not None for ref in alive) <= 1  # the newest loader's steps may go on
-    assert len(session._training._loaders) <= 1
+    assert len(session._training.loops._loaders) <= 1
     assert len(session._finished_loops) <= 1
 
 

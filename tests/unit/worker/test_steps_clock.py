@@ -154,14 +154,14 @@ def test_the_time_of_a_stopped_process_does_not_count_as_step_time(
     clock = StepsClock()
     clock.alive()
     clock.begin()
-    clock.wait_began()
-    time.now += 0.5
-    clock.alive()
-    time.now += 60.0  # stopped
-    if beats_since:
+    with clock.waiting():
+        time.now += 0.5
         clock.alive()
-        time.now += 0.25
-    assert clock.in_step_s() == clock.waiting_s() == (0.75 if beats_since else 0.5)
+        time.now += 60.0  # stopped
+        if beats_since:
+            clock.alive()
+            time.now += 0.25
+        assert clock.in_step_s() == clock.waiting_s() == (0.75 if beats_since else 0.5)
 
 
 def test_the_time_of_a_process_that_was_stopped_twice_does_not_count_as_step_time(

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 import pytest
 
 from elastic.errors import GroupLost, StepMisused
+from elastic.worker.group.losses import is_group_loss
 from elastic.worker.group.membership import Standing, answer, compare_reductions, meet
-from elastic.worker.group.process_group import Group, is_group_loss
+from elastic.worker.group.process_group import Group
 from tests.unit.worker.together import Seat, die, in_processes, run_together, stay_away
 from tests.unit.worker.together import meet as all_reduce
 from tests.waiting import eventually

@@ -23,7 +23,8 @@ from torch._C._distributed_c10d import TCPStore
 from elastic.core.membership import ChangeReason, Generation, Member
 from elastic.errors import ConfigurationError, GroupLost, TransientError
 from elastic.worker.group import process_group
-from elastic.worker.group.process_group import Backend, Group, first_line, is_group_loss
+from elastic.worker.group.losses import is_group_loss
+from elastic.worker.group.process_group import Backend, Group, first_line
 from tests import nccl_manners
 from tests.unit.worker import together
 from tests.unit.worker.together import (

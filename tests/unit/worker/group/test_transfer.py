@@ -18,7 +18,8 @@ from hypothesis import strategies as st
 
 from elastic.errors import GroupLost
 from elastic.worker.group import transfer
-from elastic.worker.group.process_group import Backend, Group, is_group_loss
+from elastic.worker.group.losses import is_group_loss
+from elastic.worker.group.process_group import Backend, Group
 from elastic.worker.state.digest import bytes_of
 from elastic.worker.state.tensor_specs import TensorSpec, describe
 from tests import nccl_manners

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -48,8 +49,19 @@ PROGRESS = Progress(
 )
 
 
+@dataclass(frozen=True)
+class At:
+    """How far a job is, whose script uses its first loader."""
+
+    here: Progress
+
+    @property
+    def position(self) -> DataPosition:
+        return self.here.position(0)
+
+
 def advanced(state: JobState) -> JobState:
-    state.progress = PROGRESS
+    state.job = At(PROGRESS)
     state.ledger.append(RECORD)
     return state
 
@@ -66,4 +78,4 @@ def restore(target: JobState, source: JobState) -> None:
             tensors[name] = live
     extra = json.loads(json.dumps(source.extra()))
     target.restore(json.loads(json.dumps(flat.skeleton)), tensors, extra)
-    target.progress = progress_of(extra)
+    target.job = At(progress_of(extra))

@@ -17,7 +17,7 @@ from elastic.worker.group.membership import differences
 from elastic.worker.state.checkpointing import plan_shards
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tensor_specs import describe
-from tests.unit.worker.state.job_states import make, restore
+from tests.unit.worker.state.job_states import At, make, restore
 from tests.unit.worker.trees import same
 
 
@@ -44,11 +44,11 @@ def change_values(state: JobState) -> None:
 
 def change_ramp(state: JobState) -> None:
     ramp = Ramp(start_factor=1.0, end_factor=2.0, start_step=0, steps=9)
-    state.progress = replace(state.progress, ramps={"0": ramp})
+    state.job = At(replace(state.progress, ramps={"0": ramp}))
 
 
 def change_position(state: JobState) -> None:
-    state.progress = replace(state.progress, positions=(DataPosition(epoch=0, cursor=4),))
+    state.job = At(replace(state.progress, positions=(DataPosition(epoch=0, cursor=4),)))
 
 
 CHANGES = {

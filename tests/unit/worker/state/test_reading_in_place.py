@@ -21,7 +21,7 @@ from elastic.worker.state.checkpointing import Structure, load, load_latest
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tree import flatten, unflatten
 from tests.unit.worker.saving import GROUP, make_state, save
-from tests.unit.worker.state.job_states import tracking
+from tests.unit.worker.state.job_states import At, tracking
 from tests.unit.worker.trees import same, same_tensor
 
 NAME = "model.weight"
@@ -223,7 +223,7 @@ def test_weights_are_those_of_the_checkpoint_if_code_that_is_loaded_first_writes
     def state_of(tracked: dict[str, Any]) -> JobState:
         state = JobState()
         state.track(tracked)
-        state.progress = Progress(committed=1, committed_in=1)
+        state.job = At(Progress(committed=1, committed_in=1))
         return state
 
     directory = open_directory(str(tmp_path))

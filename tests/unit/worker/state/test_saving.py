@@ -21,6 +21,7 @@ from elastic.worker.group.process_group import Group
 from elastic.worker.state.checkpointing import Checkpointing, load
 from elastic.worker.state.job_state import JobState
 from tests.unit.checkpoint.manifests import make_manifest
+from tests.unit.worker.state.job_states import At
 
 
 def group(generation: int, rank: int = 0, world_size: int = 1) -> Group:
@@ -49,7 +50,7 @@ class Job:
         self.state.track({"model": torch.nn.Linear(2, 1)})
 
     def save(self, step: int, generation: int = 3, began_at: int = 0) -> None:
-        self.state.progress = Progress(committed=step)
+        self.state.job = At(Progress(committed=step))
         self.saver.save(self.state, group(generation), began_at=began_at)
         self.saver.wait_idle()
 
@@ -125,7 +126,7 @@ def test_training_does_not_wait_for_a_storage_that_stands_still(
     monkeypatch.setattr(directory, "write", stand_still)
     monkeypatch.setattr("elastic.worker.state.checkpointing._PATIENCE_S", 0.05)
     for step in (2, 4, 6):
-        job.state.progress = Progress(committed=step)
+        job.state.job = At(Progress(committed=step))
         since = time.monotonic()
         job.saver.save(job.state, group(3), began_at=0)
         assert time.monotonic() - since < 5.0
@@ -156,7 +157,7 @@ def test_a_checkpoint_holds_the_buffers_of_rank_0(tmp_path: Path) -> None:
         job.state.track({"model": model})
         model[1].running_mean.fill_(rank)
         model[1].running_var.fill_(10 + rank)
-        job.state.progress = Progress(committed=2)
+        job.state.job = At(Progress(committed=2))
         job.saver.save(job.state, group(3, rank, 3), began_at=0)
         job.saver.wait_idle()
         reports.append(job.sent[0]["shard_saved"])
@@ -244,7 +245,7 @@ def test_a_last_save_is_retried_until_the_storage_accepts_it(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("elastic.worker.state.checkpointing._RETRY_S", 0.0)
-    job.state.progress = Progress(committed=2)
+    job.state.job = At(Progress(committed=2))
     shards = job.root / "step-000000002"
     with monkeypatch.context() as full:
         directory = type(job.saver._directory)

@@ -451,9 +451,9 @@ def test_a_loop_that_was_begun_without_a_number_of_steps_cannot_get_one_later(
     list(map(train, session.steps(data, epochs=1)))
     steps = session.steps(data, epochs=2)
     train(next(steps))
-    training._max_steps = 3
+    training.loops._max_steps = 3
     with pytest.raises(ConfigurationError, match=r"max_steps=3.*loop 2 .* without max_steps"):
-        training._steps_left()
+        training.loops._steps_left(training.part)
 
 
 def test_a_loop_without_any_end_is_refused(session: Session) -> None:

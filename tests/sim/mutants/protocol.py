@@ -167,7 +167,7 @@ PARTICIPATION = (
         "members that never took part take a torn state for the initial one",
     ),
     (
-        "        if restored is None and (self.took_part or self._overwritten):\n",
+        "        if restored is None and (self.took_part or overwritten):\n",
         "        if False:\n",
         "a torn first state is taken for the initial one",
     ),

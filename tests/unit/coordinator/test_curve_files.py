@@ -327,7 +327,7 @@ def test_a_missing_tensorboardx_is_an_error_that_says_how_to_install_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "tensorboardX", None)
-    with pytest.raises(ConfigurationError, match=r"pip install 'elastic\[tensorboard\]'"):
+    with pytest.raises(ConfigurationError, match=r"pip install 'elastic-ddp\[tensorboard\]'"):
         CurveFiles(None, tmp_path, incarnation="i")
 
 

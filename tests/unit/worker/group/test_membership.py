@@ -249,6 +249,7 @@ def test_where_operations_queue_a_member_aborts_only_when_all_are_frozen(
         work.wait()
         if ends != "abandoned":
             assert place.enter().generation.number == 2
+            seat.exchange("entered")  # this member hosts their store
             place.membership.finish()
 
     def stay_away(seat: Seat) -> None:
@@ -259,6 +260,7 @@ def test_where_operations_queue_a_member_aborts_only_when_all_are_frozen(
             place.membership.announce(seat.generation(2))
             place.membership.leave()
             place.enter()
+            seat.exchange("entered")
 
     run_together(hang, stay_away)
 

@@ -39,7 +39,7 @@ from elastic.store.job_documents import leader_from_json, node_from_json
 from elastic.store.memory import MemoryStore
 from elastic.v1 import job_pb2, local_pb2
 from elastic.worker.process.torchrun import _recorded
-from elastic.worker.state.checkpointing import structure_from_json
+from elastic.worker.state.shards import structure_from_json
 from tests.fuzzed_documents import documents as documents_like
 from tests.fuzzed_documents import json_texts, spliced
 from tests.fuzzed_messages import messages

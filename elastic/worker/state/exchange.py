@@ -22,9 +22,10 @@ from elastic.worker.group.transfer import (
     send_tensors,
 )
 from elastic.worker.optimizers import require_same_kind
-from elastic.worker.state.checkpointing import Checkpointing, NotNeeded, Structure
+from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.generators import Noise, seed_at
 from elastic.worker.state.job_state import JobState, progress_of
+from elastic.worker.state.shards import NotNeeded, Structure
 from elastic.worker.state.state_digests import StateDigests
 from elastic.worker.state.tensor_specs import describe, from_table, to_table
 from elastic.worker.state.tree import unflatten

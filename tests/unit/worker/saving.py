@@ -8,8 +8,8 @@ from elastic.checkpoint import catalog
 from elastic.checkpoint.digest import FileDigest
 from elastic.checkpoint.directory import CheckpointDirectory
 from elastic.checkpoint.documents import Json
-from elastic.worker.state.checkpointing import Structure, copy_share, plan_shards, write_share
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.shards import Structure, copy_share, plan_shards, write_share
 from elastic.worker.state.tensor_specs import describe
 from elastic.worker.state.tree import flatten
 from tests.unit.checkpoint.manifests import make_manifest

@@ -23,11 +23,17 @@ FEATURES = 1000
 BYTES = 8 * FEATURES
 
 
-def write(root: Path | str, step: int, value: float, *, loop: int = 0) -> None:
+def write(
+    root: Path | str, step: int, value: float, *, loop: int = 0, momentum: float = 0.0
+) -> None:
     """Save a job of that step in that loop, whose weights have this value."""
     state, net = JobState(), torch.nn.Linear(FEATURES, 1, bias=False).double()
+    optimizer = torch.optim.SGD(net.parameters(), lr=1.0, momentum=momentum)
+    if momentum:
+        net.weight.grad = torch.ones_like(net.weight)
+        optimizer.step()
     torch.nn.init.constant_(net.weight, value)
-    state.track({"model": net, "optimizer": torch.optim.SGD(net.parameters(), lr=1.0)})
+    state.track({"model": net, "optimizer": optimizer})
     state.job = At(Progress(committed=step, committed_in=1, loop=loop))
     save(open_directory(str(root)), step, state, 2)
 
@@ -68,6 +74,14 @@ def test_members_on_the_node_of_rank_0_read_the_checkpoint_themselves(
     saved: Path, tmp_path: Path
 ) -> None:
     assert resume(tmp_path, saved, saved, saved) == ([[60.0, 60.0]] * 3, [0, 0, 0])
+
+
+def test_members_do_not_receive_what_they_have_read_into_memory_of_its_own(tmp_path: Path) -> None:
+    """A fresh worker's optimizer has no state yet into which it could be read."""
+    root = tmp_path / "saved"
+    write(root, 6, 60.0, momentum=0.5)
+    _, received = resume(tmp_path, root, root, root)
+    assert received == [0, 0, 0]
 
 
 def test_members_on_other_nodes_receive_it(saved: Path, tmp_path: Path) -> None:

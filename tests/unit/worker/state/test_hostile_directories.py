@@ -26,7 +26,7 @@ from elastic.checkpoint.layout import (
     structure_name,
 )
 from elastic.errors import CheckpointDamaged, CheckpointWriteError, ElasticError
-from elastic.worker.state.checkpointing import load_latest
+from elastic.worker.state.shards import load_latest
 from elastic.worker.state.tree import unflatten
 from tests.unit.worker.saving import GROUP, make_state, save
 from tests.unit.worker.trees import same

@@ -14,8 +14,8 @@ from torch import nn
 from elastic.core.data_order import DataPosition
 from elastic.core.learning_rate import Ramp
 from elastic.worker.group.membership import differences
-from elastic.worker.state.checkpointing import plan_shards
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.shards import plan_shards
 from elastic.worker.state.tensor_specs import describe
 from tests.unit.worker.state.job_states import At, make, restore
 from tests.unit.worker.trees import same

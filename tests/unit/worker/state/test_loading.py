@@ -19,7 +19,7 @@ from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import MANIFEST, path_in_step, shard_name, structure_name
 from elastic.checkpoint.manifest import Manifest
 from elastic.errors import CheckpointDamaged, ConfigurationError, ElasticError, TransientError
-from elastic.worker.state.checkpointing import (
+from elastic.worker.state.shards import (
     Structure,
     _Assembly,
     load,

@@ -17,8 +17,8 @@ from elastic.checkpoint.directory import CheckpointDirectory, open_directory
 from elastic.checkpoint.layout import path_in_step, shard_name
 from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointDamaged
-from elastic.worker.state.checkpointing import Structure, load, load_latest
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.shards import Structure, load, load_latest
 from elastic.worker.state.tree import flatten, unflatten
 from tests.unit.worker.saving import GROUP, make_state, save
 from tests.unit.worker.state.job_states import At, tracking

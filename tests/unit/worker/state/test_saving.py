@@ -18,8 +18,9 @@ from elastic.checkpoint.directory import open_directory
 from elastic.core.worker.participation import Progress
 from elastic.errors import CheckpointWriteError, GroupLost
 from elastic.worker.group.process_group import Group
-from elastic.worker.state.checkpointing import Checkpointing, load
+from elastic.worker.state.checkpointing import Checkpointing
 from elastic.worker.state.job_state import JobState
+from elastic.worker.state.shards import load
 from tests.unit.checkpoint.manifests import make_manifest
 from tests.unit.worker.state.job_states import At
 

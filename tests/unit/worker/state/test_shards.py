@@ -14,13 +14,7 @@ from hypothesis import strategies as st
 from elastic.checkpoint import catalog
 from elastic.checkpoint.directory import open_directory
 from elastic.checkpoint.layout import path_in_step, shard_name
-from elastic.worker.state.checkpointing import (
-    Piece,
-    copy_share,
-    load,
-    plan_shards,
-    safetensors_blocks,
-)
+from elastic.worker.state.shards import Piece, copy_share, load, plan_shards, safetensors_blocks
 from elastic.worker.state.tensor_specs import REAL_PART, TensorSpec, describe
 from elastic.worker.state.tree import flatten, unflatten
 from tests.unit.worker.saving import GROUP, make_state, save

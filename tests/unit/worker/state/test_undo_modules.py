@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn.utils import prune
 
 from elastic.errors import ConfigurationError
-from elastic.worker.state.cells import cells_of
+from elastic.worker.state.cells import Modes, cells_of
 from tests.unit.worker.state.collecting import Collecting
 from tests.unit.worker.state.late_buffers import LATE, Late, WithNumber
 from tests.unit.worker.state.undoing import CPU, WIDE, Script, add, layer, nothing, tracking
@@ -267,6 +267,28 @@ class WithOwnMode(nn.Linear):
     @training.setter
     def training(self, mode: bool) -> None:
         vars(self)["mode"] = mode
+
+
+def test_layers_that_do_nothing_with_their_mode_follow_the_module_that_they_are_in() -> None:
+    norm, frozen = nn.BatchNorm1d(4), nn.Dropout()
+    part = nn.Sequential(nn.Linear(4, 4), frozen)
+    net = nn.Sequential(nn.Linear(4, 4), nn.ReLU(), norm, part)
+    frozen.eval()
+    script = Script(model=net)
+    assert script.lost(net.eval)
+    assert [m.training for m in (net, net[0], net[1], norm, part, part[0])] == [True] * 6
+    assert not frozen.training
+    (modes,) = (cell for cell in cells_of({"model": net}, CPU)[1] if isinstance(cell, Modes))
+    assert modes.copy() == ([True, True, True, False], []), "of the model, the norm and the rest"
+
+
+def test_a_layer_whose_hook_reads_its_mode_is_looked_at() -> None:
+    plain = nn.Linear(4, 4)
+    normed = nn.utils.spectral_norm(nn.Linear(4, 4))
+    net = nn.Sequential(plain, normed)
+    script = Script(model=net)
+    assert script.lost(normed.eval)
+    assert normed.training
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

@@ -100,7 +100,8 @@ def flags_are_toggled(net: nn.Linear) -> Any:
 
 @style
 def modes_are_toggled(net: nn.Linear) -> Any:
-    return {"model": nn.Sequential(net, nn.Dropout())}, lambda: net.train(not net.training), nothing
+    part = nn.Sequential(net, nn.Dropout())
+    return {"model": nn.Sequential(part)}, lambda: part.train(not part.training), nothing
 
 
 @style

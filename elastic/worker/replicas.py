@@ -12,7 +12,7 @@ from elastic.worker.group.membership import Standing
 from elastic.worker.group.process_group import Group
 from elastic.worker.group.transfer import receive_json, send_json
 from elastic.worker.script_calls import ScriptCall
-from elastic.worker.state.digest import digest_of
+from elastic.worker.state.digest import ReadBefore, digest_of
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.state_digests import StateDigests
 
@@ -36,10 +36,16 @@ def require_same_order(group: Group, here: Standing, order: str) -> None:
     )
 
 
-def require_equal(group: Group, state: JobState, *, saves: bool) -> None:
+def require_equal(
+    group: Group, state: JobState, before: ReadBefore | None = None, *, saves: bool
+) -> None:
     """Compare the parameters and values of all members, and, if they save them, which tensors that
-    would be. Raises StepMisused with the ranks and names that differ."""
-    odd = membership.differing_parameters(group, state.compared_digest(), state.compared_digests)
+    would be. Raises StepMisused with the ranks and names that differ. before: what need not be read
+    again, unless it is saved."""
+    digest, names = state.compared_digest(None if saves else before), state.compared_digests
+    odd = membership.differing_parameters(group, digest, names)
+    if odd:  # something may have been written to without a sign
+        odd = membership.differing_parameters(group, state.compared_digest(), names)
     if not odd and saves:
         _require_shares_that_fit(group, state)
     if odd:

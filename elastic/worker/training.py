@@ -599,9 +599,11 @@ class Training:
         if group.world_size == 1:
             return
         committed, every = self.part.progress.committed, self.control.checkpoints.every
+        saves = every > 0 and committed % every == 0
+        self._reads.look_up_unwritten(self._undo)
         with self.clock.waiting():  # the coordinator looks for a cut link only where members wait
             replicas.require_same_order(group, self._standing(), self.loops.order)
-            replicas.require_equal(group, self.state, saves=every > 0 and committed % every == 0)
+            replicas.require_equal(group, self.state, self._reads.before, saves=saves)
 
     def _compare_unread(self, _: act.CompareUnread) -> bool:
         group, here = self._membership.require_group(), self._standing()

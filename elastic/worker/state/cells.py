@@ -284,7 +284,7 @@ class Modes(_Small):
 
 
 @functools.cache
-def _reads_its_mode(kind: type[nn.Module]) -> bool:
+def _reads_its_mode(kind: type[Any]) -> bool:
     """Whether the code of one of torch's own layers names `training`."""
     functions = [
         value
@@ -299,7 +299,7 @@ def _reads_its_mode(kind: type[nn.Module]) -> bool:
 def _ignores_its_mode(module: nn.Module) -> bool:
     """Whether the module is one of torch's own layers, with none inside, in which nothing reads its
     mode. Hooks may: those of spectral_norm do."""
-    kind = type(module)
+    kind: Any = type(module)
     return (
         kind.__module__.startswith("torch.nn.modules.")
         and "training" in vars(module)

@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterable, Iterator, Mapping
+import random
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 import xxhash
 
+from elastic.worker.state.tree import memory_of
+
 _ON_DEVICE_ELEMENTS = 2**22
 _COPIED_BYTES = 2**22
+_LEAST_SAMPLED_BYTES = 2**20
+_SAMPLED_BYTES, _SAMPLED_OF = 2**8, 2**17
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
@@ -39,25 +46,99 @@ def digest_of(tensors: Iterable[torch.Tensor], extra: bytes = b"") -> int:
     return (hasher.intdigest() & _MASK) or 1
 
 
-def digest_by_name(tensors: Mapping[str, torch.Tensor]) -> int:
+def digest_by_name(tensors: Mapping[str, torch.Tensor], before: ReadBefore | None = None) -> int:
     """Return 63 bits of the tensors' names and content, whatever their order.
 
-    The digest of tensors in two mappings is `combined` from those of each.
+    The digest of tensors in two mappings is `combined` from those of each. before: what need not be
+    read again.
     """
-    hashers = {name: xxhash.xxh3_64(name.encode()) for name in tensors}
+    before = before or ReadBefore()
+    signs = {name: before.sign(tensor) for name, tensor in tensors.items()}
+    known = {name: before.recall(name, tensor, signs[name]) for name, tensor in tensors.items()}
+    hashers = {name: xxhash.xxh3_64(name.encode()) for name in tensors if known[name] is None}
     on_device: dict[str, torch.Tensor] = {}
-    for name, tensor in tensors.items():
+    for name, hasher in hashers.items():
+        tensor = tensors[name]
         if not tensor.numel():
             continue
         if tensor.device.type != "cpu":
             on_device[name] = _weighted_sum(bytes_of(tensor))
         else:
-            _read(tensor, hashers[name])
+            _read(tensor, hasher)
     if on_device:
         sums = torch.stack(list(on_device.values())).cpu().numpy()
         for name, number in zip(on_device, sums, strict=True):
             hashers[name].update(number.tobytes())
-    return sum(hasher.intdigest() for hasher in hashers.values()) & _MASK
+    read = {name: hasher.intdigest() for name, hasher in hashers.items()}
+    for name, number in read.items():
+        before.note(name, tensors[name], signs[name], number)
+    return sum(read.get(name) or known[name] or 0 for name in tensors) & _MASK
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Reading:
+    sign: object
+    at: int
+    """Where the sample of each part begins, in bytes."""
+    sample: int
+    number: int
+
+
+class ReadBefore:
+    """Digests of large tensors that nothing writes to, such as those of a frozen model, so that the
+    time to find that members agree does not grow with them.
+
+    A tensor need not be read again if it is one of `unwritten`, its version and place are as they
+    were, and so is a sample of its content: writes through `.data` move no version, but most change
+    all of a tensor.
+    """
+
+    def __init__(self) -> None:
+        self.unwritten: Collection[tuple[object, ...]] = ()
+        """Of the tensors that nothing is known to write to, what `memory_of` returns."""
+        self._readings: dict[str, _Reading] = {}
+
+    def sign(self, tensor: torch.Tensor) -> object:
+        """Return what is equal as long as nothing is seen to write to the tensor; None: it must be
+        read each time."""
+        if tensor.numel() * tensor.element_size() < _LEAST_SAMPLED_BYTES:
+            return None
+        place = memory_of(tensor)
+        if place not in self.unwritten or tensor.is_inference() or not tensor.is_contiguous():
+            return None
+        return place, tensor._version
+
+    def recall(self, name: str, tensor: torch.Tensor, sign: object) -> int | None:
+        """Return the number that was noted; None: the tensor must be read."""
+        reading = self._readings.get(name)
+        if reading is None or sign != reading.sign:
+            return None
+        return reading.number if _sample(tensor, reading.at) == reading.sample else None
+
+    def note(self, name: str, tensor: torch.Tensor, sign: object, number: int) -> None:
+        """sign: that before it was read. Something may have written to it meanwhile."""
+        self._readings.pop(name, None)
+        if sign is not None:
+            at = random.randrange(_SAMPLED_OF - _SAMPLED_BYTES)  # each member looks elsewhere
+            sample = _sample(tensor, at)
+            self._readings[name] = _Reading(sign=sign, at=at, sample=sample, number=number)
+
+    def forget(self) -> None:
+        """What was read may have been written to."""
+        self._readings.clear()
+
+
+def _sample(tensor: torch.Tensor, at: int) -> int:
+    """Return a digest of a few bytes of each part of a contiguous tensor's content."""
+    if tensor.device.type != "cpu":
+        content = bytes_of(tensor)
+        rows = content.numel() // _SAMPLED_OF
+        start = content.storage_offset() + at
+        return digest_of([content.as_strided((rows, _SAMPLED_BYTES), (_SAMPLED_OF, 1), start)])
+    size = tensor.numel() * tensor.element_size()
+    host = np.frombuffer(_view(tensor.data_ptr(), size, _READ), np.uint8)
+    parts = host[: size - size % _SAMPLED_OF].reshape(-1, _SAMPLED_OF)
+    return xxhash.xxh3_64_intdigest(parts[:, at : at + _SAMPLED_BYTES].tobytes())
 
 
 def combined(*digests: int) -> int:

@@ -111,7 +111,7 @@ class StateExchange:
 
     def receive(self, receive: act.Receive, group: Group, *, survives: bool) -> Progress:
         """survives: this member has trained, so its generators go on."""
-        self._reads.wait()
+        self._reads.another_state_comes()
         document = receive_json(group, receive.rank)
         if receive.then is not None:
             send_json(group, document, receive.then)
@@ -140,7 +140,7 @@ class StateExchange:
         return self._take_or_postpone(flat, receive.loop, at_commit=receive.mark is Mark.COMMIT)
 
     def restore(self, restore: act.Restore, group: Group) -> Progress | None:
-        self._reads.wait()
+        self._reads.another_state_comes()
         loaded, self.outcome.source = self._checkpoints.load(
             lambda s: {} if _is_later(s, restore.loop) else self._state.comparable()
         )
@@ -162,7 +162,7 @@ class StateExchange:
     def read_checkpoint(self, read: act.ReadCheckpoint, group: Group) -> bool:
         if self._backend.queues:  # rank 0 sends to devices from its device
             return False
-        self._reads.wait()
+        self._reads.another_state_comes()
         rooms: list[Mapping[str, torch.Tensor]] = []
 
         def room(structure: Structure) -> Mapping[str, torch.Tensor]:

@@ -36,7 +36,7 @@ from elastic.worker.state.buffers import (
     reshaped_to_json,
 )
 from elastic.worker.state.cells import Gradients
-from elastic.worker.state.digest import combined, digest_by_name, digest_of
+from elastic.worker.state.digest import ReadBefore, combined, digest_by_name, digest_of
 from elastic.worker.state.references import has_own_state, kept_in_place, optimizers_inside
 from elastic.worker.state.tensor_specs import (
     TensorSpec,
@@ -335,21 +335,23 @@ class JobState:
         job = {"flags": flags, "job": self._position()}
         return {**found, "the job's counters": digest_of([], documents.encode(job))}
 
-    def compared_digest(self) -> int:
+    def compared_digest(self, before: ReadBefore | None = None) -> int:
         """Return a digest of what members compare while they train: the parameters of the tracked
-        modules, and `session.state`."""
-        parameters = (p for m in self._replicated_modules().values() for p in m.parameters())
+        modules, and `session.state`. before: what need not be read again."""
         values = documents.encode({"values": sorted(self._value_digests().items())})
-        return digest_of(parameters, values)
+        return combined(digest_by_name(self._parameters(), before), digest_of([], values))
 
     def compared_digests(self) -> dict[str, int]:
         """Return a digest of each of these parameters and values."""
-        parameters = {
-            f"{name}.{path}": digest_of([parameter])
+        parameters = {name: digest_of([p]) for name, p in self._parameters().items()}
+        return parameters | self._value_digests()
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        return {
+            f"{name}.{path}": parameter
             for name, module in self._replicated_modules().items()
             for path, parameter in module.named_parameters()
         }
-        return parameters | self._value_digests()
 
     def _value_digests(self) -> dict[str, int]:
         """Return a digest of each value. Buffers in a state_dict() that the script keeps may differ

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Collection
 from concurrent.futures import Future
 
-from elastic.worker.state.digest import combined, digest_by_name
+from elastic.worker.state.digest import ReadBefore, combined, digest_by_name
 from elastic.worker.state.job_state import JobState
 from elastic.worker.state.tree import memory_of
 from elastic.worker.state.undo import Undo
@@ -25,6 +25,7 @@ class StateDigests:
         self._marks: Future[tuple[int, int]] | None = None
         self._rest: Future[int] | None = None
         self._has_rest = False
+        self.before = ReadBefore()
         self._left_out: Collection[str] = ()
 
     @property
@@ -39,6 +40,7 @@ class StateDigests:
         marks, rest = self._marks, self._rest = Future[tuple[int, int]](), Future[int]()
         places = {memory_of(tensor) for tensor in undo.unwritten() if tensor.numel()}
         self._has_rest = bool(places)
+        self.look_up_unwritten(undo)
 
         def read() -> None:
             try:
@@ -48,7 +50,7 @@ class StateDigests:
                     unwritten = {n: t for n, t in tensors.items() if memory_of(t) in places}
                 self._left_out = frozenset(unwritten)
                 marks.set_result(_digests(state, undo, unwritten.keys(), at_begin=at_begin))
-                rest.set_result(digest_by_name(unwritten))
+                rest.set_result(digest_by_name(unwritten, self.before))
             except Exception as error:  # noqa: BLE001 - raised where a digest is asked for
                 for future in (marks, rest):
                     if not future.done():
@@ -74,9 +76,14 @@ class StateDigests:
         return self._rest.result() if self._rest is not None else 0
 
     def rest_now(self, state: JobState) -> int:
-        """Read the rest again: something may have changed it while it was read."""
+        """Read all of the rest again: something may have changed it while it was read, or earlier
+        without a sign."""
         tensors, _ = state.replicated()
         return digest_by_name({name: t for name, t in tensors.items() if name in self._left_out})
+
+    def look_up_unwritten(self, undo: Undo) -> None:
+        """Look up what need not be read again as long as nothing is seen to write to it."""
+        self.before.unwritten = {memory_of(tensor) for tensor in undo.untouched()}
 
     def wait(self) -> None:
         """Return when all is read: it may change."""
@@ -86,6 +93,11 @@ class StateDigests:
     def script_goes_on(self) -> None:
         """Keep only what `rest` returns: what was read at once may change."""
         self._marks = None
+
+    def another_state_comes(self) -> None:
+        """Wait until nothing is read: memory will be filled, which shows in no version."""
+        self.wait()
+        self.before.forget()
 
     def forget(self) -> None:
         """Wait until nothing is read, and drop the digests: the state changes."""

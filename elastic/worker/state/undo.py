@@ -168,6 +168,17 @@ class Undo:
         cells = [cell for i, cell in enumerate(self._large) if i not in written]
         return [t for cell in cells if _has_digest(cell) for t in present(cell.tensors())]
 
+    def untouched(self) -> list[torch.Tensor]:
+        """Return those of the `unwritten` tensors of modules that no optimizer trains: its steps
+        show in no version if they are fused."""
+        unwritten = {id(tensor) for tensor in self.unwritten()}
+        optimizers = [cell for cell in self._large if isinstance(cell, OptimizerState)]
+        trained = {id(p) for cell in optimizers for p in cell.trained()}
+        modules = [cell for cell in self._large if isinstance(cell, ModuleTensors)]
+        return [
+            t for cell in modules for t in present(cell.tensors()) if id(t) in unwritten - trained
+        ]
+
     # ---- in the course of a block
 
     def begin(self) -> None:

@@ -19,7 +19,7 @@ from tests.unit.worker.training_together import Peer, numbers
 STEPS = 3  # the step between two comparisons, which come after 1, 2, 4... steps
 
 
-def with_saves(root: Path, part: Callable[[Peer, list[str]], None]) -> None:
+def with_saves(root: Path, part: Callable[[Peer, list[str]], None], *, every: int = 1000) -> None:
     """Run it in two processes, with the kinds of messages that each has sent of its saves."""
 
     def member(seat: Seat) -> None:
@@ -29,7 +29,7 @@ def with_saves(root: Path, part: Callable[[Peer, list[str]], None]) -> None:
             sent.extend(kind)
 
         directory = open_directory(str(root))
-        peer = Peer(seat, checkpoints=Checkpointing(directory, every=1000, send=send))
+        peer = Peer(seat, checkpoints=Checkpointing(directory, every=every, send=send))
         peer.announce(1)
         part(peer, sent)
         seat.exchange("done")
@@ -94,3 +94,29 @@ def test_one_rank_may_change_its_model_when_the_loop_is_over(tmp_path: Path) -> 
         assert sent == ["shard_saved"]
 
     with_saves(tmp_path, part)
+
+
+def test_a_difference_in_large_frozen_weights_that_no_sign_shows_is_found_before_a_save(
+    tmp_path: Path,
+) -> None:
+    """Between saves, what nothing is seen to write to is not read again."""
+
+    def part(peer: Peer, sent: list[str]) -> None:
+        torch.manual_seed(0)
+        frozen = torch.nn.Linear(600, 600)
+        peer.session.track(frozen=frozen)
+
+        def train_on() -> None:
+            for step in peer.session.steps(numbers(40, global_batch=2), epochs=1):
+                with step:
+                    for (batch,) in step.batches():
+                        step.backward(peer.model(batch).mean())
+                    peer.update()
+                if step.index == 5 and peer.seat.rank == 1:
+                    frozen.weight.detach().numpy()[1, 1] += 1.0
+
+        with pytest.raises(StepMisused, match=r"of rank 1.* differ .* after step 13"):
+            train_on()
+        assert sent == []
+
+    with_saves(tmp_path, part, every=13)

@@ -14,17 +14,17 @@ from torch import nn
 from elastic.core.recovery import Declaration
 from elastic.worker.group import membership
 from elastic.worker.state import state_digests
-from elastic.worker.state.digest import digest_by_name
+from elastic.worker.state.digest import ReadBefore, digest_by_name
 from tests.unit.worker.test_session_recovering import backward, follow
 from tests.unit.worker.training_together import Peer, in_sessions, numbers
 
 STRUCK_AT = 5  # a step whose block does not learn what changes
 
 
-def with_large_state(peer: Peer) -> nn.Linear:
+def with_large_state(peer: Peer, width: int = 300) -> nn.Linear:
     """Track a layer that no block changes before its last collective."""
     torch.manual_seed(0)
-    wide = nn.Linear(300, 300)
+    wide = nn.Linear(width, width)
     peer.session.track(wide=wide)
     return wide
 
@@ -93,7 +93,7 @@ def test_what_all_members_write_while_it_is_read_is_no_difference(
     wide = with_large_state(peer)
     written = threading.Event()
 
-    def slowly(tensors: Mapping[str, torch.Tensor]) -> int:
+    def slowly(tensors: Mapping[str, torch.Tensor], *_: ReadBefore) -> int:
         if peer.seat.rank == 1 and any(name.startswith("wide") for name in tensors):
             assert written.wait(30.0)
         return digest_by_name(tensors)
@@ -111,4 +111,26 @@ def test_what_all_members_write_while_it_is_read_is_no_difference(
             backward(peer, step)
             peer.update()
     assert (peer.session.committed, peer.session.generation) == (8, 2)
+    peer.seat.exchange("done")
+
+
+def write_without_a_sign(wide: nn.Linear) -> None:
+    wide.weight.detach().numpy()[1, 1] += 1.0
+
+
+@in_sessions(2)
+def test_what_one_member_alone_has_read_again_is_no_difference(peer: Peer) -> None:
+    """What members remember of a reading may differ where something wrote without a sign."""
+    wide = with_large_state(peer, 600)
+    for step in peer.session.steps(numbers(32, batch_size=1), epochs=1):
+        with step:
+            if step.index == 9 and peer.session.generation == 1:
+                peer.announce(2)
+            backward(peer, step)
+            peer.update()
+        if step.index == 5:  # once it has been read, after four steps
+            write_without_a_sign(wide)
+            if peer.seat.rank == 1:
+                peer.session._training._reads.before.forget()
+    assert (peer.session.committed, peer.session.generation) == (16, 2)
     peer.seat.exchange("done")

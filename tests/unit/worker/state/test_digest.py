@@ -10,7 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from elastic.worker.state import digest
-from elastic.worker.state.digest import combined, digest_by_name, digest_of
+from elastic.worker.state.digest import ReadBefore, combined, digest_by_name, digest_of
+from elastic.worker.state.tree import memory_of
 from tests.unit.worker.trees import DTYPES, make_tensor
 
 
@@ -155,3 +156,97 @@ def test_a_digest_by_name_changes_with_a_name_and_with_each_tensor() -> None:
         {**tensors, "b": torch.tensor([3.5])},
     ]
     assert len({digest_by_name(each) for each in (tensors, *others)}) == 5
+
+
+LARGE = 2**19  # elements: two megabytes
+
+
+def read_before(*tensors: torch.Tensor) -> ReadBefore:
+    """Return what has read these, to which nothing is known to write."""
+    before = ReadBefore()
+    before.unwritten = {memory_of(tensor) for tensor in tensors}
+    digest_by_name(dict(zip("abc", tensors, strict=False)), before)
+    return before
+
+
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Return the list of the sizes of tensors that are read from now on."""
+    sizes: list[int] = []
+    read = digest._read
+    monkeypatch.setattr(digest, "_read", lambda t, h: (sizes.append(t.numel()), read(t, h)))
+    return sizes
+
+
+def test_a_large_tensor_that_nothing_writes_to_is_not_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large, small = torch.rand(LARGE), torch.rand(8)
+    before = read_before(large, small)
+    sizes = reads(monkeypatch)
+    tensors = {"a": large, "b": small}
+    again = digest_by_name(tensors, before)
+    assert sizes == [8]
+    assert again == digest_by_name(tensors)
+    assert digest_by_name({"a": large.detach(), "b": small}, before) == again
+    assert sizes == [8, LARGE, 8, 8]
+
+
+def test_what_is_not_known_to_stay_as_it_is_is_read_each_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    large = torch.rand(LARGE)
+    before = read_before(large)
+    before.unwritten = ()
+    sizes = reads(monkeypatch)
+    digest_by_name({"a": large}, before)
+    digest_by_name({"a": large}, before)
+    assert sizes == [LARGE, LARGE]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda t: t[5].add_(1.0),
+        lambda t: t.data.mul_(1.5),
+        lambda t: t.numpy().__setitem__(slice(None), 2.0),
+        lambda t: t.set_(torch.rand(LARGE)),
+    ],
+    ids=["a value in place", "through data", "through NumPy", "other memory"],
+)
+def test_a_write_is_seen_by_a_version_a_place_or_a_sample(write: Callable[..., object]) -> None:
+    large = torch.rand(LARGE)
+    before = read_before(large)
+    write(large)
+    assert digest_by_name({"a": large}, before) == digest_by_name({"a": large})
+
+
+def test_what_is_filled_without_a_sign_is_read_again_once_that_is_said() -> None:
+    large = torch.rand(LARGE)
+    before = read_before(large)
+    large.data[7] = 9.0
+    assert digest_by_name({"a": large}, before) != digest_by_name({"a": large})
+    before.forget()
+    assert digest_by_name({"a": large}, before) == digest_by_name({"a": large})
+
+
+def test_what_is_written_while_it_is_read_is_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    large = torch.rand(LARGE)
+    before = ReadBefore()
+    before.unwritten = {memory_of(large)}
+    read = digest._read
+
+    def write_then_read(tensor: torch.Tensor, hasher: object) -> None:
+        read(tensor, hasher)  # type: ignore[arg-type]
+        tensor[3] += 1.0
+
+    monkeypatch.setattr(digest, "_read", write_then_read)
+    digest_by_name({"a": large}, before)
+    monkeypatch.undo()
+    assert digest_by_name({"a": large}, before) == digest_by_name({"a": large})
+
+
+def test_names_tell_tensors_apart_also_where_they_are_not_read_again() -> None:
+    first, second = torch.rand(LARGE), torch.rand(LARGE)
+    before = read_before(first, second)
+    swapped = {"a": second, "b": first}
+    assert digest_by_name(swapped, before) == digest_by_name(swapped)

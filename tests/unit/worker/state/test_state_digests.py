@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from elastic.worker.state import state_digests
-from elastic.worker.state.digest import combined, digest_by_name
+from elastic.worker.state import digest, state_digests
+from elastic.worker.state.digest import ReadBefore, combined, digest_by_name
 from elastic.worker.state.state_digests import StateDigests
 from tests.unit.worker.state.undoing import (
     Script,
@@ -112,7 +112,7 @@ def test_code_below_a_lost_block_waits_to_write_until_all_is_read(
     script.learn()
     goes_on, reads = threading.Event(), threading.Event()
 
-    def slowly(tensors: dict[str, torch.Tensor]) -> int:
+    def slowly(tensors: dict[str, torch.Tensor], *_: ReadBefore) -> int:
         if any(t.numel() > 1000 for t in tensors.values()):
             reads.set()
             assert goes_on.wait(30.0)
@@ -139,7 +139,7 @@ def test_an_error_of_the_reading_is_raised_where_a_digest_is_asked_for(
     _, script = learnt()
     error = RuntimeError("out of memory")
 
-    def fails(_: dict[str, torch.Tensor]) -> int:
+    def fails(*_: object) -> int:
         raise error
 
     monkeypatch.setattr(state_digests, "digest_by_name", fails)
@@ -161,3 +161,39 @@ def test_a_module_with_a_sparse_buffer_that_is_not_stored_is_read(
     script.undo.begin()
     read(digests, script)
     assert digests.digests(whole=True)[0] == script.state.digest()
+
+
+def test_large_state_that_nothing_writes_to_is_not_read_again(
+    digests: StateDigests, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = layer(600)
+    script = Script(model=net)
+    script.learn()
+    read(digests, script)
+    rest = digests.rest()
+    read_now: list[int] = []
+    before = digest._read
+    monkeypatch.setattr(digest, "_read", lambda t, h: (read_now.append(t.numel()), before(t, h)))
+    read(digests, script)
+    assert digests.rest() == rest
+    assert net.weight.numel() not in read_now
+    assert digests.rest_now(script.state) == rest
+    assert net.weight.numel() in read_now
+    read_now.clear()
+    digests.another_state_comes()
+    read(digests, script)
+    assert digests.rest() == rest
+    assert net.weight.numel() in read_now
+
+
+def test_what_an_optimizer_trains_is_read_each_time(digests: StateDigests) -> None:
+    """A fused step moves no version, and may change few of the values."""
+    net, optimizer, script = trained(torch.optim.SGD, 600)
+    script.learn(after=step_of(optimizer, net))
+    assert script.undo.unwritten()
+    assert not script.undo.untouched()
+    read(digests, script)
+    rest = digests.rest()
+    net.weight.data[0, 0] += 1
+    read(digests, script)
+    assert digests.rest() != rest

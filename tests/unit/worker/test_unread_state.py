@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Mapping
 from typing import Any
@@ -62,17 +63,21 @@ def test_a_place_is_declared_with_the_state_of_that_place() -> None:
     go()
 
 
-@in_sessions(2)
+@pytest.mark.parametrize(("width", "written"), [(300, (1, 1)), (600, ...)])
 def test_a_difference_is_not_passed_over_by_a_script_that_catches_errors_of_its_optimizer(
-    peer: Peer,
+    width: int, written: Any
 ) -> None:
-    wide = with_large_state(peer)
+    in_sessions(2)(functools.partial(differ, width=width, written=written))()
+
+
+def differ(peer: Peer, *, width: int, written: Any) -> None:
+    wide = with_large_state(peer, width)
     built = wide.weight.detach().clone()
     for step in peer.session.steps(numbers(16, batch_size=1), epochs=1):
         with step:
             if step.index == STRUCK_AT and peer.session.generation == 1:
                 if peer.seat.rank == 1:
-                    wide.weight.detach().numpy()[1, 1] += 1.0  # nothing sees it
+                    wide.weight.detach().numpy()[written] += 1.0  # no version shows it
                 peer.announce(2)
             elif step.index == STRUCK_AT and peer.session.generation == 2:
                 follow(peer, 3, 0, 1)

@@ -2,6 +2,7 @@
 
     python -m benchmarks.overhead                              # all sizes, about 10 minutes
     python -m benchmarks.overhead --sizes 5m --workers 2       # one of them
+    python -m benchmarks.overhead --sizes 5m --styles ema gan sam moco
     python -m benchmarks.overhead --baseline unwatched --sizes 2ms 11m --workers 1 2
 
 The baseline `unwatched` is elastic itself without what watches it: workers take no times, and
@@ -16,6 +17,7 @@ so their ratio shows the noise of the comparison.
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import statistics
@@ -33,6 +35,7 @@ from benchmarks.jobs import Job, ddp_job, elastic_job, torchrun_job
 from benchmarks.report import command_line, save, show
 from benchmarks.scripts.mlp import SIZES
 from benchmarks.scripts.step_log import commits
+from benchmarks.scripts.styles import STYLES
 from benchmarks.scripts.turns import allow
 from tests.etcd_cluster import free_ports
 
@@ -90,6 +93,7 @@ class Side:
         directory: Path,
         *,
         size: str,
+        style: str = "plain",
         one_by_one: bool,
         workers: int,
         watch: Watch | None = None,
@@ -103,7 +107,7 @@ class Side:
         directory.mkdir()
         self._limit = directory / "turns"
         allow(self._limit, 0)
-        arguments = ["--size", size, "--turns", str(self._limit)]
+        arguments = ["--size", size, "--style", style, "--turns", str(self._limit)]
         arguments += ["--one-by-one"] if one_by_one else []
         if name in _PLAIN:
             self.job: Job = _PLAIN[name](directory, *arguments, workers=workers)
@@ -143,6 +147,7 @@ class Comparison:
     """Step times of two jobs of each side, turn by turn."""
 
     size: str
+    style: str
     workers: int
     load_1min: float
     elastic_s: tuple[Turns, Turns]
@@ -190,9 +195,9 @@ def main() -> None:
     os.environ.update(_KEEP_MEMORY)
     done = []
     for workers in options.workers:
-        for size in options.sizes:
-            done.append(_compare(size, workers, options))
-            print(f"{size}, {workers} workers: {done[-1].ratio:.3f}", flush=True)
+        for size, style in itertools.product(options.sizes, options.styles):
+            done.append(_compare(size, style, workers, options))
+            print(f"{size}, {style}, {workers} workers: {done[-1].ratio:.3f}", flush=True)
     _show(done, options.baseline)
     save("overhead", {"options": vars(options), "comparisons": [_document(c) for c in done]})
 
@@ -200,6 +205,9 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = command_line(__doc__)
     parser.add_argument("--sizes", nargs="+", choices=SIZES, default=list(SIZES))
+    parser.add_argument(
+        "--styles", nargs="+", choices=STYLES, default=["plain"], help="ways to train (plain)"
+    )
     parser.add_argument("--workers", nargs="+", type=int, default=[2, 3])
     parser.add_argument(
         "--one-by-one",
@@ -219,7 +227,7 @@ def _parse() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison:
+def _compare(size: str, style: str, workers: int, options: argparse.Namespace) -> Comparison:
     names = ["elastic", options.baseline, options.baseline, "elastic"]
     watches = options.baseline == _UNWATCHED
     with tempfile.TemporaryDirectory() as scratch:
@@ -231,6 +239,7 @@ def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison
                         name,
                         Path(scratch) / str(number),
                         size=size,
+                        style=style,
                         one_by_one=options.one_by_one,
                         workers=workers,
                         watch=Watch() if watches and name == "elastic" else None,
@@ -249,6 +258,7 @@ def _compare(size: str, workers: int, options: argparse.Namespace) -> Comparison
                 side.close()
     return Comparison(
         size=size,
+        style=style,
         workers=workers,
         load_1min=os.getloadavg()[0],
         elastic_s=(sides[0].turns, sides[3].turns),
@@ -269,7 +279,16 @@ def _order(sides: Sequence[Side], turn: int) -> Sequence[Side]:
 
 
 def _show(done: Sequence[Comparison], baseline: str) -> None:
-    columns = ["model", "workers", "elastic ms", f"{baseline} ms", "ratio", "95%", "of means"]
+    columns = [
+        "model",
+        "style",
+        "workers",
+        "elastic ms",
+        f"{baseline} ms",
+        "ratio",
+        "95%",
+        "of means",
+    ]
     columns += ["elastic again", f"{baseline} again", "steps", "load"]
     rows = []
     for c in done:
@@ -277,6 +296,7 @@ def _show(done: Sequence[Comparison], baseline: str) -> None:
         rows.append(
             [
                 c.size,
+                c.style,
                 str(c.workers),
                 f"{_median(c.elastic_s) * 1000:.2f}",
                 f"{_median(c.baseline_s) * 1000:.2f}",
@@ -296,6 +316,7 @@ def _show(done: Sequence[Comparison], baseline: str) -> None:
 def _document(c: Comparison) -> dict[str, Any]:
     return {
         "size": c.size,
+        "style": c.style,
         "workers": c.workers,
         "load_1min": c.load_1min,
         "ratio": c.ratio,

@@ -6,6 +6,7 @@ import argparse
 from pathlib import Path
 
 from benchmarks.scripts.mlp import SIZES
+from benchmarks.scripts.styles import STYLES
 
 
 def parse(description: str | None) -> argparse.Namespace:
@@ -13,6 +14,7 @@ def parse(description: str | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--log-dir", type=Path, required=True, help="one file per worker goes here")
     parser.add_argument("--size", choices=SIZES, default="5m")
+    parser.add_argument("--style", choices=STYLES, default="plain")
     parser.add_argument("--one-by-one", action="store_true", help="every side uses torch's loader")
     parser.add_argument("--tracked-mb", type=int, default=0, help="more state, which is frozen")
     parser.add_argument("--unlike", action="store_true", help="workers build other weights each")

@@ -5,12 +5,11 @@ elastic run --nproc-per-node 3 benchmarks/scripts/elastic_train.py --log-dir DIR
 
 import os
 
-from torch import nn
-
 import elastic
 from benchmarks.scripts import mlp
 from benchmarks.scripts.arguments import parse
 from benchmarks.scripts.step_log import BEGIN, COMMIT, READY, StepLog
+from benchmarks.scripts.styles import STYLES
 from benchmarks.scripts.turns import Turns
 
 
@@ -19,10 +18,9 @@ def main() -> None:
     size = mlp.SIZES[options.size]
     session = elastic.init()
     seed = os.getpid() if options.unlike else 0
-    model = session.distribute(mlp.build(size, seed))
-    optimizer = mlp.optimizer(model)
+    style = STYLES[options.style](size, seed, session.distribute, session.device)
     more = {"more": mlp.frozen(options.tracked_mb, seed)} if options.tracked_mb else {}
-    session.track(model=model, optimizer=optimizer, **more)
+    session.track(**style.tracked, **more)
     held = bytearray(b"1") * (options.held_mb * 2**20)
     samples = mlp.dataset(size, one_by_one=options.one_by_one)
     data = elastic.DataLoader(samples, batch_size=size.batch_size, drop_last=True)
@@ -40,11 +38,9 @@ def main() -> None:
         log.mark(BEGIN, step.index, **group)
         with step:
             for inputs, labels in step.batches():
-                loss = nn.functional.cross_entropy(model(inputs), labels)
-                step.backward(loss)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+                loss = style.train(inputs, labels, step.backward)
             step.report(loss=loss)
+        style.below()
         if step.committed:
             log.mark(COMMIT, step.index, **group)
     del held

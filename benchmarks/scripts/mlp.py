@@ -10,6 +10,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 CLASSES = 10
+_SEQUENCE = 8
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,6 +23,8 @@ class Size:
     samples: int
     normalizes: bool = False
     """A BatchNorm follows each hidden layer."""
+    attends: bool = False
+    """The layers are a transformer's, over a sequence of eight that `inputs` are cut into."""
 
 
 # Milliseconds of a step, for 3 workers on 2 cores, with gloo and one thread each.
@@ -36,6 +39,7 @@ SIZES = {
     "0.3gb": Size(inputs=1024, hidden=(8192, 8192), batch_size=4, samples=20_000),
     # As many buffers as in a deep ResNet: 300, beside 402 parameters.
     "100bn": Size(inputs=128, hidden=(128,) * 100, batch_size=64, samples=20_000, normalizes=True),
+    "290t": Size(inputs=512, hidden=(64,) * 24, batch_size=16, samples=20_000, attends=True),
     "1002t": Size(inputs=32, hidden=(32,) * 500, batch_size=32, samples=20_000),  # parameters
 }
 
@@ -43,6 +47,8 @@ SIZES = {
 def build(size: Size, seed: int = 0) -> nn.Sequential:
     """Build the model, with the same weights in every process that gives the same seed."""
     torch.manual_seed(seed)
+    if size.attends:
+        return _transformer(size)
     widths = (size.inputs, *size.hidden)
     layers: list[nn.Module] = []
     for width, following in pairwise(widths):
@@ -50,6 +56,17 @@ def build(size: Size, seed: int = 0) -> nn.Sequential:
         layers += [nn.BatchNorm1d(following)] if size.normalizes else []
         layers += [nn.ReLU()]
     return nn.Sequential(*layers, nn.Linear(widths[-1], CLASSES))
+
+
+def _transformer(size: Size) -> nn.Sequential:
+    width = size.inputs // _SEQUENCE
+    layer = nn.TransformerEncoderLayer(width, 4, 2 * width, dropout=0.0, batch_first=True)
+    return nn.Sequential(
+        nn.Unflatten(1, (_SEQUENCE, width)),
+        nn.TransformerEncoder(layer, len(size.hidden), enable_nested_tensor=False),
+        nn.Flatten(),
+        nn.Linear(size.inputs, CLASSES),
+    )
 
 
 def frozen(megabytes: int, seed: int = 0) -> nn.Module:

@@ -11,13 +11,13 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from benchmarks.scripts import mlp
 from benchmarks.scripts.arguments import parse
 from benchmarks.scripts.step_log import BEGIN, COMMIT, READY, StepLog
+from benchmarks.scripts.styles import STYLES
 from benchmarks.scripts.turns import Turns
 
 
@@ -47,12 +47,11 @@ def main() -> None:
         torch.cuda.set_device(device)
     log, turns = StepLog(options.log_dir), Turns(options.turns)
     dist.init_process_group("nccl" if device.type == "cuda" else "gloo")
-    module = mlp.build(size, os.getpid() if options.unlike else 0).to(device)
-    optimizer = mlp.optimizer(module)
-    steps = load(options.checkpoint, model=module, optimizer=optimizer)
+    seed = os.getpid() if options.unlike else 0
+    style = STYLES[options.style](size, seed, DistributedDataParallel, device)
+    steps = load(options.checkpoint, **style.tracked)
     held = bytearray(b"1") * (options.held_mb * 2**20)
     log.mark(READY, 0, generation=0, rank=0, world_size=0)
-    model = DistributedDataParallel(module)
     data = mlp.dataset(size, one_by_one=options.one_by_one)
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=size.batch_size, sampler=sampler, drop_last=True)
@@ -73,13 +72,12 @@ def main() -> None:
                 inputs.to(device, non_blocking=True),
                 labels.to(device, non_blocking=True),
             )
-            nn.functional.cross_entropy(model(inputs), labels).backward()
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
+            style.train(inputs, labels, torch.Tensor.backward)
+            style.below()
             log.mark(COMMIT, steps, **group)
             steps += 1
             if options.checkpoint and steps % options.checkpoint_every == 0 and group["rank"] == 0:
-                save(options.checkpoint, steps, model=module, optimizer=optimizer)
+                save(options.checkpoint, steps, **style.tracked)
 
 
 if __name__ == "__main__":

@@ -15,8 +15,8 @@ from elastic.worker.state.tree import memory_of
 
 _ON_DEVICE_ELEMENTS = 2**22
 _COPIED_BYTES = 2**22
-_LEAST_SAMPLED_BYTES = 2**20
-_SAMPLED_BYTES, _SAMPLED_OF = 2**8, 2**17
+LEAST_SAMPLED_BYTES = 2**20
+SAMPLED_BYTES, SAMPLED_OF = 2**8, 2**17
 _READ, _WRITE = 0x100, 0x200  # PyBUF_READ, PyBUF_WRITE
 _view = ctypes.pythonapi.PyMemoryView_FromMemory
 _view.argtypes = [ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_int]
@@ -101,7 +101,7 @@ class ReadBefore:
     def sign(self, tensor: torch.Tensor) -> object:
         """Return what is equal as long as nothing is seen to write to the tensor; None: it must be
         read each time."""
-        if tensor.numel() * tensor.element_size() < _LEAST_SAMPLED_BYTES:
+        if tensor.numel() * tensor.element_size() < LEAST_SAMPLED_BYTES:
             return None
         place = memory_of(tensor)
         if place not in self.unwritten or tensor.is_inference() or not tensor.is_contiguous():
@@ -119,7 +119,7 @@ class ReadBefore:
         """sign: that before it was read. Something may have written to it meanwhile."""
         self._readings.pop(name, None)
         if sign is not None:
-            at = random.randrange(_SAMPLED_OF - _SAMPLED_BYTES)  # each member looks elsewhere
+            at = random.randrange(SAMPLED_OF - SAMPLED_BYTES)  # each member looks elsewhere
             sample = _sample(tensor, at)
             self._readings[name] = _Reading(sign=sign, at=at, sample=sample, number=number)
 
@@ -132,13 +132,13 @@ def _sample(tensor: torch.Tensor, at: int) -> int:
     """Return a digest of a few bytes of each part of a contiguous tensor's content."""
     if tensor.device.type != "cpu":
         content = bytes_of(tensor)
-        rows = content.numel() // _SAMPLED_OF
+        rows = content.numel() // SAMPLED_OF
         start = content.storage_offset() + at
-        return digest_of([content.as_strided((rows, _SAMPLED_BYTES), (_SAMPLED_OF, 1), start)])
+        return digest_of([content.as_strided((rows, SAMPLED_BYTES), (SAMPLED_OF, 1), start)])
     size = tensor.numel() * tensor.element_size()
     host = np.frombuffer(_view(tensor.data_ptr(), size, _READ), np.uint8)
-    parts = host[: size - size % _SAMPLED_OF].reshape(-1, _SAMPLED_OF)
-    return xxhash.xxh3_64_intdigest(parts[:, at : at + _SAMPLED_BYTES].tobytes())
+    parts = host[: size - size % SAMPLED_OF].reshape(-1, SAMPLED_OF)
+    return xxhash.xxh3_64_intdigest(parts[:, at : at + SAMPLED_BYTES].tobytes())
 
 
 def combined(*digests: int) -> int:

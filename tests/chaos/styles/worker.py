@@ -6,7 +6,7 @@ import argparse
 import importlib
 from pathlib import Path
 
-from elastic.worker.state import cells
+from elastic.worker.state import cells, digest
 from tests import nccl_manners, shared_gpus
 from tests.chaos.styles import pauses, recording
 from tests.chaos.styles.catalogue import STYLES
@@ -34,7 +34,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.pace_s:
         pauses.install(pauses.Pauses(options.out, options.pace_s, options.steps))
     if options.large:
-        cells.SMALL_BYTES = LARGE_BYTES
+        cells.SMALL_BYTES = digest.LEAST_SAMPLED_BYTES = LARGE_BYTES
+        digest.SAMPLED_BYTES, digest.SAMPLED_OF = 8, LARGE_BYTES
     module = importlib.import_module(f"tests.chaos.styles.scripts.{STYLES[options.style].module}")
     getattr(module, options.style)(options.epochs)
 

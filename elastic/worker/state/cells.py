@@ -300,9 +300,11 @@ def _ignores_its_mode(module: nn.Module) -> bool:
     """Whether the module is one of torch's own layers, with none inside, in which nothing reads its
     mode. Hooks may: those of spectral_norm do."""
     kind: Any = type(module)
+    own = vars(module)
     return (
         kind.__module__.startswith("torch.nn.modules.")
-        and "training" in vars(module)
+        and "training" in own
+        and "forward" not in own  # a script's
         and not (module._modules or module._forward_hooks or module._forward_pre_hooks)
         and not _reads_its_mode(kind)
     )

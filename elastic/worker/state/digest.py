@@ -97,6 +97,7 @@ class ReadBefore:
         self.unwritten: Collection[tuple[object, ...]] = ()
         """Of the tensors that nothing is known to write to, what `memory_of` returns."""
         self._readings: dict[str, _Reading] = {}
+        self._draw = random.Random()  # the common generator is the script's
 
     def sign(self, tensor: torch.Tensor) -> object:
         """Return what is equal as long as nothing is seen to write to the tensor; None: it must be
@@ -119,7 +120,7 @@ class ReadBefore:
         """sign: that before it was read. Something may have written to it meanwhile."""
         self._readings.pop(name, None)
         if sign is not None:
-            at = random.randrange(SAMPLED_OF - SAMPLED_BYTES)  # each member looks elsewhere
+            at = self._draw.randrange(SAMPLED_OF - SAMPLED_BYTES)  # each member looks elsewhere
             sample = _sample(tensor, at)
             self._readings[name] = _Reading(sign=sign, at=at, sample=sample, number=number)
 

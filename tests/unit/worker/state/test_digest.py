@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 
 import pytest
@@ -250,3 +251,11 @@ def test_names_tell_tensors_apart_also_where_they_are_not_read_again() -> None:
     before = read_before(first, second)
     swapped = {"a": second, "b": first}
     assert digest_by_name(swapped, before) == digest_by_name(swapped)
+
+
+def test_the_scripts_generators_stay_as_they_are() -> None:
+    python, host = random.getstate(), torch.get_rng_state()
+    large = torch.zeros(LARGE)
+    digest_by_name({"a": large}, read_before(large))
+    assert random.getstate() == python
+    assert torch.equal(torch.get_rng_state(), host)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -282,13 +284,22 @@ def test_layers_that_do_nothing_with_their_mode_follow_the_module_that_they_are_
     assert modes.copy() == ([True, True, True, False], []), "of the model, the norm and the rest"
 
 
-def test_a_layer_whose_hook_reads_its_mode_is_looked_at() -> None:
-    plain = nn.Linear(4, 4)
-    normed = nn.utils.spectral_norm(nn.Linear(4, 4))
-    net = nn.Sequential(plain, normed)
-    script = Script(model=net)
-    assert script.lost(normed.eval)
-    assert normed.training
+def with_another_forward() -> nn.Module:
+    layer = nn.Linear(4, 4)
+    layer.forward = lambda x: x if layer.training else 2 * x  # type: ignore[method-assign]
+    return layer
+
+
+@pytest.mark.parametrize(
+    "make", [lambda: nn.utils.spectral_norm(nn.Linear(4, 4)), with_another_forward]
+)
+def test_a_layer_in_which_a_hook_or_the_script_reads_its_mode_is_looked_at(
+    make: Callable[[], nn.Module],
+) -> None:
+    layer = make()
+    script = Script(model=nn.Sequential(nn.Linear(4, 4), layer))
+    assert script.lost(layer.eval)
+    assert layer.training
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")

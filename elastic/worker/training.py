@@ -530,7 +530,7 @@ class Training:
             self._membership.require_group(),
             mismatch.reference,
             mismatch.odd,
-            (*self.state.structure(), *self.state.arrangement()),
+            self.state.common(),
         )
 
     def _tell_difference(self, difference: act.TellDifference) -> None:

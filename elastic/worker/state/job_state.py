@@ -305,9 +305,17 @@ class JobState:
         }
 
     def signature(self) -> int:
-        """63 bits, equal for equal structures, arrangements and names of tracked objects."""
-        names = [TensorSpec(name=n, dtype="object", shape=()) for n in self._scripts]
-        return signature([*self.structure(), *self.arrangement(), *names]) & (2**63 - 1)
+        """63 bits, equal for what all members must have alike."""
+        return signature(self.common()) & (2**63 - 1)
+
+    def common(self) -> tuple[TensorSpec, ...]:
+        """Return what all members must have alike: structure, arrangement, and the names of tracked
+        objects with the kinds of optimizers, whose states are of no use to another kind."""
+        kinds = (
+            TensorSpec(name=name, dtype=_kind_of(item), shape=())
+            for name, item in self._scripts.items()
+        )
+        return *self.structure(), *self.arrangement(), *kinds
 
     def digest(self) -> int:
         """Return 63 bits that are equal for equal replicated state, without rank-local state."""
@@ -674,6 +682,10 @@ class JobState:
                 "script's model, there: the saved one); build the model it was saved from, or use "
                 "another checkpoint directory"
             )
+
+
+def _kind_of(tracked: Stateful) -> str:
+    return type(tracked).__name__ if isinstance(tracked, torch.optim.Optimizer) else "object"
 
 
 def _has_plain_memory(tensor: torch.Tensor) -> bool:

@@ -100,7 +100,7 @@ def test_layers_that_one_member_has_built_in_another_order_are_named() -> None:
     def explain(seat: Seat, mine: JobState) -> None:
         here = state("a", "b")
         assert (mine.signature() == here.signature()) == (seat.rank == 0)
-        explain_mismatch(seat.join(), 0, (1,), (*mine.structure(), *mine.arrangement()))
+        explain_mismatch(seat.join(), 0, (1,), mine.common())
 
     def right(seat: Seat) -> None:
         explain(seat, state("a", "b"))
@@ -109,6 +109,29 @@ def test_layers_that_one_member_has_built_in_another_order_are_named() -> None:
     def odd(seat: Seat) -> None:
         with pytest.raises(ModelMismatch, match=r"parameter 1 of model is b\.weight.* a\.weight"):
             explain(seat, state("b", "a"))
+        seat.exchange("done")
+
+    run_together(right, odd)
+
+
+def test_a_member_with_another_kind_of_optimizer_is_told_of_both() -> None:
+    """As where the script was changed since the job began: it could not use the others' state."""
+
+    def state(kind: type[torch.optim.Optimizer]) -> JobState:
+        net = nn.Linear(2, 2)
+        state = JobState()
+        state.track({"model": net, "optimizer": kind(net.parameters(), lr=0.1)})  # type: ignore[call-arg]
+        return state
+
+    def right(seat: Seat) -> None:
+        explain_mismatch(seat.join(), 0, (1,), state(torch.optim.SGD).common())
+        seat.exchange("done")
+
+    def odd(seat: Seat) -> None:
+        mine = state(torch.optim.AdamW)
+        assert mine.signature() != state(torch.optim.SGD).signature()
+        with pytest.raises(ModelMismatch, match=r"optimizer is AdamW\[\] here and SGD\[\] there"):
+            explain_mismatch(seat.join(), 0, (1,), mine.common())
         seat.exchange("done")
 
     run_together(right, odd)

@@ -97,7 +97,7 @@ class DataLoader:
         **options: Any,
     ) -> None:
         self.dataset = dataset
-        self.length = _length(dataset)
+        self.length = length_of(dataset)
         self.policy = _policy(batch_size, accumulate, global_batch)
         self.drop_last = drop_last
         self.equal_passes = equal_passes
@@ -169,7 +169,7 @@ class DataLoader:
 
     def require_same_length(self) -> None:
         """Raise ConfigurationError if the dataset's number of samples has changed."""
-        length = _length(self.dataset)
+        length = length_of(self.dataset)
         if length != self.length:
             raise ConfigurationError(
                 f"the dataset ({type(self.dataset).__name__}) had {self.length} samples when its "
@@ -507,8 +507,10 @@ def to_device(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _length(dataset: torch_data.Dataset[Any]) -> int:
-    needs = "elastic.DataLoader needs a dataset with a length and indices"
+def length_of(dataset: torch_data.Dataset[Any], reader: str = "elastic.DataLoader") -> int:
+    """The number of samples of a dataset that `reader` reads. Raises ConfigurationError if it has
+    none, or no length."""
+    needs = f"{reader} needs a dataset with a length and indices"
     name = type(dataset).__name__
     if isinstance(dataset, torch_data.IterableDataset):
         raise ConfigurationError(

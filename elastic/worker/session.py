@@ -19,7 +19,8 @@ from torch import nn
 from elastic.core.learning_rate import ScalingRule
 from elastic.errors import ConfigurationError, NotInGroup, StepMisused
 from elastic.runtime.training_lease import WorkerLease
-from elastic.worker import script_checks
+from elastic.worker import agreed_calls, script_checks
+from elastic.worker.agreed_calls import AgreedCall
 from elastic.worker.control import AgentControl, LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
@@ -56,7 +57,7 @@ class Session:
         long as a variable holds its iterator."""
         self._calls_between = 0
         self._calls_in_step: dict[str, tuple[str, int]] = {}
-        """By place: the called function's name, and the calls since a step was last handed out."""
+        """By place: the call in words, and how many since a step was last handed out."""
         self._results_between: dict[str, Any] = {}
         self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
         self._last_results: dict[str, Any] = {}
@@ -359,46 +360,102 @@ class Session:
         Raises ConfigurationError before the first loop, StepMisused inside of a block or if workers
         make different calls, and whatever `function` raises.
         """
-        training = self._training
-        if training.part.loop < 0:
-            raise ConfigurationError(
-                "session.run() was called before the first loop over session.steps(), in which the "
-                "group forms. To evaluate before the training, call it in that loop above `with "
-                "step:`, below `if step.index == 0:`. For other calls let an empty loop form it: "
-                "`for _ in session.steps(data, epochs=0): pass`. What needs no other workers needs "
-                "no run()"
-            )
-        if training.in_block:
-            raise StepMisused(
-                "session.run() was called inside of `with step:`; call it below the block"
-            )
         name = getattr(function, "__qualname__", type(function).__qualname__)
-        where = _calling_place()
-        key = ""
-        if self._open_loop is None:
-            script_checks.require_left_well(training.part)
-            key = f"{training.part.loop}/{self._calls_between}"
-            self._calls_between += 1
-        if key and training.part.holds_back:
-            keys = key, self._key_of_place(where)
-            held: T = copy_tree(training.exchange.postponed_result(*keys))
-            return held
-        if training.part.last_block_discarded and where in self._last_results:
-            last: T = _copied(self._last_results[where])
-            return last
-        result: T = training.call(
-            ScriptCall(
-                what=f"calls session.run({name})",
-                where=where,
-                function=lambda: function(*args, **named),
-            )
-        )
-        self._last_results[where] = _copied(result)  # the script may change what it gets
-        if key:
-            self._results_between[key] = _for_newcomers(name, result)
-        else:
-            self._calls_in_step[where] = name, self._calls_in_step.get(where, ("", 0))[1] + 1
+        result: T = self._call(f"session.run({name})", lambda: function(*args, **named))
         return result
+
+    def mean(self, value: torch.Tensor | float, weight: float = 1) -> Any:
+        """Return the mean of the workers' values, exact and the same on every worker: a float, or a
+        tensor of float64 on the CPU if `value` is a tensor of several elements.
+
+        value: a number or tensor, of the same shape on every worker. weight: how much this worker's
+        value counts, such as the number of samples that it is the mean of. If all weights are 0,
+        the result is NaN.
+
+        Call it as `run`, on every worker at the same place, outside of blocks. In a step,
+        `step.mean` gives means over the global batch for less.
+
+        Raises ConfigurationError for other values and weights, and StepMisused as `run` does or if
+        shapes differ.
+        """
+        return self._agree("session.mean()", agreed_calls.mean_of(value, weight))
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all workers, in the order of their ranks.
+
+        value: numbers, strings, tensors, or lists and dictionaries of them, of any size. Tensors
+        come back on the CPU. Call it as `run`, on every worker at the same place, outside of
+        blocks.
+
+        Raises ConfigurationError for a value that cannot be sent, and StepMisused as `run` does.
+        """
+        found: list[T] = self._agree("session.gather()", agreed_calls.gathered(value))
+        return found
+
+    def on_rank0(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Let rank 0 alone call `function(*args, **named)`, as to write a file, and return the
+        result on every worker. The others wait. If rank 0 is lost before the function has
+        returned, the next group's rank 0 calls it, so it must be safe to repeat.
+
+        It may take as long as it likes: nobody counts it as a hang, so it must end by itself. Only
+        while a change of group is pending, rank 0 is replaced after 5 minutes, as in `run`.
+
+        Call it as `run`, on every worker at the same place, outside of blocks. The function calls
+        no collectives, and changes nothing that is tracked. It returns None, or what `gather` can
+        send.
+
+        Raises ConfigurationError for a result that cannot be sent, StepMisused as `run` does, and
+        on rank 0 whatever the function raises.
+        """
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        training = self._training
+        compute = agreed_calls.by_rank0(
+            lambda: function(*args, **named),
+            name,
+            training.standing,
+            lambda: training.part.runs_done,
+        )
+        result: T = self._agree(f"session.on_rank0({name})", compute)
+        return result
+
+    def evaluate(
+        self,
+        function: Callable[[Any], Any],
+        dataset: torch.utils.data.Dataset[Any],
+        *,
+        batch_size: int = 1,
+        **options: Any,
+    ) -> Any:
+        """Evaluate a map-style dataset, whose batches the workers divide, and return exact means
+        over it, the same on every worker. Each sample counts once, and none is padded.
+
+        function: called with each batch on `session.device`, as collate_fn returns it. It returns
+        the mean over the batch's samples: a number, a tensor of any shape, or a dictionary of such
+        by name. A pair (mean, weight) in place of a mean says what it is over if not the samples,
+        as `step.backward` does: a number of tokens, say. options: those of torch's DataLoader.
+
+        Returns what the function does, with floats for numbers and tensors of one element, and
+        tensors of float64 on the CPU for others. No gradients are computed, distributed models are
+        in evaluation mode meanwhile, with rank 0's buffers, and the function calls no collectives.
+        If a worker is lost, the others evaluate only the batches that it had.
+
+        Call it as `run`, on every worker at the same place, outside of blocks.
+
+        Raises ConfigurationError for a dataset or result that does not fit, StepMisused as `run`
+        does, and whatever the function raises.
+        """
+        training = self._training
+        name = getattr(function, "__qualname__", type(function).__qualname__)
+        evaluation = agreed_calls.Evaluation(
+            function,
+            dataset,
+            batch_size,
+            options,
+            models=training.models,
+            device=self.device,
+            committed=lambda: training.part.progress.committed,
+        )
+        return self._agree(f"session.evaluate({name})", evaluation)
 
     def close(self) -> None:
         """End this session, so that `elastic.init()` returns a fresh one, as for another run in a
@@ -419,6 +476,43 @@ class Session:
             _current = None
 
     # ---- inside
+
+    def _agree(self, what: str, compute: Callable[[Group], bytes]) -> Any:
+        """Make a call of a public method whose result all members agree on."""
+        return self._call(what, AgreedCall(self._training.require_group, compute), depth=4)
+
+    def _call(self, what: str, function: Callable[[], Any], *, depth: int = 3) -> Any:
+        """Make a call together with the other members. what: the script's, in words. depth: the
+        number of frames from the place in the script to `_calling_place`."""
+        training = self._training
+        if training.part.loop < 0:
+            raise ConfigurationError(
+                f"{what} was called before the first loop over session.steps(), in which the "
+                "group forms. To evaluate before the training, call it in that loop above `with "
+                "step:`, below `if step.index == 0:`. For other calls let an empty loop form it: "
+                "`for _ in session.steps(data, epochs=0): pass`. What needs no other workers needs "
+                "no such call"
+            )
+        if training.in_block:
+            raise StepMisused(f"{what} was called inside of `with step:`; call it below the block")
+        where = _calling_place(depth)
+        key = ""
+        if self._open_loop is None:
+            script_checks.require_left_well(training.part)
+            key = f"{training.part.loop}/{self._calls_between}"
+            self._calls_between += 1
+        if key and training.part.holds_back:
+            keys = key, self._key_of_place(where)
+            return copy_tree(training.exchange.postponed_result(*keys))
+        if training.part.last_block_discarded and where in self._last_results:
+            return _copied(self._last_results[where])
+        result = training.call(ScriptCall(what=f"calls {what}", where=where, function=function))
+        self._last_results[where] = _copied(result)  # the script may change what it gets
+        if key:
+            self._results_between[key] = _for_newcomers(what, result)
+        else:
+            self._calls_in_step[where] = what, self._calls_in_step.get(where, ("", 0))[1] + 1
+        return result
 
     def _handed_out(self) -> Iterator[Step]:
         training = self._training
@@ -499,16 +593,16 @@ class Session:
         loop begins: it was left by `break`, and a variable holds its iterator. These calls may have
         come in that loop or after it. A worker that joins passes those after it, and finds their
         results by the place of the call. Raises StepMisused for a place with several calls."""
-        for where, (name, count) in self._calls_in_step.items():
+        for where, (what, count) in self._calls_in_step.items():
             if count > 1:
                 raise StepMisused(
-                    f"session.run({name}) at {where} was called {count} times after the last step "
+                    f"{what} at {where} was called {count} times after the last step "
                     "of a loop over session.steps() that was left by `break` while a variable "
                     "holds its iterator: it is unknown which of them came after the loop; write "
                     "`for step in session.steps(...):`, or close() the iterator below the loop"
                 )
             key = self._key_of_place(where)
-            self._results_between[key] = _for_newcomers(name, self._last_results[where])
+            self._results_between[key] = _for_newcomers(what, self._last_results[where])
         self._calls_in_step.clear()
 
     def _keep_results(self) -> None:
@@ -562,29 +656,29 @@ def _copied(result: Any) -> Any:
         return result
 
 
-def _for_newcomers(name: str, result: Any) -> Any:
+def _for_newcomers(what: str, result: Any) -> Any:
     """A copy of the result of a call between two loops. If it cannot be sent to workers that join,
     the error that the next loop raises: after the last loop no worker needs the result."""
     try:
         flat = flatten({"result": result})
     except ConfigurationError as error:
         return ConfigurationError(
-            f"session.run({name}) between two loops returned a value that cannot be sent to a "
+            f"{what} between two loops returned a value that cannot be sent to a "
             f"worker that joins later: {error}"
         )
     size_bytes = sum(t.numel() * t.element_size() for t in flat.tensors.values())
     if size_bytes > _LARGEST_RESULT_BYTES:
         return ConfigurationError(
-            f"session.run({name}) between two loops returned {size_bytes} bytes, which would be "
+            f"{what} between two loops returned {size_bytes} bytes, which would be "
             f"sent to every worker that joins later; return at most {_LARGEST_RESULT_BYTES}, and "
             "keep the rest inside of the function"
         )
     return copy_tree(result)
 
 
-def _calling_place() -> str:
-    """The file name and line of the script's call of session.run."""
-    frame = sys._getframe(2)
+def _calling_place(depth: int) -> str:
+    """The file name and line of the script's call of a method, `depth` frames above this one."""
+    frame = sys._getframe(depth)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
 

@@ -223,6 +223,10 @@ class Training:
         count = group.collectives()
         return count if group.counts_collectives else None
 
+    def require_group(self) -> Group:
+        """The group that this worker is in. Raises GroupLost if there is none."""
+        return self._membership.require_group()
+
     @property
     def world_size(self) -> int:
         seat = self.part.seat
@@ -309,13 +313,14 @@ class Training:
         used them."""
         group = self._membership.require_group()
         try:
-            membership.compare_reductions(group, self._standing(), self.part.made)
+            membership.compare_reductions(group, self.standing(), self.part.made)
         except Exception as error:
             if not self.losses.is_loss(error):
                 raise
             self.part.doubtful = True
 
-    def _standing(self) -> membership.Standing:
+    def standing(self) -> membership.Standing:
+        """How far this member is in its group."""
         return membership.Standing(
             committed=self.part.progress.committed,
             in_block=self.in_block and not self._driving,
@@ -602,11 +607,11 @@ class Training:
         saves = every > 0 and committed % every == 0
         self._reads.look_up_unwritten(self._undo)
         with self.clock.waiting():  # the coordinator looks for a cut link only where members wait
-            replicas.require_same_order(group, self._standing(), self.loops.order)
+            replicas.require_same_order(group, self.standing(), self.loops.order)
             replicas.require_equal(group, self.state, self._reads.before, saves=saves)
 
     def _compare_unread(self, _: act.CompareUnread) -> bool:
-        group, here = self._membership.require_group(), self._standing()
+        group, here = self._membership.require_group(), self.standing()
         with self.clock.waiting():
             return replicas.have_equal_rest(group, here, self.state, self._reads)
 
@@ -665,7 +670,7 @@ class Training:
             call: ScriptCall = meeting.call
             repeats = meeting.number < self.part.runs_done  # and the script has gone on since
             state = "" if repeats else call.state()
-            if membership.meet(group, self._standing(), str(meeting.number), call, state):
+            if membership.meet(group, self.standing(), str(meeting.number), call, state):
                 saves = self.control.checkpoints.has_directory
                 replicas.require_equal(group, self.state, saves=saves)
 
@@ -681,7 +686,7 @@ class Training:
             return
         where, waits = place_of_main_thread()
         doing = f"inside the block of step {self.part.progress.committed} at {where}"
-        membership.answer(group, self._standing(), doing, waits=waits)
+        membership.answer(group, self.standing(), doing, waits=waits)
 
     # ---- what optimizers do
 

@@ -69,6 +69,8 @@ class Passes:
     """The number of these in the last micro-batch, since its last averaging pass."""
     together: bool = False
     """All members call the model now: in a step's block, or in `session.run`."""
+    apart: bool = False
+    """Members call the model different numbers of times, so DDP must not communicate."""
     broadcast: bool = False
     """Buffers were broadcast for all passes of this step, so wrappers need not do it first."""
     accumulated: list[tuple[nn.Parameter, torch.Tensor, int]] = field(default_factory=list)
@@ -114,6 +116,8 @@ class DistributedModel(nn.Module):
             if not passes.together:
                 self.on_pass_outside()
             return self.module(*inputs, **named)  # DDP would broadcast buffers with no peer
+        if passes.apart:
+            return self.module(*inputs, **named)
         if not passes.begun:
             self._begin_pass()
         ddp = passes.wrapper
@@ -200,15 +204,19 @@ class DistributedModel(nn.Module):
             for ddp in passes.wrappers.values():
                 if ddp.reducer._rebuild_buckets():
                     ddp._has_rebuilt_buckets = True
-            now: Any = passes.wrapper
-            if now is not None and now.will_sync_module_buffers():
-                now._sync_buffers()
+            self.broadcast_buffers()
         except Exception as error:
             self.on_failure(error)
             raise
         passes.broadcast = True
         for ddp in passes.wrappers.values():
             ddp.require_forward_param_sync = False
+
+    def broadcast_buffers(self) -> None:
+        """Give all members the buffers of rank 0, as DDP does before a forward pass."""
+        now: Any = self.passes.wrapper
+        if now is not None and now.will_sync_module_buffers():
+            now._sync_buffers()
 
     def communicates_in_passes(self) -> bool:
         """Whether the module communicates in the passes of every micro-batch."""

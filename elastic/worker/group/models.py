@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+import contextlib
+from collections.abc import Collection, Iterator, Sequence
 
 import torch
 
@@ -35,6 +36,23 @@ class Models(list[DistributedModel]):
         for model in self:
             model.passes.together = together
 
+    @contextlib.contextmanager
+    def apart_in_eval(self) -> Iterator[None]:
+        """Call the models in evaluation mode and without DDP, since members call them different
+        numbers of times."""
+        trained = [module for model in self for module in model.modules() if module.training]
+        for module in trained:
+            module.training = False
+        for model in self:
+            model.passes.apart = True
+        try:
+            yield
+        finally:
+            for model in self:
+                model.passes.apart = False
+            for module in trained:
+                module.training = True
+
     def reduce_gradients(self, reduce: bool) -> None:
         for model in self:
             model.reduce_gradients(reduce)
@@ -44,6 +62,10 @@ class Models(list[DistributedModel]):
         those of the micro-batches need none, other than the last one's."""
         for model in self:
             model.broadcast_first()
+
+    def broadcast_buffers(self) -> None:
+        for model in self:
+            model.broadcast_buffers()
 
     def have_gradients(self) -> list[bool]:
         """Of each model, whether it has gradients other than zero."""

@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from elastic.worker.group.process_group import COLLECTIVE_TIMEOUT, Group
-from elastic.worker.state.digest import bytes_of, digest_of
-from elastic.worker.state.tensor_specs import TensorSpec, describe
+from elastic.worker.state.digest import bytes_of, digest_of, memory_to_fill
+from elastic.worker.state.tensor_specs import TensorSpec, describe, from_table, to_table
+from elastic.worker.state.tree import flatten, unflatten
 
 CHUNK_BYTES = 32 * 2**20
 
@@ -115,6 +116,53 @@ def receive_tensors(
         then,
     )
     return {s.name: tensors[s.name] for s in specs}, total
+
+
+def gather_bytes(group: Group, content: bytes) -> list[bytes]:
+    """Return what each member gives, in the order of ranks. All must call it together."""
+    if group.world_size == 1:
+        return [content]
+    device = group.backend.device
+    length = torch.tensor([len(content)], dtype=torch.int64, device=device)
+    lengths = [torch.empty_like(length) for _ in range(group.world_size)]
+    dist.all_gather(lengths, length)
+    group.settle()
+    found = []
+    for rank, size in enumerate(int(each.item()) for each in lengths):
+        if rank == group.rank or not size:
+            found.append(content if size else b"")
+        if not size:
+            continue
+        memory = bytearray(content if rank == group.rank else size)
+        on_device = torch.frombuffer(memory, dtype=torch.uint8).to(device)
+        dist.broadcast(on_device, src=rank)
+        group.settle()
+        if rank != group.rank:
+            found.append(on_device.cpu().numpy().tobytes())
+    return found
+
+
+def pack(value: object) -> bytes:
+    """Turn a tree of plain values and tensors into bytes. Raises ConfigurationError for others."""
+    flat = flatten({"": value})
+    specs = describe(flat.tensors)
+    head = json.dumps([flat.skeleton, to_table(specs)]).encode()
+    parts = [bytes_of(flat.tensors[spec.name]).cpu().numpy().tobytes() for spec in specs]
+    return b"".join([len(head).to_bytes(8, "little"), head, *parts])
+
+
+def unpack(content: bytes) -> Any:
+    """Return what `pack` was given; its tensors are on the CPU."""
+    begin = 8 + int.from_bytes(content[:8], "little")
+    skeleton, table = json.loads(content[8:begin])
+    tensors = {}
+    for spec in from_table(table):
+        tensors[spec.name] = torch.empty(spec.shape, dtype=spec.torch_dtype, device="cpu")
+        end = begin + spec.size_bytes
+        if end > begin:
+            memory_to_fill(tensors[spec.name])[:] = content[begin:end]
+        begin = end
+    return unflatten(skeleton, tensors)[""]
 
 
 def _receive_chunks(

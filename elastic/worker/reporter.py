@@ -337,12 +337,13 @@ class Reporter(Reports):
         )
 
     def _collectives(self, group: Group | None) -> tuple[int, float]:
-        """In a block or call: how many collectives the group has begun, and the seconds since the
-        last one."""
+        """In a block or call: 1 + how many collectives the group has begun since the newest step
+        was reduced, and the seconds since the last one."""
         if group is None or not self._clock.in_call:
             self._newest_collective = (0, 0.0)
             return 0, 0.0
-        count, now = group.collectives(), time.monotonic()
+        since = self._clock.collectives_reduced or 0  # totals differ, as members form a group
+        count, now = max(1, 1 + group.collectives() - since), time.monotonic()
         if count != self._newest_collective[0]:
             self._newest_collective = (count, now)
         return count, now - self._newest_collective[1]

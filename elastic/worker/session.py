@@ -346,6 +346,17 @@ class Session:
         if epochs is not None and max_steps is None:
             self._finished_loops[data] = epochs
 
+    def on_group_change(self, callback: Callable[[Session], object]) -> None:
+        """Have `callback(session)` called on each worker when it is in a new group, before that
+        group's next block: `session.rank`, `world_size` and `generation` are the new ones. The
+        first group counts, too, and so does the one in which a worker joins.
+
+        Call this above the loop over `steps`. The callback runs where code above `with step:`
+        would, with the same rules: it may call `session.run`, and no collectives of its own. A
+        group that changes again meanwhile may be the next one to be told.
+        """
+        self._training.on_group_change.append(lambda: callback(self))
+
     def run(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Return `function(*args, **named)`, which may call collectives outside of a step, as an
         evaluation does. If the group is lost meanwhile, the function runs again in the next group.
@@ -521,6 +532,7 @@ class Session:
             planner, plan = found
             step = Step(training, planner, plan)
             self._calls_in_step.clear()
+            training.tell_group_change()
             yield step
             if training.part.loop != loop:
                 raise StepMisused(

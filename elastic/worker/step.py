@@ -27,6 +27,8 @@ ONE_LOOP = (
 _NO_MEANS: Mapping[str, float] = {}
 _WEIGHT = "\0weight"
 """The name, which no value of `mean` has, under which the weights of losses are summed."""
+_SKIP = "\0skip"
+"""That under which bad micro-batches are counted."""
 
 
 class Means(Mapping[str, float]):
@@ -46,7 +48,7 @@ class Means(Mapping[str, float]):
 
     def settle(self, values: Mapping[str, float]) -> None:
         """Set the means. The step calls this when its block has ended."""
-        self._values = {name: value for name, value in values.items() if name != _WEIGHT}
+        self._values = {name: value for name, value in values.items() if not name.startswith("\0")}
 
     def __getitem__(self, name: str) -> float:
         if self._values is None:
@@ -108,6 +110,9 @@ class Step:
         """Losses of this pass have weights of their own."""
         self._weighed = 0
         """The micro-batch, counted from 1, whose loss was given a weight last."""
+        self._skipped = False
+        self._has_updated = False
+        """An optimizer has begun to step, or the block has ended."""
         self._left_over: list[bool] = []
         """Of each model: it had gradients before this pass."""
         self.committed = False
@@ -237,6 +242,8 @@ class Step:
                     self._training.models.multiply_gradients(
                         self._correction(), averaged, self._left_over
                     )
+                if sums is not None:
+                    self._leave_out()
                 self._reduced = True
         except Exception as error:
             self._training.note_failure(error)
@@ -283,6 +290,36 @@ class Step:
         self._given.update(values)
         return self._means
 
+    def skip(self, bad: torch.Tensor | bool) -> None:
+        """Say whether the micro-batch that `batches` yielded last is to be left out, as for a loss
+        that is NaN: `step.skip(~loss.isfinite())`. If any micro-batch of any worker is, the step
+        changes no weights: the gradients of all distributed models become None, those of earlier
+        steps too, which optimizers pass over. The step counts and its samples are consumed, as when
+        torch's GradScaler skips one. `skipped` tells, on every worker alike.
+
+        bad: whether it is, as a bool or a tensor of one element. Call this for each micro-batch and
+        on every worker, as `mean`; best before `backward`, with whose gradients the answer then
+        travels. Gradients of one bad micro-batch would reach all workers. BatchNorm's statistics
+        have seen the batch: where inputs are bad, replace them, too.
+
+        Raises StepMisused if no micro-batch was taken, or an optimizer has stepped already.
+        """
+        if self._taken == 0:
+            raise StepMisused("step.skip() was called before a batch was taken from step.batches()")
+        if self._has_updated:
+            raise StepMisused(
+                f"step {self.index}: step.skip() was called after optimizer.step(), which has "
+                "changed the weights; call it above step.backward()"
+            )
+        self._add(_SKIP, self._number(bad), 1.0)
+        self._given.add(_SKIP)
+
+    @property
+    def skipped(self) -> bool:
+        """Whether `skip` was given a bad micro-batch on any worker. Known when the last loss was
+        passed to `backward`; for answers given later, when an optimizer steps or the block ends."""
+        return self._skipped
+
     def report(self, /, *unnamed: object, **values: Any) -> None:
         """Show values (loss=..., accuracy=...) in the live line, the status and the metrics.
 
@@ -319,6 +356,7 @@ class Step:
                 f"step {self.index} belongs to a loop over session.steps() while another loop has "
                 f"begun (nested or interleaved); {ONE_LOOP}"
             )
+        self._training.tell_group_change()  # the code above the block may have called session.run
         if (fresh := self._training.loops.other_plan(self._planner)) is not None:
             self._take(*fresh)
         self._entered = True
@@ -353,6 +391,7 @@ class Step:
             if self.committed:
                 means = self._training.state.means
                 self._follow()
+            self._skipped = means.get(_SKIP, 0.0) > 0.0
             self._means.settle(means)
             return True
         finally:
@@ -369,9 +408,11 @@ class Step:
     def reduce_means(self) -> bool:
         """Sum the values given to `mean` that were not summed along with gradients. Blocks until
         they are summed. Returns False if there are none."""
+        self._has_updated = True
         work = self._begin_sums(self._sums)
         if work is not None:
             work.wait()
+            self._leave_out()
         return work is not None
 
     # ---- inside
@@ -567,6 +608,16 @@ class Step:
         self._given.clear()
         self._summed.append((names, flat))
         return self._training.all_reduce(flat)
+
+    def _leave_out(self) -> None:
+        """Drop the gradients if the values that were just summed count a bad micro-batch."""
+        names, flat = self._summed[-1]
+        if _SKIP not in names:
+            return
+        self._training.require_group().settle()
+        if float(flat[2 * names.index(_SKIP)]) > 0:
+            self._skipped = True
+            self._training.models.drop_gradients()
 
     def _settled_means(self) -> dict[str, float]:
         """The means, once all sums are complete."""

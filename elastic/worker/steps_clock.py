@@ -39,8 +39,8 @@ class StepsClock:
     def __init__(self, compilations: Compilations = COMPILATIONS) -> None:
         self.place = CurrentPlace()
         self.collectives_reduced: int | None = None
-        """How many collectives the group had begun when the newest step was reduced. None in a new
-        group, where members have sent each other different numbers of messages."""
+        """How many collectives the group had begun when the newest step was reduced, or else when
+        the group was set up. None before: members send each other different numbers of messages."""
         self._compilations = compilations
         self._compiled = compilations.count
         self._began: float | None = None

@@ -92,6 +92,9 @@ class Training:
         self._untracked: Untracked | None = Untracked(self.state, self._notices.untracked)
         """None after its last look."""
         self.loops = Loops(self.state)
+        self.on_group_change: list[Callable[[], object]] = []
+        """The script's functions to call when it has come into another group."""
+        self._told_group = 0
         self.in_block = False
         """The script is inside of `with step:`."""
         self._driving = False
@@ -170,6 +173,13 @@ class Training:
         )
         self._drive(self.part.end_loop(meet))
         self.loops.close()
+
+    def tell_group_change(self) -> None:
+        """Between two blocks: tell the script if it is in another group than it was told last."""
+        while (seat := self.part.seat) is not None and seat.generation.number != self._told_group:
+            self._told_group = seat.generation.number
+            for callback in self.on_group_change:  # one may call session.run, and the group change
+                callback()
 
     # ---- a step's block
 
@@ -567,6 +577,7 @@ class Training:
             self.clock.pace.arrival.watch(parameters)
         group = self._membership.require_group()
         self.loops.plan_for(group, self.part, self.models)
+        self.clock.collectives_reduced = group.collectives()
         self.clock.setup_ended()
 
     def _tear_down(self, _: act.TearDown) -> None:

@@ -84,6 +84,13 @@ class Models(list[DistributedModel]):
                 )
             self[number].multiply_gradients(factor)
 
+    def drop_gradients(self) -> None:
+        """Have optimizers leave all parameters as they are: they pass over those without a gradient
+        (their momentum and weight decay, too)."""
+        for model in self:
+            for parameter in model.passes.parameters:
+                parameter.grad = None
+
     def keep_accumulated(self, *, ends_only: bool = False) -> None:
         """Remember gradients that the next micro-batch must find: what a micro-batch other than the
         last one has added, or what was there before the first one."""

@@ -7,6 +7,7 @@ Usage: dies_in_calls.py DIRECTORY EPOCHS
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -44,6 +45,7 @@ def look(batch):
 def write():
     note("written", session.rank)
     die_once("died as rank 0")
+    time.sleep(3)  # longer than members may keep each other waiting
     return {"committed": session.committed}
 
 

@@ -1097,6 +1097,7 @@ def test_a_session_has_exactly_the_documented_public_attributes() -> None:
         "local_rank",
         "lr_factor",
         "mean",
+        "on_group_change",
         "on_rank0",
         "rank",
         "run",
@@ -1130,6 +1131,8 @@ def test_a_step_has_exactly_the_documented_public_attributes(session: Session) -
         "report",
         "samples",
         "share",
+        "skip",
+        "skipped",
     }
     train(step)
 

@@ -1,11 +1,13 @@
-"""`elastic checkpoint` lists and verifies checkpoints; `elastic files` lists or copies the units,
-chart, alert rules, protos and documents that come with elastic. Neither needs a job.
+"""Commands that need no job: `elastic checkpoint` lists and verifies checkpoints, `elastic export`
+writes the tensors of one as a plain file, and `elastic files` lists or copies the units, chart,
+alert rules, protos and documents that come with elastic.
 """
 
 from __future__ import annotations
 
 import datetime
 import fnmatch
+import importlib
 import os
 import stat
 import sys
@@ -73,6 +75,17 @@ def verify_checkpoints(url: str, *, step: int | None, output: str) -> int:
             for problem in problems:
                 say(f"  {problem}")
     return 1 if any(results.values()) else 0
+
+
+def export_weights(url: str, *, out: Path, step: int | None, name: str | None) -> None:
+    """Write the tensors of a checkpoint to a safetensors file. Raises ElasticError."""
+    _opened(url)
+    # By its name: it imports torch, which no other command may.
+    weights = importlib.import_module("elastic.worker.state.weights")
+    found, count = weights.export(
+        url, out, step=step, name=name, on_damaged=lambda reason: say(f"skipped: {reason}")
+    )
+    say(f"{out}: {count} tensors of the checkpoint of step {found}")
 
 
 def _opened(url: str) -> CheckpointDirectory:

@@ -586,6 +586,57 @@ def carried_files(
         files.carried_files(pattern, to=to, output=output)
 
 
+@app.command()
+def new(
+    file: Annotated[Path, typer.Argument(metavar="[FILE]", help="The script to write.")] = Path(
+        "train.py"
+    ),
+) -> None:
+    """Write a script to start from.
+
+    It trains a small network, evaluates it, and goes on when a worker is lost.
+    """
+    from elastic.cli.new import write_script
+
+    with _errors():
+        write_script(file)
+
+
+@app.command()
+def export(
+    directory: Annotated[
+        str,
+        typer.Argument(
+            metavar="DIRECTORY",
+            help="Checkpoint directory: path or fsspec URL.",
+            show_default=False,
+        ),
+    ],
+    *,
+    out: Annotated[Path, typer.Option(help="The file to write.")] = Path("model.safetensors"),
+    step: Annotated[
+        Optional[int],  # noqa: UP045 - read at run time by typer
+        typer.Option(help="Checkpoint of this step.", show_default="the newest intact one"),
+    ] = None,
+    name: Annotated[
+        Optional[str],  # noqa: UP045
+        typer.Option(
+            help="Only what the script tracked under this name, for load_state_dict.",
+            show_default="all, with their names in front",
+        ),
+    ] = None,
+) -> None:
+    """Write a checkpoint's tensors as a plain safetensors file.
+
+    `elastic export ckpt --name model` writes those of the model that the script tracked as
+    `model`, as its own state_dict() names them.
+    """
+    from elastic.cli import files
+
+    with _errors():
+        files.export_weights(directory, out=out, step=step, name=name)
+
+
 @checkpoint_app.command("ls")
 def checkpoint_ls(
     directory: Annotated[str, typer.Argument(help="Path or fsspec URL.")],

@@ -33,6 +33,7 @@ from elastic.worker.script_place import place_of_script
 from elastic.worker.state.cells import NumpyGenerator, PythonGenerator, TorchGenerator
 from elastic.worker.state.job_state import Stateful, Values
 from elastic.worker.state.tree import copy_tree, flatten, tensors_of
+from elastic.worker.state.weights import load_into
 from elastic.worker.step import ONE_LOOP, Step
 from elastic.worker.training import Training
 from elastic.worker.unfit import require_fit
@@ -180,6 +181,40 @@ class Session:
         _require_names(unnamed, "track_local")
         self._require_known_in_loop(objects)
         self._training.state.track(objects, rank_local=True)
+
+    def load(
+        self, path: str | os.PathLike[str], *, strict: bool = True, **models: nn.Module
+    ) -> list[str]:
+        """Load weights into models, as for fine-tuning: `session.load("base.safetensors",
+        model=model)`. Call it above the first loop over `steps`, on every worker. In a job that
+        goes on, its state replaces what was loaded.
+
+        path: a safetensors file, or a checkpoint directory (path or fsspec URL), whose newest
+        intact checkpoint counts. models: modules by the name in the file, where their entries begin
+        with it and a dot (`model.fc.weight`), as `elastic export` writes them; a file without such
+        entries is that of a single model. Types are converted.
+        strict: whether all names and shapes must fit. If not, what does not fit keeps its values.
+
+        Returns the names of the tensors that keep their values.
+
+        Raises CheckpointMismatch (a ConfigurationError) that names what does not fit, with shapes;
+        ConfigurationError if there is no such file, checkpoint or name, or for an object that is no
+        module; CheckpointDamaged; StepMisused if a loop has begun.
+        """
+        if self._training.part.loop >= 0:
+            raise StepMisused(
+                "session.load() was called after session.steps() had begun; load weights above the "
+                "first loop, where a worker that joins can do the same"
+            )
+        if not models:
+            raise ConfigurationError("session.load(path): name what to load, as in model=model")
+        for name, model in models.items():
+            if not isinstance(model, nn.Module):
+                raise ConfigurationError(
+                    f"session.load({name}=...): a {type(model).__name__} is no module; only the "
+                    "weights of models are loaded. To go on with a job, give its --checkpoint-dir"
+                )
+        return load_into(models, os.fspath(path), strict=strict)
 
     def scale_lr(self, optimizer: torch.optim.Optimizer, rule: ScalingRule) -> None:
         """Scale all learning rates of the optimizer with the global batch, by `rule`.

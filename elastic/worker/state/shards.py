@@ -426,7 +426,7 @@ def write_share(
     CheckpointWriteError if the storage refuses. If the step is committed meanwhile, the files are
     useless and harmless.
     """
-    blocks = safetensors_blocks(share)
+    blocks = safetensors_blocks(share.tensors, _metadata(share))
     digests = [directory.write(path_in_step(step, shard_name(index, count, group)), blocks)]
     if structure is not None:
         content = structure_to_json(structure)
@@ -434,19 +434,21 @@ def write_share(
     return digests
 
 
-def safetensors_blocks(share: HostShare) -> Iterator[memoryview]:
-    """Yield a share as a safetensors file: header length, JSON header, then the tensors' bytes.
+def safetensors_blocks(
+    tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]
+) -> Iterator[memoryview]:
+    """Yield a safetensors file: header length, JSON header, then the tensors' bytes.
 
     Nothing is copied, unlike in the library's own writer. Format:
     https://github.com/huggingface/safetensors#format
     """
     stored = [
         (name, torch.view_as_real(tensor) if tensor.dtype in REAL_PART else tensor)
-        for name, tensor in share.tensors.items()
+        for name, tensor in tensors.items()
     ]
     # Widest elements first, as in the library: every tensor is then aligned in the file.
     stored.sort(key=lambda entry: (-entry[1].element_size(), entry[0]))
-    header = _header(stored, share)
+    header = _header(stored, metadata)
     yield memoryview(len(header).to_bytes(8, "little"))
     yield memoryview(header)
     for _, tensor in stored:
@@ -490,11 +492,15 @@ def _copy(tensor: torch.Tensor, piece: Piece, buffer: torch.Tensor | None) -> to
     return buffer.copy_(source, non_blocking=on_cuda)
 
 
-def _header(stored: Sequence[tuple[str, torch.Tensor]], share: HostShare) -> bytes:
+def _metadata(share: HostShare) -> dict[str, str]:
     metadata = {SLICES: json.dumps(dict(share.slices))}
     if share.generators is not None:
         metadata[GENERATORS] = json.dumps(share.generators)
-    header: dict[str, object] = {"__metadata__": metadata}
+    return metadata
+
+
+def _header(stored: Sequence[tuple[str, torch.Tensor]], metadata: Mapping[str, str]) -> bytes:
+    header: dict[str, object] = {"__metadata__": dict(metadata)}
     offset = 0
     for name, tensor in stored:
         end = offset + tensor.numel() * tensor.element_size()

@@ -1094,6 +1094,7 @@ def test_a_session_has_exactly_the_documented_public_attributes() -> None:
         "gather",
         "generation",
         "generator",
+        "load",
         "local_rank",
         "lr_factor",
         "mean",

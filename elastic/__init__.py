@@ -24,11 +24,13 @@ from elastic.version import __version__, other_package, unfit_system
 if TYPE_CHECKING:
     from elastic.core.learning_rate import LinearScaling, NoScaling, SqrtScaling
     from elastic.worker.data_loader import DataLoader
+    from elastic.worker.indexed import Indexed
     from elastic.worker.session import Session, init
     from elastic.worker.step import Step
 
 __all__ = [
     "DataLoader",
+    "Indexed",
     "LinearScaling",
     "NoScaling",
     "Session",
@@ -41,6 +43,7 @@ __all__ = [
 # Imported at first use, because the agent and the command line must not import torch.
 _HOMES = {
     "DataLoader": "elastic.worker.data_loader",
+    "Indexed": "elastic.worker.indexed",
     "LinearScaling": "elastic.core.learning_rate",
     "NoScaling": "elastic.core.learning_rate",
     "Session": "elastic.worker.session",

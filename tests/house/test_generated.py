@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from tests import metrics_doc, protos, settings_doc
+import elastic
+from tests import api_doc, metrics_doc, protos, settings_doc
 
 
 def test_the_generated_modules_match_the_protos(tmp_path: Path) -> None:
@@ -28,6 +29,15 @@ def test_the_settings_page_matches_the_settings() -> None:
 def test_the_metrics_page_matches_the_definitions() -> None:
     """If this fails, run: python -m tests.metrics_doc"""
     assert metrics_doc.TARGET.read_text() == metrics_doc.text()
+
+
+def test_the_api_page_matches_the_docstrings() -> None:
+    """If this fails, run: python -m tests.api_doc"""
+    assert api_doc.TARGET.read_text() == api_doc.text()
+    assert {kind.__name__ for kind, _ in api_doc.PARTS} >= {*elastic.__all__} - {
+        "init",
+        "__version__",
+    }
 
 
 def test_the_places_that_the_architecture_page_names_exist() -> None:

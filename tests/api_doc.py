@@ -17,7 +17,7 @@ _HEAD = """\
 
 Generated from the docstrings by `python -m tests.api_doc`.
 
-[GUIDE.md](GUIDE.md) explains how these play together. Errors
+[GUIDE.md](GUIDE.md) explains how these play together, [RECIPES.md](RECIPES.md) has scripts. Errors
 are classes of `elastic.errors`. A `ConfigurationError` ends the job with exit code 78;
 `StepMisused` is one.
 """

@@ -71,6 +71,10 @@ def load_into(modules: Mapping[str, nn.Module], source: str, *, strict: bool) ->
     if os.path.isfile(source):
         tensors = _read(source)
         found = {name: _entries_of(name, tensors, alone=len(modules) == 1) for name in modules}
+    elif "://" not in source and not os.path.exists(source):
+        raise ConfigurationError(
+            f"{source} does not exist; give a safetensors file, or a checkpoint directory"
+        )
     else:
         step, states = _checkpoint(source, None, lambda _: None)
         where = f"the checkpoint of step {step} in {source}"

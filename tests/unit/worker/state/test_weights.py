@@ -221,6 +221,8 @@ def test_loading_is_refused_where_it_cannot_work(session: Session, tmp_path: Pat
         session.load(tmp_path, optimizer=optimizer)  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="no checkpoint in"):
         session.load(tmp_path, model=model)
+    with pytest.raises(ConfigurationError, match=r"nope\.safetensors does not exist"):
+        session.load(tmp_path / "nope.safetensors", model=model)
     session.track(model=model)
     assert list(session.steps(numbers(4), epochs=0)) == []
     with pytest.raises(StepMisused, match="above the first loop"):

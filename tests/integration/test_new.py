@@ -6,7 +6,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from elastic.cli.main import app
 from tests.integration.running import Place
 
 
@@ -24,8 +26,11 @@ def test_the_new_script_trains_through_a_kill_and_its_model_can_be_exported(
     assert len(job.named("worker_failed")) == 1
     last = float([line for line in job.output if "] epoch" in line][-1].split()[-1])
     assert last > 0.9
-    exported = place.elastic("export", checkpoints, "--name", "model")
-    assert exported.returncode == 0, exported.stderr
-    assert set(load_file(tmp_path / "model.safetensors")) == {
+    file = tmp_path / "model.safetensors"
+    told = CliRunner().invoke(
+        app, ["export", str(checkpoints), "--name", "model", "--out", str(file)]
+    )
+    assert told.exit_code == 0, told.output
+    assert set(load_file(file)) == {
         f"{layer}.{kind}" for layer in (0, 2) for kind in ("weight", "bias")
     }

@@ -33,8 +33,11 @@ def train(peer: Peer, step: Step, *, bad: bool, late: bool = False) -> torch.Ten
     return gradient  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("late", [False, True], ids=["above the backward pass", "below it"])
-@pytest.mark.parametrize("options", [{"batch_size": 2}, {"batch_size": 1, "accumulate": 2}])
+@pytest.mark.parametrize(
+    ("late", "options"),
+    [(False, {"batch_size": 1, "accumulate": 2}), (True, {"batch_size": 2})],
+    ids=["above the backward pass", "below it"],
+)
 @in_sessions(3)
 def test_a_bad_micro_batch_of_one_worker_leaves_the_step_out_on_all(
     peer: Peer, late: bool, options: dict[str, int]

@@ -1,5 +1,5 @@
-"""Three workers train the toy. After step 4 one of them is killed in an evaluation, after step 8
-rank 0 is killed in session.on_rank0.
+"""Three workers train the toy. After step 2 rank 0 takes its time in session.on_rank0, after step 4
+one of them is killed in an evaluation, after step 8 rank 0 in session.on_rank0.
 
 Usage: dies_in_calls.py DIRECTORY EPOCHS
 """
@@ -45,11 +45,12 @@ def look(batch):
 def write():
     note("written", session.rank)
     die_once("died as rank 0")
-    time.sleep(3)  # longer than members may keep each other waiting
     return {"committed": session.committed}
 
 
 def below(committed):
+    if committed == 2:  # longer than members may keep each other waiting
+        session.on_rank0(time.sleep, 3)
     if committed % 4 == 0 and session.committed:
         found = session.evaluate(look, held_out, batch_size=7)
         assert found["mean"] == 50.0, found

@@ -18,6 +18,7 @@ queue, so `Work.wait()` blocks until the result or the garbage is there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import queue
 import random
@@ -73,6 +74,21 @@ def register() -> None:
         dist.Backend.register_backend(NAME, MannersGroup, devices=["cpu"])
 
 
+class _Future(torch.futures.Future):  # type: ignore[type-arg]
+    """That of an operation. A communication hook may wait for it where another one has ended, on
+    the group's own thread, which then goes on with the queue: with NCCL that wait is the device's.
+    """
+
+    def __init__(self, operation: Operation, run_next: Callable[[], bool]) -> None:
+        super().__init__()
+        self._operation, self._run_next = operation, run_next
+
+    def wait(self) -> Any:
+        while not self._operation.is_completed() and self._run_next():
+            pass
+        return super().wait()
+
+
 class Operation(Work):
     """Queued; done with a result, or aborted with garbage, but never with an error."""
 
@@ -81,8 +97,10 @@ class Operation(Work):
         outputs: Tensors,
         start: Callable[[], tuple[Any, Tensors]],
         is_fed: Callable[[], bool],
+        run_next: Callable[[], bool],
     ) -> None:
-        """is_fed: whether an aborted peer has sent garbage in this operation."""
+        """is_fed: whether an aborted peer has sent garbage in this operation. run_next: on the
+        group's own thread, runs the next operation; returns whether it has."""
         super().__init__()
         self._is_fed = is_fed
         self.launched_at = time.monotonic()
@@ -91,7 +109,7 @@ class Operation(Work):
         self._start = start
         self._lock = threading.Lock()
         self._done = threading.Event()
-        self._future: torch.futures.Future[Tensors] = torch.futures.Future()
+        self._future = _Future(self, run_next)
 
     def run(self) -> None:
         """Run on the group's thread. If a peer is lost the operation stays undone until `abort`."""
@@ -153,7 +171,8 @@ class MannersGroup(dist.ProcessGroup):
         self._lock = threading.Lock()
         self._aborted = False
         self._over = threading.Event()
-        threading.Thread(target=self._run, name="manners-queue", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="manners-queue", daemon=True)
+        self._thread.start()
         if os.environ.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", "3") != "0":
             threading.Thread(target=self._watch, name="manners-watchdog", daemon=True).start()
 
@@ -251,7 +270,8 @@ class MannersGroup(dist.ProcessGroup):
             self.launched += 1
             self._collectives += not between_two
             number = 0 if between_two else self._collectives
-            operation = Operation(list(outputs), start, lambda: self._is_fed(number))
+            is_fed = functools.partial(self._is_fed, number)
+            operation = Operation(list(outputs), start, is_fed, self._run_next)
             self._pending = [(n, o) for n, o in self._pending if not o.is_completed()]
             self._pending.append((number, operation))
             self._queue.put(operation)
@@ -271,8 +291,18 @@ class MannersGroup(dist.ProcessGroup):
             return False
 
     def _run(self) -> None:
-        while (operation := self._queue.get()) is not None:
-            operation.run()
+        while self._run_next():
+            pass
+
+    def _run_next(self) -> bool:
+        if threading.current_thread() is not self._thread:
+            return False
+        operation = self._queue.get()
+        if operation is None:
+            self._queue.put(None)  # for who has called this one
+            return False
+        operation.run()
+        return True
 
     def _watch(self) -> None:
         while not self._over.wait(_LOOK_S):

@@ -14,11 +14,12 @@ from typing import Any
 
 from elastic.cli.page import page_of
 from elastic.coordinator.history import Departed, JobHistory
-from elastic.coordinator.metrics import JobFigures, NodeFigures
+from elastic.coordinator.metrics import JobFigures
+from elastic.coordinator.node_registry import NodeFigures
 from elastic.coordinator.page import JobView
 from elastic.coordinator.totals import Totals
-from elastic.core.accounting import Kind
-from elastic.core.coordinator.slot_accounts import Accounts
+from elastic.core.book.accounting import Kind
+from elastic.core.book.slot_accounts import Accounts
 from elastic.core.curves import Sample
 from elastic.core.histogram import STEP_BOUNDS_S, Histogram
 from elastic.core.membership import ChangeReason, Generation, Member, WorkerPhase, WorkerStatus
@@ -56,6 +57,14 @@ RECORD: dict[str, Any] = {
     "workers": ["node-1-2"],
     "samples_given_up": 64,
     "lost_s": 4.25,
+    "recovery": {
+        "generation": 7,
+        "reason": "member_lost",
+        "committed": 4711,
+        "total_s": 0.131,
+        **dict.fromkeys(("detect_s", "persist_s", "notify_s", "abort_s", "join_s", "sync_s"), 0.02),
+        "first_step_s": 0.031,
+    },
 }
 PROCESS: dict[str, Any] = {
     "node": "node-1",
@@ -65,15 +74,6 @@ PROCESS: dict[str, Any] = {
     "log": "/var/log/elastic/node-1-2.log",
     "traceback": "",
     "log_tail": "step 4711\nallocating 12 GB\n<b>not markup</b>",
-}
-RECOVERY: dict[str, Any] = {
-    "generation": 7,
-    "reason": "member_lost",
-    "lost": ["node-1-2"],
-    "committed": 4711,
-    "total_s": 0.131,
-    **{f"{phase}_s": 0.02 for phase in ("detect", "persist", "notify", "abort", "join", "sync")},
-    "first_step_s": 0.031,
 }
 
 
@@ -134,7 +134,6 @@ def view(count: int = 3, slots: int = 2, **figures: Any) -> JobView:
             members=members(count, slots),
             reason=ChangeReason.MEMBER_LOST,
         ),
-        recoveries=(RECOVERY,),
         incidents=(RECORD,),
     )
 
@@ -206,7 +205,7 @@ def history(minutes: float = 20.0) -> JobHistory:
             tell(
                 "recovered",
                 reason="member_lost",
-                **{k: RECOVERY[k] for k in ("total_s", "committed")},
+                **{k: RECORD["recovery"][k] for k in ("total_s", "committed")},
             )
     tell("checkpoint_committed", step=4700, bytes=38_000_000, stall_s=0.01, save_s=0.4)
     return made

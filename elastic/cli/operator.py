@@ -703,7 +703,6 @@ def _rank_document(one: stacks_pb2.RankStacks) -> dict[str, Any]:
 _OUTCOMES = {
     "under_way": "under way",
     "waiting": "workers wait until there are enough of them",
-    "struck_again": "the next incident came before a step was committed",
     "trains_on": "the group trains on; no later checkpoint is complete yet",
     "saved_since": "the group trained on; a later checkpoint is complete",
     "job_ended": "the job ended with it",

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from elastic.cli.formats import print_table, say
-from elastic.core.accounting import Kind
+from elastic.core.book.accounting import Kind
 from elastic.core.documents import Unreadable, parse
 from elastic.core.legible import is_representable_time
 from elastic.errors import ConfigurationError

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from typing_extensions import assert_never
@@ -18,16 +18,8 @@ from elastic.coordinator.connected_agents import (
     name_of,
     node_id,
 )
-from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
+from elastic.coordinator.history import JobHistory
 from elastic.coordinator.holdups import Hangs, SlowRanks, StackRounds
-from elastic.coordinator.incidents import (
-    IncidentRecords,
-    Recoveries,
-    ending,
-    refusal,
-    unreachable,
-    why_left_out,
-)
 from elastic.coordinator.job_options import JobOptions, make_commits, make_machine, make_recorders
 from elastic.coordinator.leadership import (
     Command,
@@ -42,12 +34,13 @@ from elastic.coordinator.node_registry import DepartingNodes, Exclusions, NodeRe
 from elastic.coordinator.record_keeper import RecordKeeper, ToldOnce
 from elastic.coordinator.records import since_boot
 from elastic.coordinator.saves import Saves
-from elastic.coordinator.totals import SlotTime, Totals
+from elastic.coordinator.totals import Totals
+from elastic.coordinator.watch import Watch
+from elastic.coordinator.wording import ending, refusal, unreachable, why_left_out
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.connections import Peer
-from elastic.core.curves import Sample
-from elastic.core.membership import Generation, WorkerId
+from elastic.core.membership import WorkerId
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.codec import (
@@ -76,7 +69,6 @@ _STOP = Codec(StopOrder, pb.StopRequest)
 _HELD = "another agent is registered under this name; give one of them another --node-name"
 _LEAD_INSTEAD = "a coordinator with this directory can lead the job"
 _MOST_REFUSED = 1000  # names whose last refusal is remembered
-_MOST_NOT_FINITE = 100  # names of values that are reported as NaN or infinite
 _MOST_WORKERS = 10_000  # of a node
 _LONGEST_WHY = 100  # characters of the reason why a worker was not reached
 _STORED_WITHIN_S = 1.0
@@ -105,30 +97,6 @@ class GroupFigures:
     """Steps committed, as far as members have reported."""
 
 
-class ScriptValues:
-    """Records an event when a value that the script reports turns NaN or infinite, and again only
-    after it was finite."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
-        self._not_finite: set[str] = set()
-
-    @property
-    def not_finite(self) -> Sequence[str]:
-        """Names of the values that are NaN or infinite now."""
-        return sorted(self._not_finite)
-
-    def heard(self, values: Mapping[str, float], step: int) -> None:
-        """Take the values that rank 0 reported. step: how many steps are committed."""
-        bad = sorted(name for name, value in values.items() if not math.isfinite(value))
-        bad = bad[:_MOST_NOT_FINITE]
-        for name in bad:
-            if name not in self._not_finite:
-                shown = str(values[name])
-                self._journal.record("loss_not_finite", name=name, value=shown, step=step)
-        self._not_finite = set(bad)
-
-
 class CoordinatorDaemon:
     """One job's leader. It handles agents' messages (elastic.rpc.control.AgentHandler) and changes
     of nodes in the store (NodeHandler). Operators read its public parts.
@@ -154,11 +122,16 @@ class CoordinatorDaemon:
         self._store, self.leadership = store, leadership
         self.leads = leads
         self.machine = make_machine(options, leadership, time.monotonic())
-        self.slot_time = SlotTime(
+        self.watch = Watch(
+            store,
+            leadership,
             self.machine,
             journal,
             most=options.formation.max_workers,
-            stored=leadership.records.accounts,
+            run_id=options.run_id,
+            totals=totals,
+            history=history,
+            pauses=pauses,
         )
         self.nodes = ConnectedAgents(
             options.isolation_timeout_s,
@@ -175,19 +148,9 @@ class CoordinatorDaemon:
             ev.TimerFired(),
             on_error=self._crashed,
             before=self._views.take,
-            observe=self._observe,
+            observe=self.watch.observe,
         )
         self._tasks = TaskSupervisor(self._crashed)
-        self.incidents = IncidentRecords(
-            self.slot_time.slots,
-            store,
-            journal,
-            job=options.job,
-            run_id=options.run_id,
-            guard=leadership.guard,
-            start=self._tasks.start,
-            pauses=pauses,
-        )
         self._failures = NodeFailures(options.quarantine_after, options.quarantine_window_s)
         known = leadership.records
         self._failures.restore({n: since_boot(found) for n, found in known.failures.items()})
@@ -203,36 +166,24 @@ class CoordinatorDaemon:
         self._refused: dict[str, str] = {}  # reasons, by node name
         self._refusals = SparingReport(journal.record)
         self._doubtful: set[AgentStream] = set()  # refused for now: their next view decides
-        self.recoveries = Recoveries(
-            known.recoveries,
-            leads_since=time.monotonic(),
-            last=leadership.last,
-        )
-        self.history = history
-        self.totals = totals if totals is not None else Totals()
-        self.totals.adopt(known.totals)
         self._records = RecordKeeper(
             store,
             leadership,
             self.machine,
             self._failures,
             self._told_once,
-            self.recoveries,
-            self.totals,
-            self.slot_time,
+            self.watch,
             job=options.job,
             start=self._tasks.start,
         )
-        self.progress, self.progressed_at = job_pb2.Progress(), time.monotonic()
-        """Rank 0's newest report, and when it came (monotonic seconds)."""
         self.saves = Saves(
             make_commits(options, leadership),
             journal,
             post=self._driver.post,
             broadcast=self.nodes.broadcast,
             start=self._tasks.start,
-            on_failed=self.incidents.save_failed,
-            on_committed=self.incidents.saved,
+            on_failed=self.watch.save_failed,
+            on_committed=self.watch.saved,
         )
         self._ledger, self._curve = make_recorders(
             options, leadership, journal, broadcast=self.nodes.broadcast, may_record=leads
@@ -244,7 +195,7 @@ class CoordinatorDaemon:
             journal,
             post=self._driver.post,
             start=self._tasks.start,
-            on_explained=self.incidents.explained,
+            on_explained=self.watch.explained,
         )
         self.slow_ranks = SlowRanks(
             journal,
@@ -253,7 +204,6 @@ class CoordinatorDaemon:
             current=lambda: self.machine.current,
             may_replace=self._may_replace_slow,
         )
-        self.script_values = ScriptValues(journal)
         self.ended: asyncio.Future[RunEnd] = asyncio.get_running_loop().create_future()
         """How the run ended, once it has."""
         self.deposed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
@@ -281,15 +231,14 @@ class CoordinatorDaemon:
         for recorder in self._recorders:
             await recorder.start()
         await self.departing.load()
-        await self.incidents.load(self.leadership.last, self.leadership.records.recoveries)
+        await self.watch.load()
         await self.saves.load()
         order = await retry(
             lambda: load_stop(self._store, self.options.job), "look for an order to stop"
         )
         if order is not None:
             self.stop(order, is_stored=True)
-        if self.history is not None:
-            self._tasks.start(self._sample(self.history), "history")
+        self._tasks.start(self.watch.sample(self.wanted, self.ended.done), "history")
 
     def retire(self) -> None:
         """The term is over: ignore what agents say from now on."""
@@ -307,7 +256,7 @@ class CoordinatorDaemon:
 
     async def wait_until_stored(self) -> None:
         """Return when the store has what must outlive the run, or after _STORED_WITHIN_S."""
-        await self.incidents.wait_until_stored(_STORED_WITHIN_S)
+        await self._records.wait_until_stored(_STORED_WITHIN_S)
 
     async def flushed(self) -> None:
         """Return when every agent has received its messages and left, or after _FAREWELL_S."""
@@ -327,19 +276,6 @@ class CoordinatorDaemon:
             return GroupFigures()
         step = self.machine.committed
         return GroupFigures(generation=current.number, world_size=current.world_size, step=step)
-
-    async def _sample(self, history: JobHistory) -> None:
-        while not self.ended.done():
-            progress, current = self.progress, self.machine.current
-            sample = Sample(
-                step=self.machine.committed,
-                world_size=current.world_size if current is not None else 0,
-                wanted=self.wanted(),
-                samples_per_s=progress.samples_per_s,
-                values=dict(progress.reported),
-            )
-            history.sample(sample, self.totals.steps)
-            await asyncio.sleep(SAMPLE_EVERY_S)
 
     def wanted(self) -> int:
         """Return for how many workers the participating nodes have room, up to the job's limit."""
@@ -376,7 +312,8 @@ class CoordinatorDaemon:
             stream.close()  # it comes again: the registry here may lag behind the store
             return
         self._refused.pop(stream.node, None)
-        self._note_return()
+        has_members = self._has_members(node_id(stream.node, stream.hello.start_token))
+        self.watch.connected(is_first=not any(self.nodes), has_members=has_members)
         before, node = self.nodes.arrive(stream)
         if before is not None:
             before.stream.close()
@@ -401,17 +338,13 @@ class CoordinatorDaemon:
         stream.send(keep_curve=local_pb2.KeepCurve(keep=self._curve is not None))
         current = self.machine.current
         if current is not None:
-            if current.workers_on(node.node):
-                self.recoveries.agent_connected(time.monotonic())
             stream.send(generation=generation_to_pb(current))
         if self.order is not None:
             stream.send(stop=_STOP.to_pb(self.order))
 
-    def _note_return(self) -> None:
-        """Note when the first node comes back to a run that all nodes had left."""
-        has_trained = self.totals.last_commit_unix_s > 0.0
-        if has_trained and self.machine.current is None and not any(self.nodes):
-            self.totals.resumed_unix_s = time.time()
+    def _has_members(self, node: str) -> bool:
+        current = self.machine.current
+        return current is not None and bool(current.workers_on(node))
 
     def _is_held_by_another(self, stream: AgentStream) -> bool:
         """Return True if another agent is connected under this name and registered for it."""
@@ -442,9 +375,6 @@ class CoordinatorDaemon:
         if node is None:
             return
         self.heard_at = time.monotonic()
-        current = self.machine.current
-        if current is not None and any(m.node == node.node for m in current.members):
-            self.recoveries.sign(time.monotonic(), silent=node.node)
         if not self.ended.done():
             self._journal.record("node_lost", node=stream.node)
         if self.registry is not None:
@@ -498,7 +428,7 @@ class CoordinatorDaemon:
                 case "stop" if self.order is None:  # the agent asks, or the store has lost it
                     self.stop(_STOP.from_pb(message.stop))
                 case "worker_time":
-                    self.slot_time.spent(message.worker_time.worker, message.worker_time.spent)
+                    self.watch.spent(message.worker_time.worker, message.worker_time.spent)
                 case "worker_pace":
                     self.slow_ranks.heard(message.worker_pace.worker, message.worker_pace.pace)
         self._records.keep()
@@ -550,11 +480,6 @@ class CoordinatorDaemon:
             if self._home_of(node, s.worker) == node.stream.node
         )
         node.longest_pause_s = view.longest_pause_s
-        current = self.machine.current
-        if current is not None:
-            if any(s.broken and s.generation == current.number for s in node.statuses):
-                self.recoveries.sign(time.monotonic())
-            self.recoveries.reported(node.node, (s.worker for s in node.statuses), current)
         report = ev.NodeReported(
             node=node.node,
             slots=node.stream.slots,
@@ -567,8 +492,6 @@ class CoordinatorDaemon:
     def _worker_failed(self, node: ConnectedNode, message: job_pb2.Failure, age_s: float) -> None:
         failure, age_s = failure_from_pb(message), _duration_s(age_s)
         took_part = self._is_in(node, message.committed_in)
-        if self._is_member(failure.worker):  # the loss of a spare holds up nobody
-            self.recoveries.sign(time.monotonic() - age_s)
         self._journal.record(
             "worker_failed",
             worker=failure.worker,
@@ -590,15 +513,6 @@ class CoordinatorDaemon:
         )
         self.departing.worker_failed(node, failure, step=self.machine.committed)
 
-    def _is_member(self, worker: WorkerId) -> bool:
-        """True for members of the newest group, and of every earlier one that may still train."""
-        current = self.machine.current
-        members = (
-            *(current.members if current is not None else ()),
-            *self.machine.members_that_may_train(),
-        )
-        return any(m.worker == worker for m in members)
-
     def _progressed(self, node: ConnectedNode, progress: job_pb2.Progress) -> None:
         group, current = self.machine.generation(progress.generation), self.machine.current
         if group is None or current is None:
@@ -610,50 +524,16 @@ class CoordinatorDaemon:
             s.worker == progress.worker and not s.has_state for s in node.statuses
         )
         if not progress.probed and not joining:
-            self.progress, self.progressed_at = progress, time.monotonic()
-            self.totals.progressed(progress, time.time())
-            self.script_values.heard(progress.reported, progress.committed)
-            self.incidents.progressed(progress)
-            self._record_progress(progress, group)
-        self.slot_time.spent(progress.worker, progress.spent)
+            self.watch.progressed(progress, group.world_size)
+        self.watch.spent(progress.worker, progress.spent)
         self.slow_ranks.heard(progress.worker, progress.pace)
         report = _PROGRESS.from_pb(progress)
         self._driver.post(replace(report, joining=joining))
 
-    def _record_progress(self, progress: job_pb2.Progress, group: Generation) -> None:
-        self._journal.record(
-            "progress",
-            step=progress.committed,
-            epoch=progress.epoch,
-            generation=progress.generation,
-            world_size=group.world_size,
-            step_s=round(progress.step_s, 6),
-            samples_per_s=round(progress.samples_per_s, 1),
-            reported={name: round(value, 6) for name, value in progress.reported.items()},
-        )
-
     def _reformed(self, report: job_pb2.Reformed, age_s: float) -> None:
         """A member has committed its first step in a group, `age_s` seconds ago."""
         self.saves.began(report.generation, report.committed)
-        age_s = _duration_s(age_s)
-        if not age_s:  # otherwise newer figures have come
-            self.slot_time.spent(report.worker, report.spent)
-        if report.source:
-            self._journal.record("state_restored", source=report.source, committed=report.committed)
-        if report.bytes_received:
-            self._journal.record(
-                "state_received",
-                worker=report.worker,
-                generation=report.generation,
-                bytes=report.bytes_received,
-                sync_s=round(report.sync_s, 6),
-            )
-        record = self.recoveries.reformed(report, time.monotonic() - age_s)
-        if record is not None:
-            self._journal.record("recovered", **record)
-            self.incidents.recovered(record)
-        self.totals.reformed(report)
-        self.incidents.reformed(report)
+        self.watch.reformed(report, _duration_s(age_s))
 
     def _steps_recorded(self, node: ConnectedNode, entries: local_pb2.LedgerEntries) -> None:
         """Members keep records until they are told that these are stored, by whichever leader."""
@@ -685,10 +565,7 @@ class CoordinatorDaemon:
         )
         members = self.machine.members_that_may_train()
         if any(m.node == node.node for m in members):
-            self.incidents.left_late(node.stream.node)
-            now = time.monotonic()
-            since = self.machine.last_commit_at(now)
-            self.recoveries.left_late(since, now, self.machine.current)
+            self.watch.left_late(node.stream.node)
 
     # ---- NodeHandler: changes of nodes in the store
 
@@ -750,10 +627,6 @@ class CoordinatorDaemon:
 
     # ---- the machine's effects
 
-    def _observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
-        self.slot_time.observe(event, effects, now)
-        self.incidents.observe(event, effects, self.machine, now)
-
     def _execute(self, effect: fx.Effect) -> None:
         match effect:
             case fx.PersistGeneration():
@@ -804,7 +677,6 @@ class CoordinatorDaemon:
     def _announce_generation(self, effect: fx.AnnounceGeneration) -> None:
         generation = effect.generation
         self.departing.takes_part(m.node for m in generation.members)
-        self.recoveries.announced(generation, time.monotonic())
         self.nodes.broadcast(generation=generation_to_pb(generation))
         self._journal.record(
             "generation_formed",
@@ -864,7 +736,6 @@ class CoordinatorDaemon:
         )
 
     def _members_lost(self, effect: fx.Lost) -> None:
-        self.recoveries.lost(effect)
         members = self.machine.members_that_may_train()
         self.departing.members_lost({m.node for m in members if m.worker in effect.workers})
 
@@ -901,7 +772,7 @@ class CoordinatorDaemon:
                 generation,
                 effect.may_train,
                 command,
-                self.recoveries.loss(self.incidents.newest_open()),
+                self.watch.loss(),
             )
         except GuardFailed as error:
             self._driver.post(ev.PersistRefused(number=generation.number, detail=str(error)))
@@ -932,14 +803,14 @@ class CoordinatorDaemon:
         self.saves.give_up_last()
         left = exit_code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED)
         # If all workers were lost with an earlier leader, only that one was told of their steps.
-        committed = self.machine.committed or self.slot_time.slots.committed
+        committed = self.machine.committed or self.watch.committed
         lost = self.machine.committed - self.saves.newest_step
         was_to_save = left or exit_code in (ExitCode.STOPPED, ExitCode.OK)
         if was_to_save and self.saves.url and lost > 0:
             message = self._not_saved(message, lost)
             exit_code = int(ExitCode.NOT_SAVED)
-        self.incidents.ended(message)
-        accounts = self.slot_time.accounts().to_document()
+        self.watch.ended(message)
+        accounts = self.watch.accounts().to_document()
         self._journal.record(
             "job_finished" if exit_code == 0 else "job_ended",
             exit_code=exit_code,

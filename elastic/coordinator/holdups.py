@@ -18,17 +18,16 @@ from typing import Any
 from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.incidents import MOST_STACKS, RankStacks
-from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis, diagnose, doing
 from elastic.core.membership import Generation, Member, WorkerId
 from elastic.core.stragglers import Part, Straggler, Stragglers, Sums, Verdict
+from elastic.core.whereabouts import MOST_STACKS, RankStacks
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.codec import Codec
 from elastic.rpc.stacks import frames_from_pb, stack_lines, whereabouts_from_pb
 from elastic.runtime.journal import Journal
 from elastic.timeouts import timeout
-from elastic.v1 import control_pb2, job_pb2, timeline_pb2
+from elastic.v1 import control_pb2, job_pb2
 from elastic.v1 import stacks_pb2 as pb
 
 _ANSWERS_S = 1.0  # for all agents; one takes 0.7 s if a worker does not answer
@@ -293,35 +292,6 @@ def _ranks(verdict: Diagnosis) -> list[dict[str, Any]]:
         }
         for odd in verdict.odd[:_MOST_TOLD]
     ]
-
-
-TRAINING = "training"
-_MOST_STEPS = 1000  # of one worker
-_MOST_SPANS_TOLD = 100_000  # stretches of all workers together: some 7 MB
-
-
-async def timeline(
-    rounds: StackRounds, accounts: SlotAccounts, workers: int, steps: int
-) -> timeline_pb2.JobTimeline:
-    """Return each worker's newest `steps` steps (0: the most); fewer with many workers."""
-    most = max(1, min(steps or _MOST_STEPS, _MOST_STEPS, _MOST_SPANS_TOLD // max(1, workers)))
-    found = await rounds.ask(stretches=most)
-    now = time.monotonic()
-    ahead_s, told = time.time() - now, timeline_pb2.JobTimeline()
-    for node, answers in sorted(found.items()):
-        for answer in answers.workers:
-            told.ranks.add(node=node, worker=answer.worker, stretches=answer.stretches[-most:])
-    for period in accounts.periods(now):
-        told.periods.add(
-            node=period.node,
-            slot=period.slot,
-            worker=period.worker,
-            kind=period.kind.value if period.kind is not None else TRAINING,
-            began_unix_s=period.began + ahead_s,
-            ended_unix_s=period.ended + ahead_s,
-        )
-    told.silent = max(0, workers - len(told.ranks))
-    return told
 
 
 _MOST_REPLACED, _WITHIN_S = 2, 3600.0

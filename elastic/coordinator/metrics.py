@@ -8,9 +8,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from elastic.coordinator.holdups import SlowRank
+from elastic.coordinator.node_registry import NodeFigures
 from elastic.coordinator.totals import SLOW_RECOVERY_S, Totals
+from elastic.core.book.slot_accounts import Accounts
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.coordinator.slot_accounts import Accounts
 from elastic.core.histogram import PHASE_BOUNDS_S, Histogram
 from elastic.core.membership import ChangeReason, FailureKind, WorkerPhase, WorkerStatus
 from elastic.core.stragglers import Part
@@ -245,26 +246,6 @@ _COUNTERS = {  # the journal entry that each counts
 }
 _REASONS = tuple(reason.name.lower() for reason in ChangeReason)
 _KINDS = tuple(kind.name.lower() for kind in FailureKind)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class NodeFigures:
-    """What there is to know of one node, for metrics, the page and operators."""
-
-    node: str
-    state: str
-    failures: int = 0
-    longest_pause_s: float = 0.0
-    connected: bool = True
-    host: str = ""
-    slots: int = 0
-    reason: str = ""
-    """Why the node leaves or is kept out."""
-    since_unix_s: float = 0.0
-    """Since when it is kept out, or connected."""
-    machine: str = ""
-    version: str = ""
-    workers: tuple[WorkerStatus, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -17,11 +17,10 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from elastic.coordinator.connected_agents import ConnectedAgents, ConnectedNode, name_of, node_id
-from elastic.coordinator.metrics import NodeFigures
 from elastic.core.coordinator import events as ev
 from elastic.core.documents import Unreadable
 from elastic.core.legible import is_representable_time, is_utf8_encodable
-from elastic.core.membership import Failure, NodeId
+from elastic.core.membership import Failure, NodeId, WorkerStatus
 from elastic.core.quarantine import NodeFailures
 from elastic.errors import ConfigurationError, ExitCode
 from elastic.rpc.codec import Codec
@@ -35,6 +34,28 @@ from elastic.store.retries import retry
 from elastic.v1 import control_pb2 as pb
 
 _LOG = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NodeFigures:
+    """What there is to know of one node, for metrics, the page and operators."""
+
+    node: str
+    state: str
+    failures: int = 0
+    longest_pause_s: float = 0.0
+    connected: bool = True
+    host: str = ""
+    slots: int = 0
+    reason: str = ""
+    """Why the node leaves or is kept out."""
+    since_unix_s: float = 0.0
+    """Since when it is kept out, or connected."""
+    machine: str = ""
+    version: str = ""
+    workers: tuple[WorkerStatus, ...] = ()
+
+
 _STATUS = Codec(NodeFigures, pb.NodeStatus, without=("connected",))
 GONE_MARGIN_S = 3.0
 """Time beyond the isolation time after which a node is taken for gone. Its workers begin no step in

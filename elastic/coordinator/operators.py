@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 
 from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.daemon import CoordinatorDaemon
-from elastic.coordinator.holdups import asked_for, timeline
+from elastic.coordinator.holdups import StackRounds, asked_for
 from elastic.coordinator.leadership import StopOrder
 from elastic.coordinator.metrics import JobFigures
 from elastic.coordinator.node_registry import WANTED
 from elastic.coordinator.page import JobView
 from elastic.coordinator.records import to_unix
+from elastic.core.book.slot_accounts import Period
 from elastic.errors import ConfigurationError
 from elastic.rpc.codec import generation_to_pb
 from elastic.runtime.journal import RecentEntries
@@ -23,6 +24,33 @@ from elastic.v1 import job_pb2, stacks_pb2, timeline_pb2
 from elastic.version import __version__
 
 _MOST_SHOWN = 80  # characters of an unknown name in a message
+TRAINING = "training"
+_MOST_STEPS = 1000  # of one worker
+_MOST_SPANS_TOLD = 100_000  # stretches of all workers together: some 7 MB
+
+
+async def timeline(
+    rounds: StackRounds, periods: Callable[[], Sequence[Period]], workers: int, steps: int
+) -> timeline_pb2.JobTimeline:
+    """Return each worker's newest `steps` steps (0: the most); fewer with many workers."""
+    most = max(1, min(steps or _MOST_STEPS, _MOST_STEPS, _MOST_SPANS_TOLD // max(1, workers)))
+    found = await rounds.ask(stretches=most)
+    now = time.monotonic()
+    ahead_s, told = time.time() - now, timeline_pb2.JobTimeline()
+    for node, answers in sorted(found.items()):
+        for answer in answers.workers:
+            told.ranks.add(node=node, worker=answer.worker, stretches=answer.stretches[-most:])
+    for period in periods():
+        told.periods.add(
+            node=period.node,
+            slot=period.slot,
+            worker=period.worker,
+            kind=period.kind.value if period.kind is not None else TRAINING,
+            began_unix_s=period.began + ahead_s,
+            ended_unix_s=period.ended + ahead_s,
+        )
+    told.silent = max(0, workers - len(told.ranks))
+    return told
 
 
 class Operators:
@@ -100,14 +128,14 @@ class Operators:
         leader = self.leader
         self._require_going_on()
         workers = sum(s.slot is not None for node in leader.nodes for s in node.statuses)
-        return await timeline(leader.rounds, leader.slot_time.slots, workers, steps)
+        return await timeline(leader.rounds, leader.watch.periods, workers, steps)
 
     def incidents(self, number: int | None = None) -> list[str]:
         """Return an incident's record as JSON (0: the newest), or all of them in brief for None.
         Raises ConfigurationError if there is none of this number."""
         if number is None:
-            return [json.dumps(document) for document in self.leader.incidents.brief()]
-        return [json.dumps(self.leader.incidents.document(number))]
+            return [json.dumps(document) for document in self.leader.watch.incidents()]
+        return [json.dumps(self.leader.watch.incident(number))]
 
     def follow_events(self, *, follow: bool) -> AsyncIterator[str]:
         """Yield the journal as JSON lines: what is remembered, then new entries if `follow`."""
@@ -120,7 +148,7 @@ class Operators:
         policy = leader.options.formation
         room = sum(node.slots for node in nodes if node.state in WANTED)
         progress = job_pb2.Progress()
-        progress.CopyFrom(leader.progress)
+        progress.CopyFrom(leader.watch.progress)
         progress.committed = leader.machine.committed  # any member may have reported more
         return pb.JobStatus(
             job=leader.options.job,
@@ -133,7 +161,7 @@ class Operators:
             started_unix_s=leader.leadership.records.started_unix_s,
             restarts=leader.machine.restarts_spent(time.monotonic()),
             max_restarts=leader.options.max_restarts,
-            recoveries_json=[json.dumps(r) for r in leader.recoveries.finished],
+            recoveries_json=[json.dumps(r) for r in leader.watch.recoveries()],
             checkpoint_step=leader.saves.newest_step,
             checkpoint_dir=leader.saves.url,
             coordinator=leader.options.address,
@@ -141,7 +169,7 @@ class Operators:
             longest_pause_s=round(self._pauses.longest_s, 3),
             verdict=leader.hangs.newest,
             verdict_unix_s=leader.hangs.newest_unix_s,
-            accounts_json=json.dumps(leader.slot_time.accounts().to_document()),
+            accounts_json=json.dumps(leader.watch.accounts().to_document()),
             slow=leader.slow_ranks.to_pb(),
             version=__version__,
             certificate_expires_unix_s=leader.options.certificate_expires(),
@@ -150,19 +178,19 @@ class Operators:
     def figures(self) -> JobFigures:
         leader = self.leader
         now, current = time.monotonic(), leader.machine.current
-        options, progress, attending = leader.options, leader.progress, list(leader.nodes)
+        options, progress, attending = leader.options, leader.watch.progress, list(leader.nodes)
         elapsed_s = progress.in_step_s
         return JobFigures(
             phase=leader.machine.phase.value,
-            totals=leader.totals.copy(),
-            accounts=leader.slot_time.accounts(),
+            totals=leader.watch.totals.copy(),
+            accounts=leader.watch.accounts(),
             leads=leader.leads(),
             started_unix_s=leader.leadership.records.started_unix_s,
             exit_code=self._exit_code(),
             counts_steps=not leader.is_classic,
             step=leader.machine.committed,
             epoch=progress.epoch,
-            step_elapsed_s=elapsed_s + now - leader.progressed_at if elapsed_s else 0.0,
+            step_elapsed_s=elapsed_s + now - leader.watch.progressed_at if elapsed_s else 0.0,
             step_usual_s=progress.step_s,
             samples_per_s=progress.samples_per_s,
             world_size=current.world_size if current is not None else 0,
@@ -177,7 +205,7 @@ class Operators:
             checkpoint_every=leader.checkpoint_every,
             checkpoint_step=leader.saves.newest_step,
             values=dict(progress.reported),
-            not_finite=tuple(leader.script_values.not_finite),
+            not_finite=tuple(leader.watch.script_values.not_finite),
             learning_rates=dict(progress.learning_rates),
             global_batch=progress.global_batch,
             slow_ranks=tuple(leader.slow_ranks.now),
@@ -186,8 +214,8 @@ class Operators:
 
     def view(self) -> JobView:
         leader = self.leader
-        now_unix_s, history = time.time(), leader.history
-        since = leader.recoveries.under_way_since
+        now_unix_s, history = time.time(), leader.watch.history
+        since = leader.watch.recovering_since
         ended = self._exit_code() is not None
         return JobView(
             at_unix_s=now_unix_s,
@@ -197,8 +225,7 @@ class Operators:
             figures=self.figures(),
             generation=leader.machine.current,
             recovering_since_unix_s=to_unix((since,))[0] if since is not None else None,
-            recoveries=tuple(leader.recoveries.finished),
-            incidents=leader.incidents.brief(),
+            incidents=leader.watch.incidents(),
             ending=leader.ended.result().message if ended else "",
             stop_reason=leader.order.reason if leader.order is not None else "",
             verdict=leader.hangs.newest,
@@ -217,7 +244,7 @@ class Operators:
 
     def _note_steps(self, nodes: Iterable[pb.NodeStatus]) -> None:
         """Use rank 0's count for members: they report theirs only when the group changes."""
-        current, progress = self.leader.machine.current, self.leader.progress
+        current, progress = self.leader.machine.current, self.leader.watch.progress
         if current is None or progress.generation != current.number:
             return
         for worker in (worker for node in nodes for worker in node.workers):

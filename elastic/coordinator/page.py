@@ -9,7 +9,8 @@ from typing import Any
 
 from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.history import Departed, HistoryEntry
-from elastic.coordinator.metrics import JobFigures, NodeFigures
+from elastic.coordinator.metrics import JobFigures
+from elastic.coordinator.node_registry import NodeFigures
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.membership import Generation, WorkerId, WorkerPhase, WorkerStatus
 from elastic.errors import ExitCode
@@ -55,7 +56,6 @@ class JobView:
     generation: Generation | None = None
     recovering_since_unix_s: float | None = None
     """When the first sign came of a loss after which no step is committed yet."""
-    recoveries: Sequence[Mapping[str, Any]] = ()
     incidents: Sequence[Mapping[str, Any]] = ()
     """Brief records, oldest first: of losses, hangs and failed saves, while the accounts also have
     every other change of the group."""
@@ -141,7 +141,6 @@ class PageBuilder:
 
     def _incidents(self, view: JobView) -> Part:
         """The newest incidents: what the accounts and the records have of each, with its phases."""
-        recoveries = {r.get("generation"): r for r in view.recoveries}
         counted = {int(i["number"]): i for i in view.figures.accounts.incidents}
         recorded = {int(i["number"]): i for i in view.incidents}
         newest = sorted({*counted, *recorded})[-_MOST_INCIDENTS:]
@@ -160,8 +159,7 @@ class PageBuilder:
                 "seconds": {kind: round(s, 2) for kind, s in incident["seconds"].items()},
                 "followed_by": incident.get("followed_by", incident.get("generation", 0)),
             }
-            recovery = recoveries.get(shown["followed_by"]) if shown["followed_by"] else None
-            if recovery is not None:
+            if recovery := shown.pop("recovery", None):
                 shown["phases"] = {k: v for k, v in recovery.items() if k.endswith("_s")}
                 shown["committed"] = recovery.get("committed")
             found[str(number)] = shown

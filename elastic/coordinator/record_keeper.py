@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from types import MappingProxyType
 from typing import Any
 
-from elastic.coordinator.incidents import Recoveries
 from elastic.coordinator.leadership import Leadership
 from elastic.coordinator.records import Records, RecordWriter, to_unix
-from elastic.coordinator.totals import SlotTime, Totals
+from elastic.coordinator.watch import Watch
 from elastic.core.coordinator.machine import Coordinator
 from elastic.core.quarantine import NodeFailures
 from elastic.rpc.control import AgentStream
@@ -22,6 +22,7 @@ _STEPS_BYTES_PER_S = 200.0
 """At most, on average, while only steps are counted: 17 MB a day. A large job writes less often:
 workers report all that they have ever spent, so the next leader books what was not written."""
 _MOST_SOURCES = 5_000
+_POLL_S = 0.02
 
 
 class ToldOnce:
@@ -85,9 +86,7 @@ class RecordKeeper:
         machine: Coordinator,
         failures: NodeFailures,
         told_once: ToldOnce,
-        recoveries: Recoveries,
-        totals: Totals,
-        slot_time: SlotTime,
+        watch: Watch,
         *,
         job: str,
         start: Callable[[Coroutine[Any, Any, None], str], object],
@@ -97,9 +96,9 @@ class RecordKeeper:
             store, job=job, guard=leadership.guard, stored=leadership.records.entries
         )
         self._machine, self._failures, self._told_once = machine, failures, told_once
-        self._recoveries, self._totals, self._slot_time = recoveries, totals, slot_time
+        self._watch, self._totals = watch, watch.totals
         self._kept: tuple[object, ...] = self._counted() if leadership.records.are_kept else ()
-        self._kept_steps, self._kept_at = totals.steps_committed, time.monotonic()
+        self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
         self._keeping = False
 
     def keep(self) -> None:
@@ -110,31 +109,41 @@ class RecordKeeper:
         every_s = max(_KEEP_TOTALS_S, self._writer.steps_bytes / _STEPS_BYTES_PER_S)
         if steps != self._kept_steps and since_s >= every_s:
             self._kept = ()
-        if self._counted() != self._kept:
+        if self._has_news:
             self._keeping = True
             self._start(self._save(), "records")
 
     def _counted(self) -> tuple[object, ...]:
         """Return a value that changes when there is something new to store other than steps."""
-        newest = self._recoveries.finished[-1] if self._recoveries.finished else None
-        counted = (self._machine.restarts()[-1:], self._failures.instants(), id(newest))
+        counted = (self._machine.restarts()[-1:], self._failures.instants())
         return (*counted, self._totals.weight, self._told_once.count, self._machine.begun)
+
+    @property
+    def _has_news(self) -> bool:
+        return self._counted() != self._kept or self._watch.unstored
+
+    async def wait_until_stored(self, within_s: float) -> None:
+        """Return when the store has all records, or after this time."""
+        ends_at = time.monotonic() + within_s
+        while self._keeping and time.monotonic() < ends_at:
+            await asyncio.sleep(_POLL_S)
 
     async def _save(self) -> None:
         try:
-            while (counted := self._counted()) != self._kept:
-                told = self._told_once.heard()
+            while self._has_news:
+                counted, told = self._counted(), self._told_once.heard()
                 records = Records(
                     started_unix_s=self._leadership.records.started_unix_s,
                     restarts=to_unix(self._machine.restarts()),
                     failures={n: to_unix(found) for n, found in self._failures.instants().items()},
                     told_once=told,
-                    recoveries=tuple(self._recoveries.finished),
                     totals=self._totals.to_document(),
-                    accounts=self._slot_time.to_document(),
+                    accounts=self._watch.to_document(),
                     begun=self._machine.begun,
                 )
                 self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
+                # Before what was told once is counted: nobody would tell it again.
+                await self._watch.store_incidents()
                 await self._writer.save(records)
                 self._kept = counted
                 self._told_once.stored(told)

@@ -1,4 +1,4 @@
-"""Loads and saves the records of a run that outlive its leader: restarts, failures, recoveries.
+"""Loads and saves the records of a run that outlive its leader: restarts, failures, accounts.
 
 What changes with every step is in one small entry, and each incident of the accounts in its own: so
 a leader writes only what has changed, since etcd keeps every version until it is compacted.
@@ -33,8 +33,6 @@ class Records:
     """When the failures that count against a machine happened, by the machine's name."""
     told_once: Mapping[str, int] = field(default_factory=dict)
     """The newest message number of each source that leaders have counted; see ToldOnce."""
-    recoveries: tuple[Mapping[str, Any], ...] = ()
-    """The records of the newest recoveries, newest last."""
     totals: Mapping[str, Any] = field(default_factory=dict)
     """The totals of the whole run, as `Totals.to_document` returns them; empty: unknown."""
     accounts: Mapping[str, Any] = field(default_factory=dict)
@@ -104,9 +102,7 @@ def _entries(keys: JobKeys, records: Records) -> dict[str, bytes]:
     if incidents:
         document["accounts"] = {**accounts, "books": {**books, "incidents": []}}
     found: dict[str, Any] = {keys.record_of_incident(n): i for n, i in incidents.items()}
-    found[keys.recoveries] = document["recoveries"]
-    # A leader of an earlier version needs the field.
-    found[keys.records] = {**document, "recoveries": []}
+    found[keys.records] = {**document, "recoveries": []}  # an earlier version needs the field
     return {key: json.dumps(value).encode() for key, value in found.items()}
 
 
@@ -121,8 +117,6 @@ async def load_records(store: Store, job: str) -> Records:
         document = json.loads(entries[keys.records])
         for machine in document["failures"]:
             require_node_name(machine, "machine")
-        # Leaders of earlier versions keep all in one entry.
-        recoveries = document["recoveries"] or _legible(entries.get(keys.recoveries), [])
         return Records(
             started_unix_s=_instants([document["started_unix_s"]])[0],
             restarts=_instants(document["restarts"]),
@@ -131,7 +125,6 @@ async def load_records(store: Store, job: str) -> Records:
                 str(source): int(number)
                 for source, number in list(_table(document.get("told_once")).items())[-_MOST:]
             },
-            recoveries=tuple(dict(recovery) for recovery in recoveries[-_MOST:]),
             totals=_table(document.get("totals")),
             accounts=_with_incidents(_table(document.get("accounts")), keys, entries),
             begun=document.get("begun") is True,

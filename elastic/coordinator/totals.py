@@ -1,25 +1,14 @@
-"""Counts what happens in a run, across leaders, and accounts for the time of its slots.
-
-Both are stored with the records.
-"""
+"""Counts what happens in a run, across leaders."""
 
 from __future__ import annotations
 
 import copy
-import math
-import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping
+from typing import Any
 
-from elastic.coordinator.connected_agents import name_of
-from elastic.core.accounting import TimeSpent, read_name, read_number
-from elastic.core.coordinator import effects as fx
-from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.machine import Coordinator
-from elastic.core.coordinator.slot_accounts import Accounts, Report, SlotAccounts
+from elastic.core.book.accounting import read_name, read_number
 from elastic.core.histogram import PHASE_BOUNDS_S, SAVE_BOUNDS_S, STEP_BOUNDS_S, Histogram
-from elastic.rpc.codec import Codec
-from elastic.runtime.journal import Entry, Journal
+from elastic.runtime.journal import Entry
 from elastic.v1 import job_pb2 as pb
 
 PHASES = ("detect", "persist", "notify", "abort", "join", "sync", "first_step")
@@ -250,74 +239,3 @@ class _Reporter:
         if self._counts and min(fresh) >= 0:
             into.add(fresh, max(0.0, total_s - self._total_s))
         self._counts, self._total_s = counts, total_s
-
-
-T = TypeVar("T")
-
-
-class SlotTime:
-    """Feeds the accounts with the machine's events and the workers' reports.
-
-    An error in the accounts is reported once and never holds up the job. Then they stay empty, and
-    the next leader goes on from those stored before.
-    """
-
-    def __init__(
-        self,
-        machine: Coordinator,
-        journal: Journal,
-        *,
-        most: int,
-        stored: Mapping[str, Any],
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        """most: how many slots the job may have. stored: the accounts of an earlier leader."""
-        self._machine, self._journal, self._clock = machine, journal, clock
-        self._accounts = self.slots = SlotAccounts(most, name_of=name_of)
-        self._failed = False
-        self._stored = stored
-        if stored:
-            self._accounts.adopt(stored, clock(), _ahead_s(clock()))
-
-    def observe(self, event: ev.Event, effects: Sequence[fx.Effect], now: float) -> None:
-        """Call this after the machine has handled the event."""
-        self._guarded(lambda: self._accounts.observe(event, effects, self._machine, now), None)
-
-    def spent(self, worker: str, spent: pb.TimeSpent) -> None:
-        numbers = [value for _, value in spent.ListFields()]
-        if not spent.generation or not all(0.0 <= number < math.inf for number in numbers):
-            return  # the worker was in no group, or has another version
-        report = Report(
-            worker=worker,
-            generation=spent.generation,
-            committed=spent.committed,
-            spent=_SPENT.from_pb(spent),
-        )
-        self._guarded(lambda: self._accounts.spent(report, self._clock()), None)
-
-    def accounts(self) -> Accounts:
-        now = self._clock()
-        return self._guarded(lambda: self._accounts.accounts(now, _ahead_s(now)), Accounts())
-
-    def to_document(self) -> Mapping[str, Any]:
-        """Return the accounts as JSON values, for later leaders: after an error those before it."""
-        now, known = self._clock(), self._stored
-        self._stored = self._guarded(lambda: self._accounts.to_document(now, _ahead_s(now)), known)
-        return self._stored
-
-    def _guarded(self, action: Callable[[], T], otherwise: T) -> T:
-        if not self._failed:
-            try:
-                return action()
-            except Exception as error:  # noqa: BLE001 - the job can do without accounts
-                self._failed = True
-                message = f"time is no longer accounted for: {type(error).__name__}: {error}"
-                self._journal.record("warning", source="accounts", message=message)
-        return otherwise
-
-
-_SPENT = Codec(TimeSpent, pb.TimeSpent)
-
-
-def _ahead_s(now: float) -> float:
-    return time.time() - now

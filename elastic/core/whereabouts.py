@@ -113,3 +113,18 @@ class Whereabouts:
     frames: tuple[Frame, ...] = ()
     """The stack of its main thread, innermost first."""
     children: tuple[ChildStack, ...] = ()
+
+
+MOST_STACKS = 4
+"""Ranks of one hang whose stacks are recorded."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RankStacks:
+    """The stacks of the main threads of one rank's processes, as text."""
+
+    rank: int
+    node: str
+    worker: WorkerId
+    doing: str
+    text: str

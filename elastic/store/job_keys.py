@@ -24,8 +24,6 @@ class JobKeys:
         """Why the run should stop; absent until somebody has asked for that."""
         self.records = f"{self.folder}records"
         """Counts that outlive one leader. The keys of other such records begin with this key."""
-        self.recoveries = f"{self.records}/recoveries"
-        """How the newest recoveries went."""
         self.of_incidents = f"{self.records}/incidents/"
         """The folder of what the accounts have about each incident."""
         self.ends = f"{self.folder}ended/"

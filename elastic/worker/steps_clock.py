@@ -403,7 +403,7 @@ _PARTS_OF_STRETCH = ("data_s", "calls_s", "saves_s", "join_s", "sync_s")
 class TimeSpent:
     """The time since the first group by kind, up to the newest commit or entry into a group.
 
-    The fields are those of core.accounting.TimeSpent. The script's thread adds to them, other
+    The fields are those of core.book.accounting.TimeSpent. The script's thread adds to them, other
     threads read them. Time that was lost with a group is added when the next group is entered,
     since its cause is known only then.
     """

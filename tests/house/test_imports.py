@@ -24,6 +24,10 @@ PLANTED = {
     "The core is pure": ("elastic/core/data_order.py", "import random"),
     "Only the worker may import torch": ("elastic/agent/logs.py", "import torch"),
     "No grpc in a worker process": ("elastic/worker/step.py", "import grpc"),
+    "What decides imports no book and no view": (
+        "elastic/core/restarts.py",
+        "import elastic.core.book.book",
+    ),
 }
 
 

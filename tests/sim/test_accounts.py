@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from elastic.core.accounting import MOST_INCIDENTS, TimeSpent
+from elastic.core.book.accounting import TimeSpent
+from elastic.core.book.book import Book
+from elastic.core.book.incidents import MOST_INCIDENTS
+from elastic.core.book.slot_accounts import Report
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator
-from elastic.core.coordinator.slot_accounts import Report, SlotAccounts
 from tests.sim.draw import plan
 from tests.sim.stress import KINDS
 from tests.sim.world import World
@@ -29,15 +31,15 @@ class Accountant:
     def __init__(self, seed: int, most: int) -> None:
         self.most = most
         self.random = random.Random(seed)
-        self.accounts = SlotAccounts(most, name_of=_name_of)
+        self.book = Book(most, name_of=_name_of)
         self.machine: Coordinator | None = None
         self.spent: dict[str, tuple[float, TimeSpent]] = {}
         self.failed: set[str] = set()
         self.at = self.expected_s = 0.0
 
     def observe(self, machine: Coordinator, now: float, event: Any, effects: Sequence[Any]) -> None:
-        if not self.accounts.ended:
-            self.expected_s += (now - self.at) * self.accounts.accounts(self.at).wanted
+        if not self.book.slots.ended:
+            self.expected_s += (now - self.at) * self.book.slots.accounts(self.at).wanted
             self.at = now
         if machine is not self.machine:
             self._is_led_by(machine, now)
@@ -46,13 +48,13 @@ class Accountant:
             if group is not None and event.failure.worker in group.worker_ids:
                 self.failed.add(_name_of(event.node))
         self._somebody_reports(now)
-        self.accounts.observe(event, effects, machine, now)
+        self.book.observe(event, effects, machine, now)
 
     def _is_led_by(self, machine: Coordinator, now: float) -> None:
-        stored = json.loads(json.dumps(self.accounts.to_document(now, AHEAD_S)))
+        stored = json.loads(json.dumps(self.book.slots.to_document(now, AHEAD_S)))
         if self.machine is not None:
-            self.accounts = SlotAccounts(self.most, name_of=_name_of)
-            self.accounts.adopt(stored, now, AHEAD_S)
+            self.book = Book(self.most, name_of=_name_of)
+            self.book.adopt(stored, now, AHEAD_S)
         self.machine = machine
 
     def _somebody_reports(self, now: float) -> None:
@@ -74,7 +76,7 @@ class Accountant:
         report = Report(
             worker=member.worker, generation=group.number, committed=spent.steps, spent=spent
         )
-        self.accounts.spent(report, now)
+        self.book.slots.spent(report, now)
 
 
 def _name_of(node: str) -> str:
@@ -91,7 +93,7 @@ def require_all_accounted(seed: int, stress: str) -> None:
 
     world = World(planned, observer=observe)
     journal = world.run()
-    found = accountant.accounts.accounts(world.clock.now)
+    found = accountant.book.slots.accounts(world.clock.now)
     case = f"seed {seed} {stress}: {journal.outcome} {found}"
     assert found.wall_s == pytest.approx(accountant.expected_s, rel=1e-6, abs=1e-2), case
     assert sum(found.kinds.values()) == pytest.approx(found.wall_s, rel=1e-6, abs=1e-2), case

@@ -177,7 +177,6 @@ RECORDS = Records(
     restarts=(20.0, 21.5),
     failures={"n1": (20.0,)},
     told_once={"0123": 7},
-    recoveries=({"generation": 3, "total_s": 0.05},),
     totals={"weight": 3},
     accounts={"books": {"wall_s": 8.0}},
     begun=True,
@@ -345,12 +344,7 @@ async def _load_records(store: Store) -> Records:
 
 
 async def _save_records(store: Store, leadership: Leadership, found: Records) -> None:
-    """With the recoveries, which have an entry of their own, where earlier versions keep them."""
     await RecordWriter(store, job="job", guard=leadership.guard, stored={}).save(found)
-    entries = {key: await store.get(key) for key in (KEYS.records, KEYS.recoveries)}
-    document = {key: json.loads(entry.value) for key, entry in entries.items() if entry is not None}
-    whole = {**document[KEYS.records], "recoveries": document[KEYS.recoveries]}
-    await store.put(KEYS.records, json.dumps(whole).encode())
 
 
 def _read_owner(content: bytes) -> Owner | None:

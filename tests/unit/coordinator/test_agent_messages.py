@@ -84,7 +84,7 @@ class Place:
 
     def __init__(self, daemon: CoordinatorDaemon, machine: Machine, diary: Diary) -> None:
         self.daemon, self.machine, self.diary = daemon, machine, diary
-        self.told_once, self.recoveries = daemon._told_once, daemon.recoveries
+        self.told_once = daemon._told_once
         self.stream = agent("n1", "0123")
         daemon.agent_connected(self.stream)
         (self.node,) = daemon.nodes
@@ -101,6 +101,12 @@ class Place:
 
     def hear(self, **kind: Any) -> None:
         self.says(pb.AgentMessage(**kind))
+
+    def loses(self, worker: str, at: float) -> None:
+        """The machine has lost the worker, and formed the current group without it."""
+        lost = fx.Lost(workers=(worker,), reason=ChangeReason.MEMBER_LOST, at=at)
+        for effect in (lost, fx.AnnounceGeneration(generation=CURRENT)):
+            self.daemon.watch.observe(ev.TimerFired(), [effect], at)
 
     def failures(self) -> int:
         """The number of failures that count against the node."""
@@ -153,12 +159,14 @@ async def test_the_first_node_of_a_run_that_has_trained_and_has_no_group_resumes
     place.daemon.agent_lost(place.stream)
     assert list(place.daemon.nodes) == []
     place.machine.newest = group
-    place.daemon.totals.last_commit_unix_s = 9.0 if trained else 0.0
+    place.daemon.watch.totals.last_commit_unix_s = 9.0 if trained else 0.0
     place.daemon.agent_connected(agent("n2", "4567"))
-    resumed_unix_s = place.daemon.totals.resumed_unix_s
+    resumed_unix_s = place.daemon.watch.totals.resumed_unix_s
     assert (resumed_unix_s > 0.0) is (trained and group is None)
     place.daemon.agent_connected(agent("n3", "89ab"))
-    assert place.daemon.totals.resumed_unix_s == resumed_unix_s, "the second node resumes nothing"
+    assert place.daemon.watch.totals.resumed_unix_s == resumed_unix_s, (
+        "the second node resumes nothing"
+    )
 
 
 async def test_members_learn_of_a_new_group_after_they_were_asked_where_they_hang(
@@ -173,42 +181,6 @@ async def test_members_learn_of_a_new_group_after_they_were_asked_where_they_han
     (request,) = (m.stacks for m in sent(place.stream) if m.HasField("stacks"))
     place.hear(stacks=stacks_pb2.NodeStacks(request=request.request))
     await until(lambda: ev.GenerationPersisted(number=4) in place.events)
-
-
-@pytest.mark.parametrize(("generation", "signs"), [(3, True), (2, False)])
-async def test_a_broken_group_is_a_sign_of_a_loss_only_in_the_current_generation(
-    place: Place, generation: int, signs: bool
-) -> None:
-    broken = worker("w", WorkerPhase.READY, generation, broken=True)
-    place.says(view(broken))
-    assert has_signs(place) is signs
-
-
-def has_signs(place: Place) -> bool:
-    """True if a sign of a loss is known from before the decision."""
-    at = 1e12
-    place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=at))
-    under_way = place.recoveries._under_way
-    assert under_way is not None
-    return under_way.sign_at < at
-
-
-async def test_a_silent_node_that_returns_with_its_members_is_no_sign_of_loss(place: Place) -> None:
-    place.recoveries.sign(1.0, silent=place.node.node)
-    place.says(view(worker("w", WorkerPhase.TRAINING, 3)))
-    assert not has_signs(place)
-
-
-@pytest.mark.parametrize(
-    ("name", "may_train", "signs"),
-    [("w", [], True), ("spare", [], False), ("leaves", [replace(MEMBER, worker="leaves")], True)],
-)
-async def test_the_end_of_a_member_is_a_sign_of_a_loss_and_the_end_of_a_spare_is_not(
-    place: Place, name: str, may_train: list[Member], signs: bool
-) -> None:
-    place.machine.may_train = may_train
-    place.hear(failure=failure_to_pb(replace(KILLED, worker=name)))
-    assert has_signs(place) is signs
 
 
 async def test_a_failure_is_recorded_judged_and_counted_against_the_node(place: Place) -> None:
@@ -262,11 +234,9 @@ async def test_a_recoverys_duration_ends_when_it_was_over_not_when_it_is_reporte
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     booked: list[str] = []
-    monkeypatch.setattr(place.daemon.slot_time, "spent", lambda worker, _: booked.append(worker))
+    monkeypatch.setattr(place.daemon.watch, "spent", lambda worker, _: booked.append(worker))
     now = time.monotonic()
-    lost = fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=now - 5.0)
-    place.recoveries.lost(lost)
-    place.recoveries.announced(CURRENT, now - 5.0)
+    place.loses("v", now - 5.0)
     spent = job_pb2.TimeSpent(steps=1)
     report = job_pb2.Reformed(worker="w", generation=3, out_s=1.0, spent=spent)
     place.hear(reformed=report, once=pb.Once(source="s", number=1, age_s=4.0))
@@ -287,8 +257,7 @@ async def test_a_loss_begins_when_the_end_of_its_worker_was_noticed(
     now = time.monotonic()
     place.hear(failure=failure_to_pb(KILLED), once=once)
     assert place.events == [ev.WorkerFailed(node="n1@0123", failure=KILLED, age_s=age_s)]
-    place.recoveries.lost(fx.Lost(workers=("w",), reason=ChangeReason.MEMBER_LOST, at=now + 9.0))
-    since = place.recoveries.under_way_since
+    since = place.daemon.watch.recovering_since
     assert since is not None
     assert now - age_s <= since < now - age_s + 1.0
 
@@ -306,7 +275,7 @@ PROGRESS = job_pb2.Progress(
 
 async def test_progress_of_the_current_group_is_recorded_and_posted(place: Place) -> None:
     place.hear(progress=PROGRESS)
-    assert place.daemon.progress == PROGRESS
+    assert place.daemon.watch.progress == PROGRESS
     assert place.events == [
         ev.ProgressReported(
             generation=3, committed=7, step_s=0.1, in_step_s=0.05, steps_total_s=0.7
@@ -325,7 +294,7 @@ async def test_an_answer_to_a_probe_is_posted_but_not_recorded_as_progress(place
     assert isinstance(event, ev.ProgressReported)
     assert event.probed
     assert place.diary.names() == []
-    assert place.daemon.progress == job_pb2.Progress()
+    assert place.daemon.watch.progress == job_pb2.Progress()
 
 
 NEXT = Generation(number=4, incarnation="i", members=(), reason=ChangeReason.MEMBER_LOST)
@@ -364,8 +333,7 @@ async def test_the_source_of_the_restored_state_is_recorded(place: Place) -> Non
 
 
 async def test_a_recovery_is_recorded_when_its_first_step_is_reported(place: Place) -> None:
-    place.recoveries.lost(fx.Lost(workers=("v",), reason=ChangeReason.MEMBER_LOST, at=0.0))
-    place.recoveries.announced(CURRENT, 0.0)
+    place.loses("v", 0.0)
     place.hear(reformed=job_pb2.Reformed(generation=3, committed=4))
     (recovered,) = place.diary.of("recovered")
     assert (recovered["generation"], recovered["lost"]) == (3, ["v"])
@@ -487,8 +455,8 @@ async def test_a_worker_that_joins_does_not_count_as_having_lost_all_steps(place
         progress = job_pb2.Progress(worker="w", generation=3, committed=committed)
         progress.place = stacks_pb2.Place.Value(where)
         place.hear(progress=progress)
-    assert place.daemon.totals.steps_lost == 0
-    assert place.daemon.progress.committed == 71
+    assert place.daemon.watch.totals.steps_lost == 0
+    assert place.daemon.watch.progress.committed == 71
     reports = [e for e in place.events if isinstance(e, ev.ProgressReported)]
     assert [e.joining for e in reports] == [False, True, True, False]
 
@@ -498,7 +466,7 @@ async def test_the_end_tells_of_steps_that_only_an_earlier_leader_has_heard_of(
 ) -> None:
     """The accounts pass from leader to leader. No worker has told this machine of a step."""
     told = ev.ProgressReported(generation=3, committed=71, step_s=0.1, in_step_s=0.0)
-    place.daemon.slot_time.slots.observe(told, [], place.machine, time.monotonic())
+    place.daemon.watch.observe(told, [], time.monotonic())
     assert place.machine.committed == 0
     place.daemon._end(84, "all workers that held the state were lost")
     (ended,) = place.diary.of("job_ended")

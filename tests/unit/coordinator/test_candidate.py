@@ -504,7 +504,8 @@ async def test_restarts_and_recoveries_are_kept_under_the_next_leader(contest: C
     before = contest.one.candidate.status()
     assert (before.restarts, len(before.recoveries_json)) == (1, 1)
     kept = contest.store._entries
-    await until(lambda: KEYS.recoveries in kept and kept[KEYS.recoveries].value != b"[]")
+    incident = KEYS.incident("default", 1)
+    await until(lambda: incident in kept and b'"recovered"' in kept[incident].value)
     await until(lambda: b'"restarts": []' not in kept[KEYS.records].value)  # it comes last
     await contest.one.end()
     await until(contest.two.leads)

@@ -2,38 +2,38 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-from collections.abc import Coroutine
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given
 
-from elastic.coordinator.incidents import IncidentRecords, noticed_by, summary
 from elastic.coordinator.leadership import UNKNOWN_COMMAND, Leadership, Loss, Stored, lead
-from elastic.core.accounting import MOST_INCIDENTS, Kind
-from elastic.core.coordinator.incidents import Record
-from elastic.core.coordinator.slot_accounts import SlotAccounts
+from elastic.coordinator.records import Records
+from elastic.coordinator.watch import Watch
+from elastic.coordinator.wording import noticed_by, summary
+from elastic.core.book.accounting import Kind
+from elastic.core.book.incidents import MOST_INCIDENTS, Incident
+from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.membership import ChangeReason, Generation
 from elastic.errors import ConfigurationError
+from elastic.store.interface import GuardFailed
 from elastic.store.job_incidents import load_incidents
 from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
+from elastic.v1 import job_pb2 as pb
 from tests.fuzzed_documents import documents, thoroughly
 from tests.unit.coordinator.agents import Diary
 
 KEYS = JobKeys("job")
-STORED = {"number": 3, "unix_s": 1.75e9, "outcome": "under_way", "summary": "x"}
-
-
 OPEN = {
-    **STORED,
+    **{"number": 3, "unix_s": 1.75e9, "outcome": "under_way", "summary": "x"},
     **{"cause": "worker_failed", "generation": 6, "world_size": 3, "committed": 12},
     **{"noticed": [], "processes": [], "further_processes": 0, "hang": None, "saves_lost": []},
     **{"nodes": ["b"], "workers": ["wb"]},
 }
-RECOVERY = {"generation": 7, "lost": ["wb"], "committed": 10, "total_s": 1.5}
 
 
 def stored(incident: bytes) -> Stored:
@@ -43,32 +43,30 @@ def stored(incident: bytes) -> Stored:
 
 
 class Leader:
-    """The incidents of one leader's term."""
+    """What one leader watches in its term."""
 
     def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
-        self.diary, self.store, self._leadership = Diary(), store, leadership
-        self.tasks: list[asyncio.Task[None]] = []
-        self.accounts = SlotAccounts(2)
-        self.incidents = IncidentRecords(
-            self.accounts,
+        self.diary, self.store, self.leadership = Diary(), store, leadership
+        self.watch = Watch(
             store,
+            leadership,
+            Coordinator(CoordinatorSettings(incarnation="x"), now=0.0),
             self.diary.journal,
-            job="job",
+            most=2,
             run_id="default",
-            guard=leadership.guard,
-            start=self._start,
         )
 
-    def _start(self, work: Coroutine[Any, Any, None], name: str) -> None:
-        del name
-        self.tasks.append(asyncio.ensure_future(work))
+    @property
+    def costs(self) -> dict[int, Incident]:
+        return self.watch._book.slots.books.incidents
 
-    def next(self) -> Leader:
+    def next(self, **more: Any) -> Leader:
         """The leader of another term, which has only what is in the store."""
-        return Leader(self.store, self._leadership)
+        return Leader(self.store, replace(self.leadership, **more))
 
     async def kept(self) -> dict[int, dict[str, Any]]:
-        await asyncio.gather(*self.tasks)
+        with suppress(GuardFailed):
+            await self.watch.store_incidents()
         return await load_incidents(self.store, "job", "default")
 
 
@@ -79,7 +77,7 @@ async def term() -> tuple[MemoryStore, Leadership]:
 
 async def with_a_failed_save() -> Leader:
     leader = Leader(*await term())
-    leader.incidents.save_failed(10, 1, "the disk is full")
+    leader.watch.save_failed(10, 1, "the disk is full")
     return leader
 
 
@@ -89,26 +87,28 @@ async def test_an_incident_is_stored_recorded_and_explained() -> None:
     assert entry["explain"] == "elastic explain 1"
     assert entry["summary"] == "the checkpoint of step 10 was not saved: the disk is full"
     assert list(await leader.kept()) == [1]
-    (brief,) = leader.incidents.brief()
+    (brief,) = leader.watch.incidents()
     assert (brief["number"], brief["cause"]) == (1, "save_failed")
-    assert leader.incidents.document(1) == leader.incidents.document(0)
+    assert leader.watch.incident(1) == leader.watch.incident(0)
     with pytest.raises(ConfigurationError, match=r"no incident 7; known incidents: 1"):
-        leader.incidents.document(7)
+        leader.watch.incident(7)
 
 
 async def test_the_next_leader_has_the_incidents_and_continues_their_numbers() -> None:
     first = await with_a_failed_save()
     await first.kept()
-    await first.store.put(KEYS.incident("default", 3), json.dumps(STORED).encode())
+    illegible = {"number": 4, "unix_s": 1.75e9, "outcome": "recovered"}
+    for document in (OPEN, illegible):
+        key = KEYS.incident("default", document["number"])  # type: ignore[arg-type]
+        await first.store.put(key, json.dumps(document).encode())
     second = first.next()
-    await second.incidents.load(None, ())
-    second.incidents.save_failed(20, 2, "the network is down")
-    found = await second.kept()
-    assert list(found) == [1, 3, 4]
-    assert [b["outcome"] for b in second.incidents.brief()] == [
-        "trains_on",
-        "unknown",
-        "trains_on",
+    await second.watch.load()
+    second.watch.save_failed(20, 2, "the network is down")
+    assert list(await second.kept()) == [1, 3, 4, 5]
+    assert [(b["number"], b["outcome"]) for b in second.watch.incidents()] == [
+        (1, "trains_on"),
+        (3, "under_way"),
+        (5, "trains_on"),
     ]
 
 
@@ -116,79 +116,65 @@ async def test_an_incident_open_at_a_change_of_leader_ends_with_the_recovery() -
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     decided = json.dumps({**OPEN, "number": 4, "outcome": "waiting"}).encode()
-    leader = Leader(store, leadership)
-    await leader.incidents.load(stored(decided), ())
-    assert leader.accounts.under_way is leader.accounts.costs()[4]
-    assert leader.accounts.costs()[4].generation == 7
-    assert json.loads(leader.incidents.newest_open())["number"] == 4
-    leader.incidents.recovered(RECOVERY)
-    leader.incidents.recovered({**RECOVERY, "generation": 8})
+    leader = Leader(store, replace(leadership, last=stored(decided)))
+    await leader.watch.load()
+    loss = leader.watch.loss()
+    assert loss is not None
+    assert (loss.workers, json.loads(loss.incident)["number"]) == (("wb",), 4)
+    report = pb.Reformed(worker="wa", generation=7, committed=10, out_s=1.5)
+    leader.watch.reformed(report, 0.0)
+    leader.watch.reformed(report, 0.0)
     first, second = (await leader.kept()).values()
-    assert (first["outcome"], second["outcome"]) == ("struck_again", "recovered")
-    assert second["followed_by"] == 7
-    assert second["recovery"] == {"generation": 7, "committed": 10, "total_s": 1.5}
-    assert second["steps_lost"] == 2
-    assert second["lasted_s"] > 0.0
-    assert leader.incidents.newest_open() == b""
-    assert [e["number"] for e in leader.diary.of("incident")] == [3], "4 was told as it waited"
-
-
-async def test_an_incident_that_was_over_before_a_change_of_leader_ends_at_once() -> None:
-    store, leadership = await term()
-    await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
-    leader = Leader(store, leadership)
-    malformed: list[dict[str, Any]] = [{"generation": "8"}, {"generation": 8, "total_s": None}, {}]
-    recoveries = [*malformed, {**RECOVERY, "generation": 6}, RECOVERY]
-    await leader.incidents.load(stored(b""), recoveries)
-    (document,) = (await leader.kept()).values()
-    assert (document["outcome"], document["followed_by"]) == ("recovered", 7)
-    assert document["lasted_s"] == pytest.approx(1.5, abs=0.01), "not the time without a leader"
-    assert leader.accounts.under_way is None
-    assert not leader.diary.of("warning")
+    assert (first["outcome"], second["outcome"]) == ("unknown", "recovered")
+    assert (second["followed_by"], second["lasted_s"]) == (7, 1.5)
+    (told,) = leader.diary.of("recovered")
+    assert {**second["recovery"], "lost": ["wb"]} == told
+    assert (second["recovery"]["committed"], second["steps_lost"]) == (10, 2)
+    assert leader.watch.loss() is None
+    assert leader.watch.recovering_since is None
+    assert leader.diary.of("incident") == [], "4 was told as it waited"
 
 
 async def test_later_costs_of_an_incident_are_known_to_later_leaders() -> None:
     first = await with_a_failed_save()
     assert (await first.kept())[1]["lost_s"] == 0.0
-    first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
-    second = first.next()
-    second.accounts.adopt(first.accounts.to_document(5.0, 0.0), 5.0, 0.0)
-    await second.incidents.load(None, ())
-    second.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 2.5
-    for document in (second.incidents.document(1), *second.incidents.brief()):
+    first.costs[1].seconds[Kind.SLOT_EMPTY] += 30.0
+    second = first.next(records=Records(accounts=first.watch.to_document()))
+    await second.watch.load()
+    second.costs[1].seconds[Kind.SLOT_EMPTY] += 2.5
+    for document in (second.watch.incident(1), *second.watch.incidents()):
         assert document["lost_s"] == 32.5
-    assert second.incidents.document(1)["seconds"] == {"slot_empty": 32.5}
-    second.incidents.ended("an operator has stopped it")
+    assert second.watch.incident(1)["seconds"] == {"slot_empty": 32.5}
+    second.watch.ended("an operator has stopped it")
     assert (await second.kept())[1]["lost_s"] == 32.5
 
 
 async def test_accounts_older_than_an_incidents_record_do_not_lower_its_cost() -> None:
     first = await with_a_failed_save()
-    accounts = first.accounts.to_document(5.0, 0.0)
-    first.accounts.costs()[1].seconds[Kind.SLOT_EMPTY] += 30.0
-    first.incidents.saved()
+    accounts = first.watch.to_document()
+    first.costs[1].seconds[Kind.SLOT_EMPTY] += 30.0
+    first.watch.saved()
     await first.kept()
-    second = first.next()
-    second.accounts.adopt(accounts, 5.0, 0.0)
-    await second.incidents.load(None, ())
-    assert second.incidents.document(1)["lost_s"] == 30.0
+    second = first.next(records=Records(accounts=accounts))
+    await second.watch.load()
+    assert second.watch.incident(1)["lost_s"] == 30.0
 
 
 async def test_a_save_under_the_next_leader_makes_up_for_one_that_failed_before() -> None:
     first = await with_a_failed_save()
     await first.kept()
     second = first.next()
-    await second.incidents.load(None, ())
-    second.incidents.saved()
+    await second.watch.load()
+    second.watch.saved()
     found = await second.kept()
     assert found[1]["outcome"] == "saved_since"
-    assert [b["outcome"] for b in second.incidents.brief()] == ["saved_since"]
+    assert [b["outcome"] for b in second.watch.incidents()] == ["saved_since"]
 
 
 async def test_the_oldest_incidents_are_removed_from_the_store() -> None:
     leader = Leader(*await term())
     for step in range(MOST_INCIDENTS + 5):
-        leader.incidents.save_failed(step, 1, f"for another reason: {'x' * step}")
+        leader.watch.save_failed(step, 1, f"for another reason: {'x' * step}")
         await leader.kept()
     assert list(await leader.kept()) == list(range(6, MOST_INCIDENTS + 6))
 
@@ -197,49 +183,35 @@ async def test_a_deposed_leader_stores_no_incident() -> None:
     store, leadership = await term()
     await store.delete(KEYS.leader)
     leader = Leader(store, leadership)
-    leader.incidents.save_failed(10, 1, "the disk is full")
+    leader.watch.save_failed(10, 1, "the disk is full")
     assert await leader.kept() == {}
 
 
-async def test_an_error_in_the_accounts_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object) -> None:
-        raise ZeroDivisionError("by zero")
-
-    async def lead_again(store: MemoryStore) -> Leadership:
-        await store.delete(KEYS.leader)
-        return await lead(store, job="job", candidate="d")
-
-    leader = Leader(*await term())
-    monkeypatch.setattr(SlotAccounts, "open_incident", fail)
-    leader.incidents = Leader(leader.store, await lead_again(leader.store)).incidents
-    leader.incidents.save_failed(10, 1, "x")
-    leader.incidents.save_failed(20, 1, "x")
-    assert leader.incidents.brief() == []
-
-
-async def test_an_error_as_a_record_is_stored_ends_the_records_and_not_the_job(
+async def test_an_error_as_a_record_is_made_ends_the_records_and_not_the_job(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object) -> None:
         raise ZeroDivisionError("by zero")
 
     leader = await with_a_failed_save()
-    monkeypatch.setattr(Record, "to_document", fail)
-    assert await leader.kept() == {}
-    (warning,) = leader.diary.of("warning")
-    assert "incidents are no longer recorded: ZeroDivisionError" in warning["message"]
+    monkeypatch.setattr(Incident, "to_document", fail)
+    for _ in range(9):
+        leader.watch.save_failed(20, 1, "x")
+        assert await leader.kept() == {}
+    assert leader.watch.incidents() == []
+    assert len(leader.diary.of("warning")) == 3
 
 
 @thoroughly
-@given(value=documents(json.dumps(STORED).encode()))
+@given(value=documents(json.dumps(OPEN).encode()))
 async def test_a_leader_can_begin_with_any_stored_incident(value: bytes) -> None:
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), value)
     leader = Leader(store, leadership)
-    await leader.incidents.load(None, ())
-    leader.incidents.save_failed(10, 1, "x")
-    for brief in leader.incidents.brief():
-        json.dumps(leader.incidents.document(brief["number"]), allow_nan=False)
+    await leader.watch.load()
+    leader.watch.save_failed(10, 1, "x")
+    for brief in leader.watch.incidents():
+        json.dumps(leader.watch.incident(brief["number"]), allow_nan=False)
 
 
 def sign(name: str, node: str = "b", rank: int | None = 1) -> dict[str, Any]:

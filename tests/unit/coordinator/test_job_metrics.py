@@ -7,10 +7,11 @@ import math
 from elastic.agent import metrics as agent
 from elastic.coordinator import metrics
 from elastic.coordinator.holdups import SlowRank
-from elastic.coordinator.metrics import CATALOG, JobFigures, NodeFigures, collect
+from elastic.coordinator.metrics import CATALOG, JobFigures, collect
+from elastic.coordinator.node_registry import NodeFigures
 from elastic.coordinator.totals import Totals
-from elastic.core.accounting import Kind
-from elastic.core.coordinator.slot_accounts import Accounts
+from elastic.core.book.accounting import Kind
+from elastic.core.book.slot_accounts import Accounts
 from elastic.core.membership import WorkerPhase
 from elastic.core.stragglers import Part, Straggler
 from elastic.runtime.http_pages import write

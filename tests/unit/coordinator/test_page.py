@@ -100,7 +100,8 @@ def test_an_incident_has_the_phases_of_its_recovery() -> None:
     assert incidents["3"]["reason"] == "signal"
     assert incidents["3"]["phases"]["total_s"] == 0.131
     assert incidents["3"]["committed"] == 4711
-    without = PageBuilder().document(replace(TRAINS, recoveries=()))["incidents"]
+    waits = {**page_jobs.RECORD, "recovery": {}}
+    without = PageBuilder().document(replace(TRAINS, incidents=(waits,)))["incidents"]
     assert "phases" not in without["3"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from elastic.coordinator.daemon import ScriptValues
+from elastic.coordinator.watch import ScriptValues
 from tests.unit.coordinator.agents import Diary
 
 

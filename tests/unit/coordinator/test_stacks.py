@@ -9,18 +9,17 @@ from typing import Any
 import pytest
 
 from elastic.coordinator import holdups
-from elastic.coordinator.connected_agents import ConnectedAgents, name_of
-from elastic.coordinator.holdups import Hangs, StackRounds, asked_for, explain, reply, timeline
+from elastic.coordinator.connected_agents import ConnectedAgents
+from elastic.coordinator.holdups import Hangs, StackRounds, asked_for, explain, reply
+from elastic.coordinator.operators import timeline
+from elastic.core.book.accounting import Kind
+from elastic.core.book.slot_accounts import Period
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
-from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.membership import (
     ChangeReason,
     Generation,
     Member,
-    WorkerPhase,
-    WorkerStatus,
 )
 from elastic.errors import ConfigurationError, TransientError
 from elastic.rpc.control import AgentStream
@@ -232,11 +231,10 @@ def test_a_rank_or_a_worker_can_be_asked_for() -> None:
 
 
 async def test_a_timeline_has_workers_stretches_and_the_coordinators_periods(place: Place) -> None:
-    accounts = SlotAccounts(3, name_of=name_of)
-    status = WorkerStatus(worker="a-1", phase=WorkerPhase.READY, slot=0)
-    report = ev.NodeReported(node="a@token", slots=1, workers=(status,))
-    accounts.observe(report, (), Coordinator(CoordinatorSettings(incarnation="x"), now=0.0), 0)
-    asked = asyncio.ensure_future(timeline(place.rounds, accounts, 3, 0))
+    start_up = Period(
+        node="a", slot=0, worker="a-1", kind=Kind.START_UP, began=0.0, ended=time.monotonic()
+    )
+    asked = asyncio.ensure_future(timeline(place.rounds, lambda: [start_up], 3, 0))
     await asyncio.sleep(0)
     request = await place.request("a")
     assert 0 < request.stretches <= 1000

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from elastic.coordinator.incidents import ending, refusal
+from elastic.coordinator.wording import ending, refusal
 from elastic.core.coordinator.effects import EndJob, RefuseNewcomers
 from elastic.core.membership import Failure, FailureKind
 from elastic.core.restarts import Verdict

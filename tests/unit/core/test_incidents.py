@@ -6,12 +6,11 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from elastic.core.accounting import MOST_INCIDENTS
+from elastic.core.book.book import Book, FirstStep
+from elastic.core.book.incidents import MOST_INCIDENTS, MOST_PROCESSES
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
-from elastic.core.coordinator.incidents import MOST_PROCESSES, Incidents, RankStacks, open_record
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.coordinator.slot_accounts import SlotAccounts
 from elastic.core.diagnosis import Diagnosis
 from elastic.core.membership import (
     ChangeReason,
@@ -22,6 +21,7 @@ from elastic.core.membership import (
     WorkerPhase,
     WorkerStatus,
 )
+from elastic.core.whereabouts import RankStacks
 
 AHEAD_S = 1000.0
 LARGE = 100_000
@@ -47,17 +47,14 @@ class Job:
     def __init__(self, come: str = "abc") -> None:
         """come: the nodes whose agents report."""
         self.now, self.machine = 100.0, Machine()
-        self.accounts = SlotAccounts(3, name_of=name_of)
-        self.incidents = Incidents(self.accounts.open_incident, name_of=name_of)
+        self.book = Book(3, name_of=name_of)
         self.number = 0
         for node in come:
             self.reports(node)
         self.forms("abc", ChangeReason.STARTED)
 
     def tell(self, event: ev.Event, *effects: fx.Effect) -> None:
-        self.accounts.observe(event, effects, self.machine, self.now)
-        under_way = self.accounts.under_way
-        self.incidents.observe(event, effects, self.machine, under_way, self.now)
+        self.book.observe(event, effects, self.machine, self.now)
 
     def reports(self, node: str, phase: WorkerPhase = WorkerPhase.READY, **more: Any) -> None:
         generation = self.number if phase is WorkerPhase.TRAINING or more else 0
@@ -107,19 +104,21 @@ class Job:
         self.forms(nodes, ChangeReason.MEMBER_LOST)
 
     def recovers(self, committed: int, recomputed: int = 0) -> None:
-        record = {"generation": self.number, "committed": committed, "total_s": 0.1, "lost": []}
-        self.incidents.recovered(record, self.now)
-        self.incidents.reformed(self.number, recomputed)
+        step = FirstStep(generation=self.number, committed=committed, recomputed=recomputed)
+        self.book.reformed(step, self.now)
+
+    def news(self) -> list[int]:
+        return [incident.number for incident in self.book.news]
 
     def only(self) -> dict[str, Any]:
-        (document,) = self.incidents.documents(AHEAD_S).values()
+        (document,) = self.book.documents(AHEAD_S).values()
         return document
 
 
 def test_a_killed_worker_is_the_cause_although_its_peer_noticed_first() -> None:
     job = Job()
-    job.incidents.progressed("wa", 10, 640)
-    job.incidents.progressed("wa", 20, 1280)
+    job.book.progressed("wa", 10, 640)
+    job.book.progressed("wa", 20, 1280)
     job.machine.committed = 20
     job.reports("a", broken=True, detail="connection reset")
     job.now += 0.01
@@ -128,7 +127,7 @@ def test_a_killed_worker_is_the_cause_although_its_peer_noticed_first() -> None:
     job.now += 0.09
     job.forms("ac", ChangeReason.MEMBER_LOST)
     assert job.only()["outcome"] == "under_way"
-    assert job.incidents.news == []
+    assert job.news() == []
     job.now += 0.1
     job.recovers(20, recomputed=1)
     found = job.only()
@@ -142,7 +141,7 @@ def test_a_killed_worker_is_the_cause_although_its_peer_noticed_first() -> None:
     assert found["unix_s"] == 1100.0
     assert (found["world_size"], found["world_size_after"]) == (3, 2)
     assert found["nodes"] == ["b"]
-    assert job.incidents.news == [1], "told once, when it is over"
+    assert job.news() == [1], "told once, when it is over"
 
 
 def test_a_node_that_is_lost_without_a_report_is_the_cause() -> None:
@@ -173,7 +172,7 @@ def test_a_hang_keeps_its_verdict_and_stacks_and_the_end_of_its_worker() -> None
     lost = fx.Lost(workers=(), reason=ChangeReason.STALLED, at=job.now, standing_since=job.now - 20)
     job.tell(ev.TimerFired(), fx.ExplainHang(generation=group, step=7, standing_s=20.0), lost)
     stacks = [RankStacks(rank=1, node="b", worker="wb", doing="is there", text="x" * LARGE)] * 9
-    job.incidents.explained(group.number, Diagnosis(text="rank 1 hangs"), stacks)
+    job.book.explained(group.number, Diagnosis(text="rank 1 hangs"), stacks)
     job.forms("abc", ChangeReason.STALLED)
     job.now += 2.0
     job.dies("b", FailureKind.LEFT_OUT, message="hung 22 s in train.py:47")
@@ -189,15 +188,49 @@ def test_a_hang_keeps_its_verdict_and_stacks_and_the_end_of_its_worker() -> None
     assert found["lasted_s"] == 22.0, "from the start of the standstill"
 
 
-def test_a_loss_before_the_next_step_is_an_incident_of_its_own() -> None:
+def test_a_loss_before_the_next_step_belongs_to_the_one_before() -> None:
     job = Job()
     job.goes_on_without("b", "ac")
     job.reports("a", WorkerPhase.TRAINING)
+    job.now += 1.0
     job.goes_on_without("c", "a")
+    job.now += 1.0
+    assert job.book.reformed(FirstStep(generation=2, committed=0), job.now) is None, "it is lost"
     job.recovers(0)
-    found = job.incidents.documents(AHEAD_S)
-    assert [d["outcome"] for d in found.values()] == ["struck_again", "recovered"]
-    assert job.incidents.news == [1, 2]
+    found = job.only()
+    assert (found["outcome"], found["followed_by"], found["lasted_s"]) == ("recovered", 3, 2.0)
+    assert (found["nodes"], found["workers"]) == (["b", "c"], ["wb", "wc"])
+    assert [p["node"] for p in found["processes"]] == ["b", "c"]
+    assert job.news() == [1]
+
+
+def test_a_loss_after_the_next_step_is_an_incident_of_its_own() -> None:
+    job = Job()
+    job.goes_on_without("b", "ac")
+    job.recovers(0)
+    job.goes_on_without("c", "a")
+    job.recovers(1)
+    assert [d["workers"] for d in job.book.documents(AHEAD_S).values()] == [["wb"], ["wc"]]
+    assert job.news() == [1, 2]
+
+
+def test_the_last_commit_is_the_one_that_the_next_group_declares_if_reports_lag_behind() -> None:
+    job = Job()
+    job.machine.committed = 18
+    job.goes_on_without("b", "ac")
+    job.recovers(20)
+    assert (job.only()["committed"], job.only()["steps_lost"]) == (20, 0)
+
+
+def test_a_worker_is_the_cause_if_its_agents_stream_ended_first() -> None:
+    """Both are killed; the agent that follows tells of the worker."""
+    job = Job()
+    job.tell(ev.NodeLost(node="b@1"))
+    job.now += 0.5
+    job.dies("b", message="was ended by SIGKILL (signal 9)")
+    job.loses("wb")
+    assert job.only()["cause"] == "worker_failed"
+    assert [n["sign"] for n in job.only()["noticed"]] == ["worker_ended"]
 
 
 def test_an_incident_in_which_workers_wait_is_news_at_once() -> None:
@@ -206,25 +239,25 @@ def test_an_incident_in_which_workers_wait_is_news_at_once() -> None:
     job.loses("wb")
     job.forms("", ChangeReason.BELOW_MINIMUM)
     assert job.only()["outcome"] == "waiting"
-    assert job.incidents.news == [1]
+    assert job.news() == [1]
     job.forms("ac", ChangeReason.STARTED)
     job.recovers(0)
     assert job.only()["outcome"] == "recovered"
-    assert job.incidents.news == [1]
+    assert job.news() == [1]
 
 
 def test_a_group_that_is_dissolved_to_restart_all_workers_does_not_count_as_waiting() -> None:
     job = Job()
     job.goes_on_without("b", "")
     assert job.only()["outcome"] == "under_way"
-    assert job.incidents.news == []
+    assert job.news() == []
 
 
 def test_the_end_of_the_job_ends_the_incident_under_way() -> None:
     job = Job()
     failure = Failure(worker="wb", kind=FailureKind.EXCEPTION, traceback="Traceback ... KeyError")
     job.tell(ev.WorkerFailed(node="b@1", failure=failure), fx.EndJob(exit_code=1, failure=failure))
-    job.incidents.ended("the script fails the same way again")
+    job.book.ended("the script fails the same way again")
     found = job.only()
     assert (found["outcome"], found["verdict"]) == (
         "job_ended",
@@ -235,8 +268,8 @@ def test_the_end_of_the_job_ends_the_incident_under_way() -> None:
 
 def test_steps_that_a_checkpoint_lacks_are_counted_with_their_samples() -> None:
     job = Job()
-    job.incidents.progressed("wa", 10, 100)
-    job.incidents.progressed("wa", 20, 200)
+    job.book.progressed("wa", 10, 100)
+    job.book.progressed("wa", 20, 200)
     job.machine.committed = 20
     job.goes_on_without("b", "ac")
     job.recovers(12, recomputed=1)
@@ -250,14 +283,14 @@ def test_steps_of_a_group_that_nobody_heard_of_are_counted_when_its_node_is_back
     job.machine.committed = 20
     job.goes_on_without("b", "ac")
     job.recovers(12)
-    job.incidents.changed.clear()
+    job.book.changed.clear()
     job.dies("b", committed=12, committed_in=1)  # no more than is known
     job.dies("b", committed=50, committed_in=2)  # of the group that goes on
     assert job.only()["steps_lost"] == 8
     for committed in (40, 30):
         job.dies("b", committed=committed, committed_in=1)
     assert (job.only()["steps_lost"], job.only()["committed"]) == (28, 40)
-    assert job.incidents.changed == {job.only()["number"]}
+    assert job.book.changed == {job.only()["number"]}
 
 
 def test_the_last_steps_of_a_group_count_although_its_loss_was_noticed_before() -> None:
@@ -288,14 +321,14 @@ def test_saves_that_fail_for_one_reason_are_one_incident() -> None:
         "count": 3,
     }
     assert (found["noticed"][0]["node"], found["noticed"][0]["rank"]) == ("b", 1)
-    assert job.incidents.news == [1]
-    job.incidents.saved()
+    assert job.news() == [1]
+    job.book.saved()
     assert job.only()["outcome"] == "saved_since"
-    job.incidents.save_failed(350, 1, "step-350: No space left on device", job.now)
+    job.book.save_failed(350, 1, "step-350: No space left on device", job.now)
     assert job.only()["outcome"] == "trains_on"
     assert job.only()["saves"]["count"] == 4, "every other save fails"
-    job.incidents.save_failed(400, 1, "the manifest: No space left on device", job.now)
-    assert len(job.incidents.documents(AHEAD_S)) == 2
+    job.book.save_failed(400, 1, "the manifest: No space left on device", job.now)
+    assert len(job.book.documents(AHEAD_S)) == 2
 
 
 def test_a_save_that_was_given_up_for_a_loss_belongs_to_the_loss() -> None:
@@ -314,11 +347,11 @@ def test_the_end_of_a_lost_process_is_added_to_its_incident_once_it_is_known() -
     job.forms("ab", ChangeReason.MEMBER_LOST)
     job.recovers(0)
     job.reports("a", WorkerPhase.TRAINING)
-    job.incidents.changed.clear()
+    job.book.changed.clear()
     job.now += 1.0
     job.dies("c", message="was ended by SIGKILL (signal 9)")
     assert job.only()["processes"][0]["rank"] == 2
-    assert job.incidents.changed == {1}
+    assert job.book.changed == {1}
     assert job.only()["cause"] == "node_lost"
 
 
@@ -351,8 +384,8 @@ def test_the_end_of_a_process_comes_before_signs_that_a_new_leader_heard_of_earl
 def test_a_new_leaders_first_incident_begins_with_what_earlier_leaders_knew() -> None:
     """Leader and worker are killed together: nobody else knows how far the job had come."""
     job = Job()
-    job.incidents = Incidents(job.accounts.open_incident, name_of=name_of)
-    job.incidents.committed_before = 39
+    job.book = Book(3, name_of=name_of)
+    job.book.slots.committed = 39
     job.dies("b")
     job.loses("wb")
     job.forms("ac", ChangeReason.MEMBER_LOST)
@@ -382,16 +415,12 @@ def test_an_incident_goes_on_under_the_next_leader() -> None:
     lost = fx.Lost(workers=("wb", "wc"), reason=ChangeReason.STALLED, at=first.now)
     first.tell(ev.TimerFired(), fx.ExplainHang(generation=group, step=7, standing_s=2.0), lost)
     stacks = [RankStacks(rank=1, node="b", worker="wb", doing="is there", text="x")]
-    first.incidents.explained(group.number, Diagnosis(text="rank 1 hangs"), stacks)
+    first.book.explained(group.number, Diagnosis(text="rank 1 hangs"), stacks)
     document = json.loads(json.dumps(first.only()))
     assert document["outcome"] == "under_way"
 
-    record = open_record(document, AHEAD_S)
-    record.cost = second.accounts.resume_incident(
-        1, record.at, document["nodes"], document["workers"], followed_by=0, under_way=True
-    )
-    second.incidents.resume(record)
-    assert second.only() == {**document, "lost_s": 0.0, "seconds": {}}
+    second.book.resume({1: document}, (0, 0), AHEAD_S)
+    assert json.loads(json.dumps(second.only())) == document
     second.now = first.now + 1.0
     second.dies("c", message="its host is gone")
     second.loses("wb", "wc")
@@ -401,16 +430,15 @@ def test_an_incident_goes_on_under_the_next_leader() -> None:
     assert (found["number"], found["cause"], found["outcome"]) == (1, "node_lost", "recovered")
     assert [p["node"] for p in found["processes"]] == ["b", "c"]
     assert found["lasted_s"] == 2.0
-    assert second.incidents.news == [1]
-    second.reports("a", WorkerPhase.TRAINING)
-    assert second.accounts.under_way is None
+    assert second.news() == [1]
+    assert second.book.under_way is None
 
 
 def test_a_spare_that_ends_is_no_incident() -> None:
     job = Job()
     failure = Failure(worker="spare", kind=FailureKind.SIGNAL, code=9)
     job.tell(ev.WorkerFailed(node="b@1", failure=failure))
-    assert job.incidents.documents(AHEAD_S) == {}
+    assert job.book.documents(AHEAD_S) == {}
 
 
 def test_records_are_bounded_in_number_and_size() -> None:
@@ -424,7 +452,7 @@ def test_records_are_bounded_in_number_and_size() -> None:
         for node in "abc":
             job.reports(node, WorkerPhase.TRAINING)
         job.recovers(0)
-    found = job.incidents.documents(AHEAD_S)
+    found = job.book.documents(AHEAD_S)
     assert list(found) == list(range(MOST_INCIDENTS + 1, 2 * MOST_INCIDENTS + 1))
     assert max(len(json.dumps(d, ensure_ascii=False)) for d in found.values()) < 40_000
 
@@ -445,16 +473,16 @@ def test_processes_that_end_together_are_all_counted_when_only_some_are_kept() -
 
 def test_a_stop_of_the_coordinator_is_a_sign_of_the_incident_that_it_noticed_late() -> None:
     job = Job()
-    job.incidents.stopped(5.0, at=50.0)  # long before
+    job.book.stopped(5.0, at=50.0)  # long before
     job.goes_on_without("c", "ab")
     job.recovers(10)
     job.reports("a", WorkerPhase.TRAINING)
     job.now += 30.0
-    job.incidents.stopped(18.2, at=job.now)
+    job.book.stopped(18.2, at=job.now)
     job.now += 0.5
     job.dies("b", age_s=12.0)
     job.loses("wb")
-    before, found = job.incidents.documents(0.0).values()
+    before, found = job.book.documents(0.0).values()
     assert [n["sign"] for n in before["noticed"]] == ["worker_ended"]
     assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "coordinator_stopped"]
     assert "18.2 s" in found["noticed"][1]["detail"]

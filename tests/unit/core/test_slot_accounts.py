@@ -12,11 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from elastic.core.accounting import Incident, Kind, TimeSpent, read_number
+from elastic.core.book.accounting import Kind, TimeSpent, read_number
+from elastic.core.book.book import Book, FirstStep
+from elastic.core.book.incidents import Incident
+from elastic.core.book.slot_accounts import Report, SlotAccounts
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.phases import JobPhase
-from elastic.core.coordinator.slot_accounts import Report, SlotAccounts
 from elastic.core.membership import (
     ChangeReason,
     Failure,
@@ -37,6 +39,7 @@ class Machine:
 
     phase: JobPhase = JobPhase.GATHERING
     current: Generation | None = None
+    committed: int = 0
     committed_at: float = 0.0
 
     def last_commit_at(self, now: float) -> float:
@@ -47,17 +50,25 @@ class Job:
     """Tells the accounts what happens to a job, and counts the seconds that they must add up to."""
 
     def __init__(self, most: int = 100) -> None:
-        self.now, self.machine, self.accounts = 0.0, Machine(), SlotAccounts(most)
+        self.now, self.machine, self.book = 0.0, Machine(), Book(most)
         self.views: dict[str, dict[int, WorkerStatus]] = {}
         self.expected_s = 0.0
         self.spent: dict[str, TimeSpent] = {}
+
+    @property
+    def accounts(self) -> SlotAccounts:
+        return self.book.slots
+
+    def is_led_by_another(self, stored: Any, most: int = 100) -> None:
+        self.book = Book(most)
+        self.book.adopt(stored, self.now, AHEAD_S)
 
     def passes(self, seconds: float) -> None:
         self.expected_s += seconds * self.accounts.accounts(self.now).wanted
         self.now += seconds
 
     def tell(self, event: ev.Event, *effects: fx.Effect) -> None:
-        self.accounts.observe(event, effects, self.machine, self.now)
+        self.book.observe(event, effects, self.machine, self.now)
         self.check()
 
     def check(self) -> None:
@@ -95,6 +106,7 @@ class Job:
                     phase, number = WorkerPhase.TRAINING, self.machine.current.number
                     view[slot] = replace(status, phase=phase, generation=number, has_state=True)
             self.report(node)
+        self.book.reformed(FirstStep(generation=self.machine.current.number, committed=0), self.now)
 
     def says(self, worker: str, committed: int = 0, **more: float) -> None:
         """Report that the worker has spent this much more since its last report."""
@@ -369,8 +381,7 @@ def test_the_next_leader_books_the_time_without_a_leader() -> None:
     stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
     before = job.accounts
     job.passes(4.0)
-    job.accounts = SlotAccounts(100)
-    job.accounts.adopt(stored, job.now, AHEAD_S)
+    job.is_led_by_another(stored)
     job.check()
     job.tell(ev.TimerFired())
     job.passes(1.0)
@@ -389,8 +400,7 @@ def test_the_next_leader_books_one_step_of_a_lost_worker_as_recomputed() -> None
     job.tell(report)
     job.passes(20.0)
     stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
-    job.accounts = SlotAccounts(100)
-    job.accounts.adopt(stored, job.now, AHEAD_S)
+    job.is_led_by_another(stored)
     job.tell(ev.TimerFired())
     before = job.kinds().get("recomputed", 0.0)
     job.dies("b", 0)
@@ -404,8 +414,7 @@ def test_a_leader_goes_on_from_a_document_without_the_usual_duration_of_a_step()
     job = two_train()
     stored = job.accounts.to_document(job.now, AHEAD_S)
     del stored["usual_s"]
-    job.accounts = SlotAccounts(100)
-    job.accounts.adopt(stored, job.now, AHEAD_S)
+    job.is_led_by_another(stored)
     assert job.kinds()
 
 
@@ -414,7 +423,7 @@ def test_an_invalid_document_of_an_earlier_leader_changes_nothing(invalid: objec
     job = two_train()
     job.passes(3.0)
     stored = job.accounts.to_document(job.now, AHEAD_S)
-    job.accounts = SlotAccounts(100)
+    job.book = Book(100)
     before = job.accounts.to_document(job.now, AHEAD_S)
     job.accounts.adopt({**stored, "usual_s": invalid}, job.now, AHEAD_S)
     assert job.accounts.to_document(job.now, AHEAD_S) == before
@@ -495,8 +504,7 @@ def test_kinds_add_up_to_wall_time_times_slots(operations: list[Any], most: int)
         elif kind == "leader":
             stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
             job.passes(how[0])
-            job.accounts = SlotAccounts(most)
-            job.accounts.adopt(stored, job.now, AHEAD_S)
+            job.is_led_by_another(stored, most)
         job.check()
     job.passes(1.0)
     job.tell(ev.TimerFired(), fx.EndJob(exit_code=0))
@@ -513,10 +521,11 @@ def some() -> dict[str, Any]:
 
 @given(value=documents(json.dumps(some()).encode()))
 def test_a_leader_can_begin_from_any_stored_document(value: bytes) -> None:
-    accounts = SlotAccounts(4)
+    book = Book(4)
+    accounts = book.slots
     with contextlib.suppress(ValueError, RecursionError):
         accounts.adopt(json.loads(value), 20.0, AHEAD_S)
-    accounts.observe(ev.TimerFired(), (), Machine(), 21.0)
+    book.observe(ev.TimerFired(), (), Machine(), 21.0)
     json.dumps(accounts.to_document(22.0, AHEAD_S), allow_nan=False)
     json.dumps(accounts.accounts(22.0, AHEAD_S).to_document(), allow_nan=False)
 

@@ -167,9 +167,9 @@ def test_a_view_that_cannot_be_made_ends_the_stream_and_is_reported(
     site: PageSite, watcher: Watcher
 ) -> None:
     watcher.next()
-    site.seen = replace(view(), recoveries=(1,))  # type: ignore[arg-type]
+    site.seen = replace(view(), incidents=(1,))  # type: ignore[arg-type]
     eventually(lambda: site.told)
-    assert "/page/stream: AttributeError" in site.told[0]["message"]
+    assert "/page/stream: TypeError" in site.told[0]["message"]
     site.seen = recovering()
     with contextlib.closing(Watcher(site)) as again:
         again.until(lambda kind, m: kind == "message" and "nodes" in m["sections"])

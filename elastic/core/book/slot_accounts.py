@@ -1,26 +1,25 @@
-"""Follows the coordinator's events and accounts for the time of every wanted slot of the job."""
+"""Accounts for the time of the job's slots: each second has one kind, each lost one a cause."""
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
-from elastic.core.accounting import (
-    Books,
-    Incident,
+from elastic.core.book.accounting import (
     Kind,
     TimeSpent,
     read_name,
     read_number,
+    read_seconds,
     read_spent,
+    seconds_of,
 )
-from elastic.core.coordinator import effects as fx
+from elastic.core.book.incidents import MOST_INCIDENTS, Incident, Outcome
 from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.phases import JobPhase
 from elastic.core.membership import (
-    ChangeReason,
     Generation,
     NodeId,
     WorkerId,
@@ -29,22 +28,12 @@ from elastic.core.membership import (
 )
 
 _BOOK_EVERY_S = 5.0  # how often a worker's figures are booked while its group trains
+_MOST_NODES = 1000
 _MOST_STORED = 500  # slots: a document with more omits their workers and figures
 _MOST_GENERATIONS = 100  # generations whose incidents are remembered
 _MOST_PERIODS = 5000  # of all slots together, without those under way
 _READY_OR_IN_GROUP = (WorkerPhase.READY, WorkerPhase.JOINING, WorkerPhase.TRAINING)
 _NOTHING = TimeSpent()
-
-
-class Decisions(Protocol):
-    """What the accounts need of the coordinator's machine."""
-
-    phase: JobPhase
-
-    @property
-    def current(self) -> Generation | None: ...
-
-    def last_commit_at(self, now: float) -> float: ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -166,9 +155,95 @@ class _Part:
     node: str = ""
 
 
+class Books:
+    """The slot-seconds of a job by kind, and the lost ones also by causing node and by incident."""
+
+    def __init__(self) -> None:
+        self.kinds = dict.fromkeys(Kind, 0.0)
+        self.nodes: dict[str, defaultdict[Kind, float]] = {}
+        """Lost slot-seconds by the node that caused the loss. "": no node caused it."""
+        self.incidents: dict[int, Incident] = {}
+        """The newest incidents by number, oldest first, and as many planned changes."""
+        self.wall_s = 0.0
+        """Wall time times wanted slots, counted independently: the kinds must add up to it."""
+        self._last = 0
+
+    def open_incident(self, at: float, reason: str, outcome: Outcome) -> Incident:
+        """Open the next incident. Beyond MOST_INCIDENTS the oldest of its sort is dropped."""
+        incident = Incident(number=self._last + 1, at=at, reason=reason, outcome=outcome)
+        self.keep(incident)
+        return incident
+
+    def number_after(self, number: int) -> None:
+        """Give the next incident a higher number than this one."""
+        self._last = max(self._last, number)
+
+    def keep(self, incident: Incident) -> None:
+        """Have the incident, which an earlier leader may have opened."""
+        self.number_after(incident.number)
+        self.incidents[incident.number] = incident
+        is_planned = incident.outcome is Outcome.PLANNED
+        same = [
+            i.number
+            for i in self.incidents.values()
+            if (i.outcome is Outcome.PLANNED) is is_planned and i is not incident
+        ]
+        for number in same[: 1 - MOST_INCIDENTS]:
+            del self.incidents[number]
+
+    def add(
+        self, kind: Kind, seconds: float, incident: Incident | None = None, node: str = ""
+    ) -> None:
+        """Book slot-seconds. Lost ones have a cause: an incident, or only a node."""
+        if seconds <= 0.0:
+            return
+        self.kinds[kind] += seconds
+        if kind is Kind.PRODUCTIVE:
+            return
+        nodes = incident.nodes if incident is not None and incident.nodes else (node,)
+        if incident is not None:
+            incident.seconds[kind] += seconds
+        for name in nodes:
+            self._of(name)[kind] += seconds / len(nodes)
+
+    def _of(self, node: str) -> defaultdict[Kind, float]:
+        known = self.nodes.get(node)
+        if known is None:
+            if len(self.nodes) >= _MOST_NODES and node:
+                return self._of("")
+            known = self.nodes[node] = defaultdict(float)
+        return known
+
+    # ---- from leader to leader
+
+    def to_document(self, ahead_s: float) -> dict[str, Any]:
+        """Return JSON values. ahead_s: Unix time minus the time on the clock of the books."""
+        return {
+            "kinds": seconds_of(self.kinds),
+            "nodes": {node: seconds_of(lost) for node, lost in self.nodes.items()},
+            "incidents": [i.cost_document(ahead_s) for i in self.incidents.values()],
+            "wall_s": round(self.wall_s, 6),
+            "last": self._last,
+        }
+
+    @classmethod
+    def read(cls, document: Mapping[str, Any], ahead_s: float) -> Books:
+        """Read what `to_document` returned. Raises one of UNREADABLE."""
+        books = cls()
+        books.kinds.update(read_seconds(document["kinds"]))
+        for node, lost in list(document["nodes"].items())[:_MOST_NODES]:
+            books.nodes[read_name(node)] = defaultdict(float, read_seconds(lost))
+        for found in document["incidents"][-2 * MOST_INCIDENTS :]:
+            incident = Incident.of_cost(found, ahead_s)
+            books.incidents[incident.number] = incident
+        books.wall_s = read_number(document["wall_s"])
+        books._last = int(read_number(document["last"]))
+        return books
+
+
 class SlotAccounts:
-    """The accounts of a job. `observe` takes every event after the machine has handled it; `spent`
-    takes the figures of the workers.
+    """The accounts of a job. `observe` takes every event after the book has found the losses in it;
+    `spent` takes the figures of the workers.
 
     As many slots are wanted as have been there at once, up to `most`: first those of members, then
     those of other nodes that take part, then those that the newest departures have left empty. The
@@ -180,7 +255,11 @@ class SlotAccounts:
 
     def __init__(self, most: int, *, name_of: Callable[[NodeId], str] = str) -> None:
         self._most, self._name_of = most, name_of
-        self._books = Books()
+        self.books = Books()
+        self.under_way: Incident | None = None
+        """The loss from which the job has not recovered yet."""
+        self.committed = 0
+        """The job's committed steps as last reported to this leader or an earlier one."""
         self._nodes: dict[str, _Node] = {}
         self._slots: dict[tuple[str, int], _Slot] = {}
         self._slot_of: dict[WorkerId, _Slot] = {}
@@ -193,11 +272,7 @@ class SlotAccounts:
         """The generation has changed under this leader."""
         self._phase = JobPhase.GATHERING
         self._classic = False
-        self._signs: dict[NodeId, float] = {}
-        """When the first sign of a loss came, by the node out of contact; "" for other signs."""
-        self._under_way: Incident | None = None
         self._causes: dict[int, Incident] = {}
-        self._committed = 0
         self._usual_s = 0.0
         self._again = (0, 0)  # steps above the first up to the second are computed again
         self._again_since = 0
@@ -206,22 +281,42 @@ class SlotAccounts:
         self._periods: deque[Period] = deque(maxlen=_MOST_PERIODS)
         self.ended = False
 
+    # ---- what the book finds
+
+    def strikes(self, workers: Iterable[WorkerId], incident: Incident) -> list[str]:
+        """These workers do not train because of the incident; return the names of their nodes."""
+        slots = [slot for w in workers if (slot := self._slot_of_member(w)) is not None]
+        for slot in slots:
+            slot.cause = incident
+        return [slot.node for slot in slots]
+
+    def leads_to(self, generation: int, incident: Incident) -> None:
+        """The generation follows because of the incident."""
+        self._causes[generation] = incident
+        while len(self._causes) > _MOST_GENERATIONS:
+            del self._causes[min(self._causes)]
+
+    def cause_of(self, workers: Iterable[WorkerId]) -> Incident | None:
+        """The one incident whose lost workers these replace; None: they are not of one."""
+        slots = [self._slot_of_member(worker) for worker in workers]
+        causes = {slot.cause.number: slot.cause for slot in slots if slot and slot.cause}
+        return next(iter(causes.values())) if len(causes) == 1 else None
+
     # ---- events
 
     def observe(
-        self, event: ev.Event, effects: Iterable[fx.Effect], machine: Decisions, now: float
+        self, event: ev.Event, group: Generation | None, phase: JobPhase, now: float
     ) -> None:
-        """The machine has handled the event and returned the effects."""
+        """The machine has handled the event. group, phase: its newest generation, and the job's."""
         if self.ended:
             return
-        self._hear(event, now)
-        for effect in effects:
-            self._decided(effect, machine, now)
+        if isinstance(event, ev.ClassicScriptReported):
+            self._classic = True
+        elif isinstance(event, ev.ProgressReported) and not event.probed:
+            self._progressed(event)
         touched = self._see(event)
-        group, phase = machine.current, machine.phase
         if group is not self._group or phase is not self._phase:
-            before = self._group
-            self._went_on |= before is not None and group is not before
+            self._went_on |= self._group is not None and group is not self._group
             self._group, self._phase = group, phase
             touched = self._nodes
         for name in touched:
@@ -229,9 +324,6 @@ class SlotAccounts:
         if touched and (self._changed_nodes or len(self._slots) > self._wanted):
             self._changed_nodes = False
             self._want(now)
-        if any(isinstance(effect, fx.EndJob) for effect in effects):
-            failed = machine.phase is JobPhase.FAILED
-            self.end(now, now - machine.last_commit_at(now) if failed else 0.0)
 
     def spent(self, report: Report, now: float) -> None:
         """A worker has reported its figures; the newest report counts."""
@@ -256,46 +348,19 @@ class SlotAccounts:
             self._book(slot, now)
             lost_s = min(slot.open_s, stood_s)
             slot.open_s -= lost_s
-            cause = slot.cause or self._under_way
-            self._books.add(_noticing(cause) if cause else Kind.HANG, lost_s, cause)
+            cause = slot.cause or self.under_way
+            self.books.add(_noticing(cause) if cause else Kind.HANG, lost_s, cause)
             self._close(slot, now)
         self.ended = True
 
-    def open_incident(
-        self, at: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
-    ) -> Incident:
-        """Open an incident that has not changed the group."""
-        incident = self._books.open_incident(at, reason)
-        incident.concerns(nodes, workers)
-        return incident
-
-    def resume_incident(
-        self,
-        number: int,
-        at: float,
-        nodes: Iterable[str],
-        workers: Iterable[WorkerId],
-        *,
-        followed_by: int,
-        under_way: bool,
-    ) -> Incident:
-        """Go on with an incident of which the previous leader did not record the end. followed_by:
-        the next generation; 0: none was decided. under_way: the incident is not over."""
-        incident = self._books.resume_incident(number, at)
-        incident.concerns(nodes, workers)
-        if followed_by:
-            incident.generation = followed_by
-            self._causes[followed_by] = incident
-        if under_way:
-            self._under_way = incident
-        return incident
+    def _progressed(self, event: ev.ProgressReported) -> None:
+        if event.step_s > 0.0:
+            self._usual_s = event.step_s
+        if event.committed < self.committed:
+            self._again, self._again_since = (event.committed, self.committed), event.generation
+        self.committed = event.committed
 
     # ---- queries
-
-    @property
-    def under_way(self) -> Incident | None:
-        """The incident that is not over: the group that follows does not train yet."""
-        return self._under_way
 
     def periods(self, now: float) -> list[Period]:
         """The newest periods of the slots; those under way come last, and end `now`."""
@@ -305,21 +370,16 @@ class SlotAccounts:
         """A snapshot of the books. ahead_s: Unix time minus the clock of `now`."""
         for slot in self._slots.values():
             self._settle(slot, now)
-        settled = dict(self._books.kinds)
+        settled = dict(self.books.kinds)
         under_way_s = sum(slot.open_s for slot in self._slots.values())
         return Accounts(
             kinds={**settled, Kind.PRODUCTIVE: settled[Kind.PRODUCTIVE] + under_way_s},
             settled=settled,
-            nodes={node: dict(lost) for node, lost in self._books.nodes.items()},
-            incidents=[i.to_document(ahead_s) for i in self._books.incidents],
-            wall_s=self._books.wall_s,
+            nodes={node: dict(lost) for node, lost in self.books.nodes.items()},
+            incidents=[i.cost_document(ahead_s) for i in self.books.incidents.values()],
+            wall_s=self.books.wall_s,
             wanted=sum(slot.wanted for slot in self._slots.values()),
         )
-
-    def costs(self) -> Mapping[int, Incident]:
-        """The newest incidents by number, with their costs up to the last event. Includes those of
-        previous leaders, whose costs may still grow."""
-        return {incident.number: incident for incident in self._books.incidents}
 
     # ---- from leader to leader
 
@@ -329,23 +389,14 @@ class SlotAccounts:
             self._settle(slot, now)
         many = len(self._slots) > _MOST_STORED
         return {
-            "books": self._books.to_document(ahead_s),
+            "books": self.books.to_document(ahead_s),
             "unix_s": round(now + ahead_s, 6),
             "wanted": self._wanted,
-            "committed": self._committed,
+            "committed": self.committed,
             "usual_s": self._usual_s,
             "again": [*self._again, self._again_since],
             "slots": [_stored(slot, many=many) for slot in self._slots.values()],
         }
-
-    @property
-    def committed(self) -> int:
-        """The job's committed steps as last reported to this leader or an earlier one."""
-        return self._committed
-
-    def number_after(self, number: int) -> None:
-        """Give the next incident a higher number: incidents up to `number` are known elsewhere."""
-        self._books.number_after(number)
 
     def adopt(self, document: Mapping[str, Any], now: float, ahead_s: float) -> None:
         """Go on from a previous leader's document and count the time since. An invalid one changes
@@ -358,15 +409,14 @@ class SlotAccounts:
     def _read(self, document: Mapping[str, Any], now: float, ahead_s: float) -> None:
         books = Books.read(document["books"], ahead_s)
         since = min(now, read_number(document["unix_s"]) - ahead_s)
-        causes = {i.number: i for i in books.incidents}
-        slots = [_restored(found, since, causes) for found in document["slots"][:100_000]]
+        slots = [_restored(found, since, books.incidents) for found in document["slots"][:100_000]]
         wanted, committed = read_number(document["wanted"]), read_number(document["committed"])
         low, high, again_since = (int(read_number(n)) for n in document["again"])
         usual_s = read_number(document.get("usual_s", 0.0))
-        self._books, self._wanted = books, min(int(wanted), self._most)
-        self._committed, self._again, self._again_since = int(committed), (low, high), again_since
+        self.books, self._wanted = books, min(int(wanted), self._most)
+        self.committed, self._again, self._again_since = int(committed), (low, high), again_since
         self._usual_s = usual_s
-        self._causes = {i.generation: i for i in books.incidents if i.generation}
+        self._causes = {i.followed_by: i for i in books.incidents.values() if i.followed_by}
         for slot in slots:
             self._slots[slot.node, slot.number] = slot
             node = self._nodes.get(slot.node)
@@ -383,113 +433,12 @@ class SlotAccounts:
                     has_state=slot.tracked,
                 )
 
-    # ---- events and effects
-
-    def _hear(self, event: ev.Event, now: float) -> None:
-        """Note the signs of a loss, before its time is booked."""
-        if isinstance(event, ev.WorkerFailed):
-            worker = event.failure.worker
-            slot, group = self._slot_of.get(worker), self._group
-            if slot is not None and group is not None and worker in group.worker_ids:
-                at = now - event.age_s
-                self._signs[""] = min(at, self._signs.get("", at))
-                self._struck(now, event.failure.kind.name.lower(), [slot.node], [worker])
-        elif isinstance(event, ev.NodeLost) and self._group is not None:
-            if any(m.node == event.node for m in self._group.members):
-                self._signs.setdefault(event.node, now)
-        elif isinstance(event, ev.NodeReported):
-            self._is_back(event)
-        elif isinstance(event, ev.NodesReported):
-            for report in event.reports:
-                self._is_back(report)
-        elif isinstance(event, ev.ClassicScriptReported):
-            self._classic = True
-        elif isinstance(event, ev.ProgressReported) and not event.probed:
-            self._progressed(event)
-
-    def _is_back(self, report: ev.NodeReported) -> None:
-        """Drop the sign of a node that is back with all of its members: it was no loss."""
-        group, workers = self._group, (s.worker for s in report.workers)
-        if report.node not in self._signs or group is None:
-            return
-        if group.workers_on(report.node).issubset(workers):
-            del self._signs[report.node]
-
-    def _progressed(self, event: ev.ProgressReported) -> None:
-        if event.step_s > 0.0:
-            self._usual_s = event.step_s
-        if event.committed < self._committed:
-            self._again, self._again_since = (event.committed, self._committed), event.generation
-        self._committed = event.committed
-
-    def _struck(
-        self, now: float, reason: str, nodes: Iterable[str], workers: Iterable[WorkerId]
-    ) -> Incident:
-        """The incident of a loss. Further losses before the next group trains belong to it."""
-        workers = tuple(workers)
-        incident = self._under_way
-        if incident is None:
-            at = min(self._signs.values(), default=now)
-            incident = self._under_way = self._books.open_incident(at, reason)
-        incident.concerns(nodes, workers)
-        for worker in workers:
-            if (slot := self._slot_of_member(worker)) is not None:
-                slot.cause = incident
-        return incident
-
     def _slot_of_member(self, worker: WorkerId) -> _Slot | None:
         """The slot of a worker; that of a member of the newest group even if the worker is gone."""
         for member in self._group.members if self._group is not None else ():
             if member.worker == worker:
                 return self._slots.get((self._name_of(member.node), member.slot))
         return self._slot_of.get(worker)
-
-    def _decided(self, effect: fx.Effect, machine: Decisions, now: float) -> None:
-        if isinstance(effect, fx.Lost):
-            slots = [s for s in map(self._slot_of_member, effect.workers) if s is not None]
-            homes = [slot.node for slot in slots]
-            incident = self._struck(now, effect.reason.name.lower(), homes, effect.workers)
-            if effect.reason is ChangeReason.STALLED or not incident.is_hang:
-                incident.reason = effect.reason.name.lower()
-            incident.is_hang |= effect.reason is ChangeReason.STALLED
-            began = [incident.at, effect.at, *self._signs.values()]
-            if effect.standing_since is not None:
-                began.append(effect.standing_since)
-            incident.at = min(began)
-            self._signs.clear()
-            stood_s = now - machine.last_commit_at(now)  # a group may train on without an agent
-            incident.detection_s = max(0.0, min(effect.at - incident.at, stood_s))
-        elif isinstance(effect, fx.AnnounceGeneration):
-            self._formed(effect.generation, now)
-
-    def _formed(self, generation: Generation, now: float) -> None:
-        if not generation.members:
-            return  # all workers wait: the incident is not over
-        incident = self._under_way
-        self._signs.clear()
-        if incident is not None:
-            incident.generation = generation.number
-        elif self._group is not None and self._group.members:
-            incident = self._changed(generation, self._group, now)
-            incident.generation = incident.generation or generation.number
-        else:
-            return  # the first group
-        self._causes[generation.number] = incident
-        while len(self._causes) > _MOST_GENERATIONS:
-            del self._causes[min(self._causes)]
-
-    def _changed(self, generation: Generation, before: Generation, now: float) -> Incident:
-        """The incident of a planned change: by the workers that join, or by those that leave."""
-        joined = [m for m in generation.members if m.worker not in before.worker_ids]
-        left = [m for m in before.members if m.worker not in generation.worker_ids]
-        slots = [self._slot_of_member(m.worker) for m in joined]
-        causes = {slot.cause.number: slot.cause for slot in slots if slot and slot.cause}
-        if len(causes) == 1 and not left:
-            return next(iter(causes.values()))  # these replace workers that were lost
-        incident = self._books.open_incident(now, generation.reason.name.lower())
-        who = left if generation.reason is ChangeReason.MEMBER_LEAVING else joined or left
-        incident.concerns((self._name_of(m.node) for m in who), (m.worker for m in who))
-        return incident
 
     # ---- the slots
 
@@ -518,8 +467,6 @@ class SlotAccounts:
         if not node.present or node.slots != event.slots:
             node.present, node.slots, self._changed_nodes = True, event.slots, True
         node.workers = {s.slot: s for s in event.workers if s.slot is not None}
-        if self._under_way is not None and _is_over(self._under_way, event.workers):
-            self._under_way = None
         return name
 
     def _moved(
@@ -639,14 +586,14 @@ class SlotAccounts:
         elapsed_s, slot.since = max(0.0, now - slot.since), max(now, slot.since)
         if not slot.wanted or self.ended:
             return
-        self._books.wall_s += elapsed_s
+        self.books.wall_s += elapsed_s
         if slot.kind is None:
             slot.open_s += elapsed_s
             return
         cause = slot.cause
         if cause is None and slot.kind is Kind.BELOW_MINIMUM:
-            cause = self._under_way
-        self._books.add(slot.kind, elapsed_s, cause, self._blamed(slot))
+            cause = self.under_way
+        self.books.add(slot.kind, elapsed_s, cause, self._blamed(slot))
         if slot.tracked:
             slot.ahead_s += elapsed_s
 
@@ -665,11 +612,11 @@ class SlotAccounts:
         cause = slot.cause
         if cause is not None:
             noticing_s = min(left_s, cause.detection_s)
-            self._books.add(_noticing(cause), noticing_s, cause)
+            self.books.add(_noticing(cause), noticing_s, cause)
             again_s = min(left_s - noticing_s, self._usual_s or left_s)
-            self._books.add(Kind.RECOMPUTED, again_s, cause)
+            self.books.add(Kind.RECOMPUTED, again_s, cause)
             left_s -= noticing_s + again_s
-        self._books.add(Kind.PRODUCTIVE, left_s)
+        self.books.add(Kind.PRODUCTIVE, left_s)
 
     def _book(self, slot: _Slot, now: float) -> None:
         """Book the worker's newest report, up to the time that is open."""
@@ -683,7 +630,7 @@ class SlotAccounts:
         total_s = sum(part.seconds for part in parts)
         share = min(1.0, slot.open_s / total_s) if total_s > 0.0 else 0.0
         for part in parts:
-            self._books.add(part.kind, share * part.seconds, part.incident, part.node)
+            self.books.add(part.kind, share * part.seconds, part.incident, part.node)
         slot.open_s = max(0.0, slot.open_s - share * total_s)
 
     def _parts(self, slot: _Slot, spent: TimeSpent, report: Report, now: float) -> Iterator[_Part]:
@@ -709,7 +656,7 @@ class SlotAccounts:
         if spent.regroup_s > 0.0:
             booked_s, slot.ahead_s = min(rest_s, slot.ahead_s), 0.0
             rest_s -= booked_s
-        is_first = cause is not None and cause.generation == generation
+        is_first = cause is not None and cause.followed_by == generation
         detection_s = cause.detection_s if cause is not None and is_first else 0.0
         before_s = min(rest_s, detection_s)
         within_s = min(spent.given_up_s, detection_s - before_s)
@@ -758,12 +705,6 @@ def _period(slot: _Slot, now: float) -> Period:
         began=slot.period_at,
         ended=now,
     )
-
-
-def _is_over(incident: Incident, workers: Iterable[WorkerStatus]) -> bool:
-    """True if the group that followed the incident trains."""
-    training = [s.generation for s in workers if s.phase is WorkerPhase.TRAINING]
-    return 0 < incident.generation <= max(training, default=0)
 
 
 def _noticing(cause: Incident) -> Kind:

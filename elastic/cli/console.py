@@ -205,7 +205,11 @@ _FORMS: dict[str, Callable[[dict[str, Any]], str]] = {
     "generation_formed": lambda f: (
         f"generation {f['generation']} ({f['reason'].replace('_', ' ')}): {f['world_size']} workers"
     ),
-    "node_lost": lambda f: f"lost contact with the agent of node {f['node']}",
+    "node_lost": lambda f: (
+        f"node {f['node']} has left"
+        if f.get("as_wanted")
+        else f"lost contact with the agent of node {f['node']}"
+    ),
     "node_refused": lambda f: f"node {f['node']} was refused: {f['reason']}",
     "coordinator_awaited": lambda _: (
         "no coordinator leads this job yet; if one runs, check that it has the same --job and "

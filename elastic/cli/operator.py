@@ -621,8 +621,8 @@ def print_status(reply: pb.JobStatus) -> None:
     for line in _pauses(reply):
         say(line)
     if reply.checkpoint_dir:
-        where = reply.checkpoint_dir
-        say(f"last checkpoint: step {reply.checkpoint_step} in {where}")
+        newest = f"step {reply.checkpoint_step}" if reply.checkpoint_step else "none yet"
+        say(f"last checkpoint: {newest} in {reply.checkpoint_dir}")
     ranks = {member.worker: rank for rank, member in enumerate(generation.members)}
     rows = [
         (w.worker, node.node, ranks.get(w.worker, "-"), _phase(w.phase), w.committed, w.pid)

@@ -376,7 +376,8 @@ class CoordinatorDaemon:
             return
         self.heard_at = time.monotonic()
         if not self.ended.done():
-            self._journal.record("node_lost", node=stream.node)
+            as_wanted = self.departing.leaves(node.node)
+            self._journal.record("node_lost", node=stream.node, as_wanted=as_wanted)
         if self.registry is not None:
             self.registry.disconnected(stream.node, stream.hello.start_token)
         self._driver.post(ev.NodeLost(node=node.node))

@@ -80,7 +80,6 @@ class JobHistory:
         self.departed: dict[str, Departed] = {}
         """Departed nodes by name, the longest gone first."""
         self._clock = clock
-        self._leaving: set[str] = set()
         self._count = 0
         self._steps, self._steps_s = 0, 0.0
         self._last = Sample()
@@ -131,21 +130,15 @@ class JobHistory:
 
     def _note_node(self, entry: Entry) -> None:
         node = str(entry.fields.get("node", ""))
-        if entry.name in ("node_leaving", "node_drained"):
-            self._leaving.add(node)
-        elif entry.name == "node_connected":
-            self._leaving.discard(node)
+        if entry.name == "node_connected":
             self.departed.pop(node, None)
         elif entry.name == "node_lost":
-            gone = Departed(unix_s=entry.unix_s, as_wanted=node in self._leaving)
-            self._leaving.discard(node)
-            self.departed[node] = gone
+            as_wanted = bool(entry.fields.get("as_wanted"))
+            self.departed[node] = Departed(unix_s=entry.unix_s, as_wanted=as_wanted)
             oldest = next(iter(self.departed))
             is_old = entry.unix_s - self.departed[oldest].unix_s > _REMEMBERED_S
             if is_old or len(self.departed) > _MOST_DEPARTED:
                 del self.departed[oldest]
-        if len(self._leaving) > _MOST_DEPARTED:
-            self._leaving.clear()
 
     def _forget_details(self) -> None:
         detailed = [n for n, e in enumerate(self.entries) if e.detail]

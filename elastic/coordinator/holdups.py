@@ -211,10 +211,15 @@ class Hangs:
         self._post = post
         self._start = start
         self._on_explained = on_explained
-        self.newest = ""
-        """The verdict of the newest hang or slow step."""
-        self.newest_unix_s = 0.0
+        self._newest = (-1, "", 0.0)
+        """Step, verdict and Unix time of the newest hang or slow step."""
         self._asking: asyncio.Task[Found] | None = None
+
+    def verdict(self, committed: int) -> tuple[str, float]:
+        """Return what holds up the step under way, and when that was found (Unix time); an empty
+        text once that step is committed."""
+        step, text, unix_s = self._newest
+        return (text, unix_s) if committed <= step else ("", 0.0)
 
     async def answered(self) -> None:
         """Wait until all members have said where they hang, 0.2 s at most: one that learns of a new
@@ -228,7 +233,7 @@ class Hangs:
 
         async def told() -> None:
             found = await asking
-            verdict = self._verdict(effect.generation, found)
+            verdict = self._verdict(effect, found)
             self._on_explained(
                 effect.generation.number, verdict, odd_stacks(effect.generation, verdict, found)
             )
@@ -252,7 +257,7 @@ class Hangs:
             found = await asking
             if committed() > effect.step:
                 return
-            verdict = self._verdict(effect.generation, found)
+            verdict = self._verdict(effect, found)
             self._journal.record(
                 "slow_step",
                 step=effect.step,
@@ -273,9 +278,9 @@ class Hangs:
         found = await self._rounds.ask(worker=worker, brief=not worker)
         return reply(generation, found, worker)
 
-    def _verdict(self, generation: Generation, found: Found) -> Diagnosis:
-        verdict = explain(generation, found)
-        self.newest, self.newest_unix_s = verdict.text, time.time()
+    def _verdict(self, effect: fx.ExplainHang | fx.ExplainSlowStep, found: Found) -> Diagnosis:
+        verdict = explain(effect.generation, found)
+        self._newest = effect.step, verdict.text, time.time()
         return verdict
 
 

@@ -333,6 +333,10 @@ class DepartingNodes:
                 drained=pb.Drained(reason=f"{excluded.reason}; {back}", exit_code=exit_code)
             )
 
+    def leaves(self, node: NodeId) -> bool:
+        """The node should no longer take part: it has asked, or is drained or in quarantine."""
+        return node in self._leaving
+
     def gone(self, node: NodeId) -> None:
         self._leaving.pop(node, None)
         self._cut_off.pop(node, None)

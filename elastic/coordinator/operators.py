@@ -146,6 +146,7 @@ class Operators:
         current, nodes = leader.machine.current, leader.departing.statuses()
         self._note_steps(nodes)
         policy = leader.options.formation
+        verdict, verdict_unix_s = leader.hangs.verdict(leader.machine.committed)
         room = sum(node.slots for node in nodes if node.state in WANTED)
         progress = job_pb2.Progress()
         progress.CopyFrom(leader.watch.progress)
@@ -167,8 +168,8 @@ class Operators:
             coordinator=leader.options.address,
             leads=leader.leads(),
             longest_pause_s=round(self._pauses.longest_s, 3),
-            verdict=leader.hangs.newest,
-            verdict_unix_s=leader.hangs.newest_unix_s,
+            verdict=verdict,
+            verdict_unix_s=verdict_unix_s,
             accounts_json=json.dumps(leader.watch.accounts().to_document()),
             slow=leader.slow_ranks.to_pb(),
             version=__version__,
@@ -216,6 +217,7 @@ class Operators:
         leader = self.leader
         now_unix_s, history = time.time(), leader.watch.history
         since = leader.watch.recovering_since
+        verdict, verdict_unix_s = leader.hangs.verdict(leader.machine.committed)
         ended = self._exit_code() is not None
         return JobView(
             at_unix_s=now_unix_s,
@@ -228,8 +230,8 @@ class Operators:
             incidents=leader.watch.incidents(),
             ending=leader.ended.result().message if ended else "",
             stop_reason=leader.order.reason if leader.order is not None else "",
-            verdict=leader.hangs.newest,
-            verdict_unix_s=leader.hangs.newest_unix_s,
+            verdict=verdict,
+            verdict_unix_s=verdict_unix_s,
             checkpoint_dir=leader.saves.url,
             longest_pause_s=self._pauses.longest_s,
             entries=tuple(history.entries) if history is not None else (),

@@ -88,7 +88,7 @@ class Totals:
 
     def __call__(self, entry: Entry) -> None:
         by = _COUNTED.get(entry.name)
-        if by is None:
+        if by is None or entry.fields.get("as_wanted"):
             return
         told_apart = str(entry.fields.get(by, "")) if by else ""
         key = (entry.name, told_apart)

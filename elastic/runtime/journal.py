@@ -101,7 +101,8 @@ class Entry:
         """One of "info", "warning" and "error", which somebody must look at."""
         if self.name in _ERRORS or (self.name == "job_ended" and self._is_failure()):
             return "error"
-        return "warning" if self.name in _WARNINGS else "info"
+        is_warning = self.name in _WARNINGS and not self.fields.get("as_wanted")
+        return "warning" if is_warning else "info"
 
     def _is_failure(self) -> bool:
         return self.fields.get("exit_code") not in _ENDS_AS_ASKED

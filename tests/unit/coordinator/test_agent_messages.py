@@ -413,6 +413,16 @@ async def test_the_longest_pause_of_an_agents_loop_is_kept_for_the_status(place:
     assert place.node.longest_pause_s == 0.25
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_the_end_of_an_agents_stream_says_whether_it_was_to_leave(
+    place: Place, asked: bool
+) -> None:
+    if asked:
+        place.hear(leave=pb.LeaveRequest(reason="SIGTERM"))
+    place.daemon.agent_lost(place.stream)
+    assert place.diary.of("node_lost") == [{"node": "n1", "as_wanted": asked}]
+
+
 async def test_a_leave_that_took_too_long_is_recorded_with_its_waiting_time(place: Place) -> None:
     place.hear(leave_timed_out=pb.LeaveTimedOut(waited_s=15.25))
     (late,) = place.diary.of("leave_timed_out")

@@ -50,8 +50,7 @@ def test_long_texts_are_cut_and_numbers_are_valid_json() -> None:
 def test_a_node_that_is_lost_is_remembered_until_it_comes_back() -> None:
     past = Past()
     past.tell("node_lost", node="a")
-    past.tell("node_leaving", node="b", reason="SIGTERM")
-    past.tell("node_lost", node="b")
+    past.tell("node_lost", node="b", as_wanted=True)
     departed = past.history.departed
     assert (departed["a"].as_wanted, departed["b"].as_wanted) == (False, True)
     past.tell("node_connected", node="b", host="h", slots=1)

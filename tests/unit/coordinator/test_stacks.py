@@ -164,7 +164,8 @@ async def test_an_explained_hang_is_recorded_and_posted_to_the_machine(place: Pl
     (explained,) = place.posted
     assert isinstance(explained, ev.HangExplained)
     assert (explained.generation, explained.verdict.text) == (3, VERDICT)
-    assert place.hangs.newest == VERDICT
+    assert place.hangs.verdict(committed=7)[0] == VERDICT
+    assert place.hangs.verdict(committed=8) == ("", 0.0), "the step is committed"
 
 
 async def test_a_new_group_waits_until_members_have_said_where_they_hang(

@@ -53,6 +53,7 @@ def test_events_are_counted_by_their_kind_or_reason() -> None:
     tell(totals, "worker_failed", kind="signal")
     tell(totals, "worker_failed", kind="exception")
     tell(totals, "progress", step=7)
+    tell(totals, "node_lost", node="a", as_wanted=True)
     assert totals.events == {
         ("worker_failed", "signal"): 2,
         ("worker_failed", "exception"): 1,

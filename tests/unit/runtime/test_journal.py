@@ -67,6 +67,11 @@ def test_any_field_values_give_a_valid_json_line() -> None:
     assert found["non_finite"] == ["reported.loss", "reported.best.accuracy", "reported.best.of.1"]
 
 
+def test_a_node_that_leaves_as_wanted_is_no_warning() -> None:
+    entries = [Entry(unix_s=1.0, name="node_lost", fields={"as_wanted": w}) for w in (True, False)]
+    assert [entry.severity for entry in entries] == ["info", "warning"]
+
+
 def test_every_line_has_its_origin_and_severity() -> None:
     stream = io.StringIO()
     origin = {"job": "digits", "run": "second", "node": "n1"}

@@ -123,12 +123,10 @@ class CoordinatorDaemon:
         self.leads = leads
         self.machine = make_machine(options, leadership, time.monotonic())
         self.watch = Watch(
-            store,
             leadership,
             self.machine,
             journal,
             most=options.formation.max_workers,
-            run_id=options.run_id,
             totals=totals,
             history=history,
             pauses=pauses,
@@ -174,6 +172,7 @@ class CoordinatorDaemon:
             self._told_once,
             self.watch,
             job=options.job,
+            run_id=options.run_id,
             start=self._tasks.start,
         )
         self.saves = Saves(
@@ -231,7 +230,6 @@ class CoordinatorDaemon:
         for recorder in self._recorders:
             await recorder.start()
         await self.departing.load()
-        await self.watch.load()
         await self.saves.load()
         order = await retry(
             lambda: load_stop(self._store, self.options.job), "look for an order to stop"

@@ -151,7 +151,7 @@ async def begin_term(
         job=job,
         guard=guard,
         incarnation=await _incarnation(store, job, candidate),
-        records=await retry(lambda: load_records(store, job), "load the records"),
+        records=await retry(lambda: load_records(store, job, run_id), "load the records"),
         last=await retry(lambda: load_generation(store, job), "load the generation"),
     )
 

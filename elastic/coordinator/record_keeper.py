@@ -89,11 +89,16 @@ class RecordKeeper:
         watch: Watch,
         *,
         job: str,
+        run_id: str,
         start: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self._leadership, self._start = leadership, start
         self._writer = RecordWriter(
-            store, job=job, guard=leadership.guard, stored=leadership.records.entries
+            store,
+            job=job,
+            run_id=run_id,
+            guard=leadership.guard,
+            stored=leadership.records.entries,
         )
         self._machine, self._failures, self._told_once = machine, failures, told_once
         self._watch, self._totals = watch, watch.totals
@@ -106,7 +111,7 @@ class RecordKeeper:
         if self._keeping:
             return
         steps, since_s = self._totals.steps_committed, time.monotonic() - self._kept_at
-        every_s = max(_KEEP_TOTALS_S, self._writer.steps_bytes / _STEPS_BYTES_PER_S)
+        every_s = max(_KEEP_TOTALS_S, self._writer.written_bytes / _STEPS_BYTES_PER_S)
         if steps != self._kept_steps and since_s >= every_s:
             self._kept = ()
         if self._has_news:
@@ -138,12 +143,11 @@ class RecordKeeper:
                     failures={n: to_unix(found) for n, found in self._failures.instants().items()},
                     told_once=told,
                     totals=self._totals.to_document(),
-                    accounts=self._watch.to_document(),
+                    accounts=self._watch.accounts_to_store(),
+                    incidents=self._watch.incidents_to_store(),
                     begun=self._machine.begun,
                 )
                 self._kept_steps, self._kept_at = self._totals.steps_committed, time.monotonic()
-                # Before what was told once is counted: nobody would tell it again.
-                await self._watch.store_incidents()
                 await self._writer.save(records)
                 self._kept = counted
                 self._told_once.stored(told)

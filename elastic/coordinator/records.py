@@ -1,7 +1,7 @@
 """Loads and saves the records of a run that outlive its leader: restarts, failures, accounts.
 
-What changes with every step is in one small entry, and each incident of the accounts in its own: so
-a leader writes only what has changed, since etcd keeps every version until it is compacted.
+What changes with every step is in one small entry, and each incident in its own: so a leader writes
+only what has changed, since etcd keeps every version until it is compacted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 from elastic.core.legible import is_representable_time
 from elastic.settings.limits import require_node_name
 from elastic.store.interface import Guard, Store
+from elastic.store.job_incidents import read_incident
 from elastic.store.job_keys import JobKeys
+from elastic.store.job_runs import DEFAULT_RUN
 from elastic.store.retries import retry
 
 _MOST = 10_000  # items that are read of a list, and of told_once
@@ -37,6 +39,8 @@ class Records:
     """The totals of the whole run, as `Totals.to_document` returns them; empty: unknown."""
     accounts: Mapping[str, Any] = field(default_factory=dict)
     """Where the time of slots went, as `SlotAccounts.to_document` returns it; empty: unknown."""
+    incidents: Mapping[int, bytes] = field(default_factory=dict)
+    """The records of the newest incidents by number, as `Watch.incidents_to_store` returns them."""
     begun: bool = False
     """A step of the job was committed: nobody begins with the initial state any more."""
     are_kept: bool = True
@@ -61,24 +65,31 @@ class RecordWriter:
     """Writes the records of a job, each time only the entries that have changed."""
 
     def __init__(
-        self, store: Store, *, job: str, guard: Guard, stored: Mapping[str, bytes]
+        self,
+        store: Store,
+        *,
+        job: str,
+        run_id: str = DEFAULT_RUN,
+        guard: Guard,
+        stored: Mapping[str, bytes],
     ) -> None:
         """stored: the entries that the store has, by key."""
         self._store, self._guard, self._keys = store, guard, JobKeys(job)
-        self._stored = dict(stored)
-        self.steps_bytes = 0
-        """The size of the entry that changes with every step."""
+        self._run_id, self._stored = run_id, dict(stored)
+        self.written_bytes = 0
+        """How much was written last."""
 
     async def save(self, records: Records) -> None:
         """Store the records; waits out outages. Raises GuardFailed if another coordinator leads.
 
         The entry of restarts, counts and numbers comes last and in one write: what it counts once
-        and what is counted stay together.
+        and what is counted stay together, and nobody tells of a step again that ends a loss.
         """
-        entries = _entries(self._keys, records)
-        self.steps_bytes = len(entries[self._keys.records])
+        entries = _entries(self._keys, self._run_id, records)
+        self.written_bytes = 0
         for key, value in entries.items():
             if self._stored.get(key) != value:
+                self.written_bytes += len(value)
                 await retry(
                     lambda key=key, value=value: self._store.put(key, value, guard=self._guard),  # type: ignore[misc]
                     "save the records",
@@ -92,27 +103,30 @@ class RecordWriter:
             del self._stored[key]
 
 
-def _entries(keys: JobKeys, records: Records) -> dict[str, bytes]:
+def _entries(keys: JobKeys, run_id: str, records: Records) -> dict[str, bytes]:
     """Return the values by key; the key of all other records is the last."""
     document = {one.name: getattr(records, one.name) for one in fields(Records)}
-    del document["are_kept"], document["entries"]
-    accounts = document["accounts"]
-    books = _table(accounts.get("books"))
-    incidents = _by_number(books.get("incidents"))
-    if incidents:
-        document["accounts"] = {**accounts, "books": {**books, "incidents": []}}
-    found: dict[str, Any] = {keys.record_of_incident(n): i for n, i in incidents.items()}
-    found[keys.records] = {**document, "recoveries": []}  # an earlier version needs the field
-    return {key: json.dumps(value).encode() for key, value in found.items()}
+    del document["are_kept"], document["entries"], document["incidents"]
+    document["recoveries"] = []  # an earlier version needs the field
+    found = {keys.incident(run_id, number): value for number, value in records.incidents.items()}
+    return {**found, keys.records: json.dumps(document).encode()}
 
 
-async def load_records(store: Store, job: str) -> Records:
+async def load_records(store: Store, job: str, run_id: str = DEFAULT_RUN) -> Records:
     """Return the records of earlier leaders; empty ones if there are none or they are unreadable.
     Raises TransientError."""
     keys = JobKeys(job)
-    entries = {entry.key: entry.value for entry in await store.list(keys.records)}
+    folders = (keys.records, keys.incidents_of(run_id))
+    entries = {e.key: e.value for folder in folders for e in await store.list(folder)}
+    incidents = {
+        document["number"]: value
+        for key, value in entries.items()
+        if key.startswith(keys.incidents)
+        if (document := read_incident(value)) is not None
+        if key == keys.incident(run_id, document["number"])
+    }
     if keys.records not in entries:
-        return Records(are_kept=False, entries=entries)
+        return Records(are_kept=False, incidents=incidents, entries=entries)
     try:
         document = json.loads(entries[keys.records])
         for machine in document["failures"]:
@@ -126,39 +140,13 @@ async def load_records(store: Store, job: str) -> Records:
                 for source, number in list(_table(document.get("told_once")).items())[-_MOST:]
             },
             totals=_table(document.get("totals")),
-            accounts=_with_incidents(_table(document.get("accounts")), keys, entries),
+            accounts=_table(document.get("accounts")),
+            incidents=incidents,
             begun=document.get("begun") is True,
             entries=entries,
         )
     except Exception:  # noqa: BLE001 - it may be malformed in any way
-        return Records(are_kept=False, entries=entries)
-
-
-def _with_incidents(
-    accounts: Mapping[str, Any], keys: JobKeys, entries: Mapping[str, bytes]
-) -> Mapping[str, Any]:
-    """Return the accounts with the incidents that have entries of their own."""
-    books = _table(accounts.get("books"))
-    apart = [_legible(v, None) for key, v in entries.items() if key.startswith(keys.of_incidents)]
-    found = _by_number(apart) | _by_number(books.get("incidents"))
-    if not found:
-        return accounts
-    return {**accounts, "books": {**books, "incidents": [found[n] for n in sorted(found)]}}
-
-
-def _by_number(incidents: Any) -> dict[int, Any]:
-    """Return those incidents of a document that can be told apart, by number."""
-    if not isinstance(incidents, list):
-        return {}
-    numbered = [i for i in incidents if isinstance(i, dict) and type(i.get("number")) is int]
-    return {i["number"]: i for i in numbered if 0 < i["number"] < 2**53}
-
-
-def _legible(value: bytes | None, otherwise: Any) -> Any:
-    try:
-        return json.loads(value) if value is not None else otherwise
-    except (ValueError, RecursionError):
-        return otherwise
+        return Records(are_kept=False, incidents=incidents, entries=entries)
 
 
 def _table(found: Any) -> Mapping[str, Any]:

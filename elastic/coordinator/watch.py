@@ -14,12 +14,11 @@ from typing import Any, TypeVar
 
 from elastic.coordinator.connected_agents import name_of
 from elastic.coordinator.history import SAMPLE_EVERY_S, JobHistory
-from elastic.coordinator.leadership import Leadership, Loss
+from elastic.coordinator.leadership import Leadership, Loss, Stored
 from elastic.coordinator.totals import Totals
 from elastic.coordinator.wording import with_words
 from elastic.core.book.accounting import TimeSpent
 from elastic.core.book.book import Book, FirstStep
-from elastic.core.book.incidents import MOST_INCIDENTS
 from elastic.core.book.slot_accounts import Accounts, Period, Report
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -31,9 +30,7 @@ from elastic.errors import ConfigurationError
 from elastic.rpc.codec import Codec
 from elastic.runtime.journal import Journal
 from elastic.runtime.loop_watch import LoopPauses
-from elastic.store.interface import Store
-from elastic.store.job_incidents import IncidentKeeper, load_incidents, read_incident
-from elastic.store.retries import retry
+from elastic.store.job_incidents import read_incident
 from elastic.v1 import job_pb2 as pb
 
 _BRIEF = (
@@ -84,30 +81,30 @@ class Watch:
 
     def __init__(
         self,
-        store: Store,
         leadership: Leadership,
         machine: Coordinator,
         journal: Journal,
         *,
         most: int,
-        run_id: str,
         totals: Totals | None = None,
         history: JobHistory | None = None,
         pauses: LoopPauses | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store, self._machine, self._journal = store, machine, journal
-        self._leadership, self._run_id, self._clock = leadership, run_id, clock
+        self._machine, self._journal, self._clock = machine, journal, clock
         self._pauses = pauses if pauses is not None else LoopPauses()
         self._stop_noted_at = 0.0
         self._most, self._errors, self._leads_since = most, 0, clock()
-        self._keeper = IncidentKeeper(
-            store, job=leadership.job, run_id=run_id, guard=leadership.guard
-        )
-        self._incidents: dict[int, Mapping[str, Any]] = {}
-        """The records as they were stored last, by number: from these the book begins again."""
         self._accounts: Mapping[str, Any] = leadership.records.accounts
         """The accounts as they were stored last."""
+        self._stored = dict(leadership.records.incidents)
+        """The records of incidents as they were stored last, by number."""
+        self._decided = self._loss_of(leadership.last)
+        """The newest generation of earlier leaders, and the number of the loss that it follows."""
+        self._stored_costs: dict[int, float] = {}
+        """What each had cost then."""
+        self._illegible: set[int] = set()
+        """Those that this version cannot read; they are kept."""
         self._book = self._begun_book()
         self.history = history
         self.totals = totals if totals is not None else Totals()
@@ -115,30 +112,6 @@ class Watch:
         self.progress, self.progressed_at = pb.Progress(), clock()
         """Rank 0's newest report, and when it came (monotonic seconds)."""
         self.script_values = ScriptValues(journal)
-
-    async def load(self) -> None:
-        """Take over the incidents of earlier leaders; waits out outages."""
-        job, last = self._leadership.job, self._leadership.last
-        found = await retry(
-            lambda: load_incidents(self._store, job, self._run_id), "load incidents"
-        )
-        self._keeper.stored.update(found)
-        loss = last.loss if last is not None else None
-        decided = read_incident(loss.incident) if loss is not None else None
-        if decided is not None:  # two copies of one record: the longer one knows more
-            number = decided["number"]
-            found[number] = max(decided, found.get(number, {}), key=lambda d: len(str(d)))
-        self._incidents = {**found}
-        self._with_book(self._resume)
-
-    def _resume(self, book: Book) -> None:
-        last, number = self._leadership.last, 0
-        if last is not None and last.loss is not None:
-            decided = read_incident(last.loss.incident)
-            number = decided["number"] if decided is not None else 0
-        generation = last.generation.number if last is not None and number else 0
-        book.slots.books.number_after(max(self._incidents, default=0))
-        book.resume(self._incidents, (generation, number), self._ahead_s())
 
     # ---- the facts
 
@@ -315,26 +288,39 @@ class Watch:
 
         return self._with_book(of)
 
-    def to_document(self) -> Mapping[str, Any]:
+    def accounts_to_store(self) -> Mapping[str, Any]:
         """Return the accounts as JSON values: after an error those before it."""
         now = self._clock()
         found = self._with_book(lambda book: book.slots.to_document(now, self._ahead_s()))
         self._accounts = found or self._accounts
         return self._accounts
 
-    async def store_incidents(self) -> None:
-        """Store the records that have changed, each under its number. Raises GuardFailed."""
+    def incidents_to_store(self) -> Mapping[int, bytes]:
+        """Return the records of incidents by number. They are made only if they have changed."""
 
-        def take(book: Book) -> dict[int, dict[str, Any]]:
+        def take(book: Book) -> dict[int, bytes]:
             changed, book.changed = book.changed, set()
-            found = book.documents(self._ahead_s())
-            return {n: with_words(found[n]) for n in sorted(changed & found.keys())}
+            found = {n: self._stored[n] for n in self._illegible}
+            for number, incident in book.slots.books.incidents.items():
+                cost = incident.lost_s
+                if number in changed or self._stored_costs.get(number) != cost:
+                    document = with_words(incident.to_document(self._ahead_s()))
+                    self._stored[number] = _within_limit(document)
+                    self._stored_costs[number] = cost
+                found[number] = self._stored[number]
+            return found
 
-        for number, document in (self._with_book(take) or {}).items():
-            await self._keeper.keep(number, _within_limit(document), most=MOST_INCIDENTS)
-            self._incidents[number] = document
-        for old in sorted(self._incidents)[:-MOST_INCIDENTS]:
-            del self._incidents[old]
+        self._stored = self._with_book(take) or self._stored
+        return self._stored
+
+    def _loss_of(self, last: Stored | None) -> tuple[int, int]:
+        record = last.loss.incident if last is not None and last.loss is not None else b""
+        document = read_incident(record)
+        if last is None or document is None:
+            return 0, 0
+        number = document["number"]  # two copies of one record: the longer one knows more
+        self._stored[number] = max(record, self._stored.get(number, b""), key=len)
+        return last.generation.number, number
 
     # ---- inside
 
@@ -356,15 +342,19 @@ class Watch:
                 self._journal.record("warning", source="book", message=message)
             try:
                 self._book = self._begun_book()
-                self._resume(self._book)
             except Exception:  # noqa: BLE001 - as above
                 self._errors = _MOST_ERRORS
         return None
 
     def _begun_book(self) -> Book:
         book = Book(self._most, name_of=name_of, leads_since=self._leads_since)
+        ahead_s = self._ahead_s()
+        documents = {n: read_incident(value) or {} for n, value in self._stored.items()}
+        self._illegible = book.resume(documents, self._decided, ahead_s)
         if self._accounts:
-            book.adopt(self._accounts, self._clock(), self._ahead_s())
+            book.adopt(self._accounts, self._clock(), ahead_s)
+        known = book.slots.books.incidents
+        self._stored_costs = {n: known[n].lost_s for n in known.keys() & self._stored.keys()}
         return book
 
     def _tell_news(self) -> None:

@@ -23,9 +23,7 @@ class JobKeys:
         self.stop = f"{self.folder}stop"
         """Why the run should stop; absent until somebody has asked for that."""
         self.records = f"{self.folder}records"
-        """Counts that outlive one leader. The keys of other such records begin with this key."""
-        self.of_incidents = f"{self.records}/incidents/"
-        """The folder of what the accounts have about each incident."""
+        """Counts that outlive one leader."""
         self.ends = f"{self.folder}ended/"
         """The folder of the runs that have ended."""
         self.incidents = f"{self.folder}incidents/"
@@ -46,10 +44,6 @@ class JobKeys:
 
     def incident(self, run_id: str, number: int) -> str:
         return f"{self.incidents_of(run_id)}{number:09d}"
-
-    def record_of_incident(self, number: int) -> str:
-        """The key of what the accounts have about an incident."""
-        return f"{self.of_incidents}{number:09d}"
 
     def node(self, node: str) -> str:
         return self.nodes + node

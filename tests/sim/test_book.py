@@ -78,13 +78,14 @@ class Accountant:
     def _is_led_by(self, machine: Coordinator, now: float) -> None:
         stored = json.loads(json.dumps(self.book.slots.to_document(now, AHEAD_S)))
         if self.machine is not None:
-            documents = json.loads(json.dumps(self.book.documents(AHEAD_S)))
+            incidents = self.book.slots.books.incidents.values()
+            documents = json.loads(json.dumps([i.to_document(AHEAD_S) for i in incidents]))
             loss, newest = self.book.under_way, self.generation
             decided = (newest.number, loss.number) if loss and newest else (0, 0)
             self.book = Book(self.most, name_of=_name_of)
-            self.book.adopt(stored, now, AHEAD_S)
-            found = {int(number): document for number, document in documents.items()}
+            found = {document["number"]: document for document in documents}
             self.book.resume(found, decided if loss and loss.followed_by else (0, 0), AHEAD_S)
+            self.book.adopt(stored, now, AHEAD_S)
         self.machine = machine
 
     def _somebody_reports(self, now: float) -> None:

@@ -260,23 +260,28 @@ class Book:
     # ---- from leader to leader
 
     def adopt(self, accounts: Mapping[str, Any], now: float, ahead_s: float) -> None:
-        """Go on from the accounts of a previous leader, and count the time since. Invalid ones
-        change nothing."""
+        """Go on from the accounts of a previous leader, and count the time since; call it after
+        `resume`. Invalid ones change nothing."""
         self.slots.adopt(accounts, now, ahead_s)
 
     def resume(
         self, documents: Mapping[int, Mapping[str, Any]], decided: tuple[int, int], ahead_s: float
-    ) -> None:
-        """Go on from the documents of incidents by number; unreadable ones are left out. decided:
-        the newest generation, and the number of the loss that it follows; zeros: there is none."""
+    ) -> set[int]:
+        """Go on from the documents of incidents by number; return those that cannot be read, whose
+        numbers are not given again. decided: the newest generation, and the number of the loss that
+        it follows; zeros: there is none."""
         generation, number = decided
+        illegible = set()
         for known in sorted(documents):
-            incident = self.slots.books.incidents.get(known) or Incident(number=known, at=0.0)
+            self.slots.books.number_after(known)
             try:
-                incident.take(documents[known], ahead_s)
+                incident = Incident.read(documents[known], ahead_s)
             except UNREADABLE:
+                illegible.add(known)
                 continue
             self.slots.books.keep(incident)
+            if incident.followed_by:
+                self.slots.leads_to(incident.followed_by, incident)
             if not incident.is_open:
                 continue
             self.changed.add(known)
@@ -287,6 +292,7 @@ class Book:
             if known == number:
                 incident.followed_by = generation
                 self.slots.leads_to(generation, incident)
+        return illegible
 
     # ---- the losses
 

@@ -29,7 +29,6 @@ _LONGEST_TRACEBACK = 4000
 _LONGEST_LOG = 2500
 _LONGEST_STACKS = 2500  # of one rank
 _MOST_NAMES = 100  # most node names, and most worker names, kept for one incident
-_MOST_NAMES_TOLD = 16
 
 
 class Sign(enum.Enum):
@@ -287,15 +286,16 @@ class Incident:
             )
 
     def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """Everything but the accounts' own figures, as JSON values of bounded length. It changes
-        only when something happens, apart from the cost. ahead_s: Unix time minus the clock."""
+        """Everything, as JSON values of bounded length. ahead_s: Unix time minus the clock."""
         return {
             "number": self.number,
             "unix_s": round(self.at + ahead_s, 3),
             "cause": self.cause.value,
             "outcome": self.outcome.value,
             "lasted_s": round(self.ended_at - self.at, 6) if self.ended_at is not None else None,
-            **{name: getattr(self, name) for name in _PLAIN},
+            **{name: getattr(self, name) for name in (*_COUNTS, *_TEXTS)},
+            "detection_s": round(self.detection_s, 6),
+            "is_hang": self.is_hang,
             "steps_lost": self.steps_lost,
             "samples_given_up": self._samples_given_up(),
             "recovery": dict(self.recovery),
@@ -308,14 +308,14 @@ class Incident:
             "hang": asdict(self.hang) if self.hang is not None else None,
             "saves": asdict(self.saves) if self.saves is not None else None,
             "saves_lost": list(self.saves_lost),
-            "nodes": list(self.nodes[:_MOST_NAMES_TOLD]),
-            "workers": list(self.workers[:_MOST_NAMES_TOLD]),
+            "nodes": list(self.nodes),
+            "workers": list(self.workers),
             "lost_s": round(self.lost_s, 3),
             "seconds": {kind.value: round(s, 3) for kind, s in self.seconds.items() if s > 0.0},
         }
 
     def cost_document(self, ahead_s: float) -> dict[str, Any]:
-        """What the accounts have of it, as JSON values: small, since it changes with time."""
+        """What the accounts show of it, as JSON values, for programs of users."""
         return {
             "number": self.number,
             "unix_s": round(self.at + ahead_s, 3),
@@ -330,55 +330,36 @@ class Incident:
         }
 
     @classmethod
-    def of_cost(cls, document: Mapping[str, Any], ahead_s: float) -> Incident:
-        """Read what `cost_document` returned. Raises one of UNREADABLE."""
-        incident = cls(
-            number=int(read_number(document["number"])),
-            at=read_number(document["unix_s"]) - ahead_s,
-            reason=read_name(document["reason"]),
-            followed_by=int(read_number(document["generation"])),
-            detection_s=read_number(document["detection_s"]),
-            is_hang=document["is_hang"] is True,
-        )
-        incident.concerns(map(read_name, document["nodes"]), map(read_name, document["workers"]))
-        incident.seconds.update(read_seconds(document["seconds"]))
-        return incident
-
-    def take(self, document: Mapping[str, Any], ahead_s: float) -> None:
-        """Go on from what `to_document` returned under an earlier leader. The greater cost is
-        right: either this document was stored before all of it was known, or the accounts were.
-
-        Raises one of UNREADABLE, and has changed nothing then.
-        """
+    def read(cls, document: Mapping[str, Any], ahead_s: float) -> Incident:
+        """Read what `to_document` returned, perhaps in an earlier version, which wrote fewer
+        fields. Raises one of UNREADABLE."""
         at, lasted_s = read_number(document["unix_s"]) - ahead_s, document.get("lasted_s")
         again, lost = (read_number(document.get(name, 0)) for name in ("steps_again", "steps_lost"))
         steps, samples = again + lost, document.get("samples_given_up")
         hang, saves = document["hang"], document.get("saves")
         outcomes = {outcome.value: outcome for outcome in Outcome}
-        seconds = read_seconds(document.get("seconds", {}))
-        found: dict[str, Any] = {
-            "at": at,
-            "outcome": outcomes.get(document["outcome"], Outcome.UNKNOWN),
-            **{n: int(read_number(document.get(n, 0))) for n in _PLAIN if n not in _TEXTS},
-            **{name: str(document.get(name, "")) or getattr(self, name) for name in _TEXTS},
-            "noticed": [_noticed_of(d, at) for d in document["noticed"][:MOST_SIGNS]],
-            "casualties": [_casualty_of(d, at) for d in document["processes"][:MOST_PROCESSES]],
-            "further": int(document["further_processes"]),
-            "hang": _hang_of(hang) if hang is not None else None,
-            "saves": _saves_of(saves) if saves is not None else None,
-            "saves_lost": [int(step) for step in document["saves_lost"][:MOST_SAVES]],
-            "ended_at": at + read_number(lasted_s) if lasted_s is not None else None,
-            "recovery": _recovery_of(document.get("recovery", {})),
-            "samples_per_step": read_number(samples) / steps if samples and steps else 0.0,
-        }
-        nodes, workers = [[read_name(n) for n in document[k]] for k in ("nodes", "workers")]
-        for name, value in found.items():
-            setattr(self, name, value)
-        self.told = self.outcome is not Outcome.UNDER_WAY
-        self.concerns(nodes, workers)
-        if sum(seconds.values()) > self.lost_s:
-            self.seconds.clear()
-            self.seconds.update(seconds)
+        plain: dict[str, Any] = {name: str(document.get(name, "")) for name in _TEXTS}
+        plain |= {n: int(read_number(document.get(n, 0))) for n in ("number", *_COUNTS)}
+        incident = cls(
+            at=at,
+            outcome=outcomes.get(document["outcome"], Outcome.UNKNOWN),
+            **plain,
+            detection_s=read_number(document.get("detection_s", 0.0)),
+            is_hang=document.get("is_hang") is True,
+            noticed=[_noticed_of(d, at) for d in document["noticed"][:MOST_SIGNS]],
+            casualties=[_casualty_of(d, at) for d in document["processes"][:MOST_PROCESSES]],
+            further=int(document["further_processes"]),
+            hang=_hang_of(hang) if hang is not None else None,
+            saves=_saves_of(saves) if saves is not None else None,
+            saves_lost=[int(step) for step in document["saves_lost"][:MOST_SAVES]],
+            ended_at=at + read_number(lasted_s) if lasted_s is not None else None,
+            recovery=_recovery_of(document.get("recovery", {})),
+            samples_per_step=read_number(samples) / steps if samples and steps else 0.0,
+        )
+        incident.told = incident.outcome is not Outcome.UNDER_WAY
+        incident.concerns(map(read_name, document["nodes"]), map(read_name, document["workers"]))
+        incident.seconds.update(read_seconds(document.get("seconds", {})))
+        return incident
 
     def _samples_given_up(self) -> int | None:
         """None: unknown."""
@@ -389,9 +370,8 @@ class Incident:
 
 
 _TEXTS = ("verdict", "reason")
-_PLAIN = (
+_COUNTS = (
     *("generation", "world_size", "followed_by", "world_size_after", "committed", "steps_again"),
-    *_TEXTS,
 )
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
 

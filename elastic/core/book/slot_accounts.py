@@ -166,17 +166,18 @@ class Books:
         """The newest incidents by number, oldest first, and as many planned changes."""
         self.wall_s = 0.0
         """Wall time times wanted slots, counted independently: the kinds must add up to it."""
-        self._last = 0
+        self.last = 0
+        """The highest number of an incident so far."""
 
     def open_incident(self, at: float, reason: str, outcome: Outcome) -> Incident:
         """Open the next incident. Beyond MOST_INCIDENTS the oldest of its sort is dropped."""
-        incident = Incident(number=self._last + 1, at=at, reason=reason, outcome=outcome)
+        incident = Incident(number=self.last + 1, at=at, reason=reason, outcome=outcome)
         self.keep(incident)
         return incident
 
     def number_after(self, number: int) -> None:
         """Give the next incident a higher number than this one."""
-        self._last = max(self._last, number)
+        self.last = max(self.last, number)
 
     def keep(self, incident: Incident) -> None:
         """Have the incident, which an earlier leader may have opened."""
@@ -216,28 +217,24 @@ class Books:
 
     # ---- from leader to leader
 
-    def to_document(self, ahead_s: float) -> dict[str, Any]:
-        """Return JSON values. ahead_s: Unix time minus the time on the clock of the books."""
+    def to_document(self) -> dict[str, Any]:
+        """Return the sums as JSON values; the incidents have documents of their own."""
         return {
             "kinds": seconds_of(self.kinds),
             "nodes": {node: seconds_of(lost) for node, lost in self.nodes.items()},
-            "incidents": [i.cost_document(ahead_s) for i in self.incidents.values()],
             "wall_s": round(self.wall_s, 6),
-            "last": self._last,
+            "last": self.last,
         }
 
     @classmethod
-    def read(cls, document: Mapping[str, Any], ahead_s: float) -> Books:
+    def read(cls, document: Mapping[str, Any]) -> Books:
         """Read what `to_document` returned. Raises one of UNREADABLE."""
         books = cls()
         books.kinds.update(read_seconds(document["kinds"]))
         for node, lost in list(document["nodes"].items())[:_MOST_NODES]:
             books.nodes[read_name(node)] = defaultdict(float, read_seconds(lost))
-        for found in document["incidents"][-2 * MOST_INCIDENTS :]:
-            incident = Incident.of_cost(found, ahead_s)
-            books.incidents[incident.number] = incident
         books.wall_s = read_number(document["wall_s"])
-        books._last = int(read_number(document["last"]))
+        books.last = int(read_number(document["last"]))
         return books
 
 
@@ -389,7 +386,7 @@ class SlotAccounts:
             self._settle(slot, now)
         many = len(self._slots) > _MOST_STORED
         return {
-            "books": self.books.to_document(ahead_s),
+            "books": self.books.to_document(),
             "unix_s": round(now + ahead_s, 6),
             "wanted": self._wanted,
             "committed": self.committed,
@@ -407,7 +404,10 @@ class SlotAccounts:
             return
 
     def _read(self, document: Mapping[str, Any], now: float, ahead_s: float) -> None:
-        books = Books.read(document["books"], ahead_s)
+        books = Books.read(document["books"])
+        books.number_after(self.books.last)
+        for incident in self.books.incidents.values():
+            books.keep(incident)
         since = min(now, read_number(document["unix_s"]) - ahead_s)
         slots = [_restored(found, since, books.incidents) for found in document["slots"][:100_000]]
         wanted, committed = read_number(document["wanted"]), read_number(document["committed"])
@@ -416,7 +416,6 @@ class SlotAccounts:
         self.books, self._wanted = books, min(int(wanted), self._most)
         self.committed, self._again, self._again_since = int(committed), (low, high), again_since
         self._usual_s = usual_s
-        self._causes = {i.followed_by: i for i in books.incidents.values() if i.followed_by}
         for slot in slots:
             self._slots[slot.node, slot.number] = slot
             node = self._nodes.get(slot.node)

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 
 from elastic.coordinator.leadership import UNKNOWN_COMMAND, Leadership, Loss, Stored, lead
-from elastic.coordinator.records import Records
+from elastic.coordinator.records import Records, RecordWriter, load_records
 from elastic.coordinator.watch import Watch
 from elastic.coordinator.wording import noticed_by, summary
 from elastic.core.book.accounting import Kind
@@ -47,26 +47,35 @@ class Leader:
 
     def __init__(self, store: MemoryStore, leadership: Leadership) -> None:
         self.diary, self.store, self.leadership = Diary(), store, leadership
+        self.writer = RecordWriter(
+            store, job="job", guard=leadership.guard, stored=leadership.records.entries
+        )
         self.watch = Watch(
-            store,
             leadership,
             Coordinator(CoordinatorSettings(incarnation="x"), now=0.0),
             self.diary.journal,
             most=2,
-            run_id="default",
         )
+
+    @classmethod
+    async def of(cls, store: MemoryStore, leadership: Leadership, **more: Any) -> Leader:
+        """The leader of a term that begins with what is in the store."""
+        records = await load_records(store, "job")
+        return cls(store, replace(leadership, records=replace(records, **more)))
 
     @property
     def costs(self) -> dict[int, Incident]:
         return self.watch._book.slots.books.incidents
 
-    def next(self, **more: Any) -> Leader:
-        """The leader of another term, which has only what is in the store."""
-        return Leader(self.store, replace(self.leadership, **more))
+    async def next(self, **more: Any) -> Leader:
+        return await Leader.of(self.store, self.leadership, **more)
 
     async def kept(self) -> dict[int, dict[str, Any]]:
+        records = Records(
+            accounts=self.watch.accounts_to_store(), incidents=self.watch.incidents_to_store()
+        )
         with suppress(GuardFailed):
-            await self.watch.store_incidents()
+            await self.writer.save(records)
         return await load_incidents(self.store, "job", "default")
 
 
@@ -101,8 +110,7 @@ async def test_the_next_leader_has_the_incidents_and_continues_their_numbers() -
     for document in (OPEN, illegible):
         key = KEYS.incident("default", document["number"])  # type: ignore[arg-type]
         await first.store.put(key, json.dumps(document).encode())
-    second = first.next()
-    await second.watch.load()
+    second = await first.next()
     second.watch.save_failed(20, 2, "the network is down")
     assert list(await second.kept()) == [1, 3, 4, 5]
     assert [(b["number"], b["outcome"]) for b in second.watch.incidents()] == [
@@ -116,8 +124,7 @@ async def test_an_incident_open_at_a_change_of_leader_ends_with_the_recovery() -
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), json.dumps(OPEN).encode())
     decided = json.dumps({**OPEN, "number": 4, "outcome": "waiting"}).encode()
-    leader = Leader(store, replace(leadership, last=stored(decided)))
-    await leader.watch.load()
+    leader = await Leader.of(store, replace(leadership, last=stored(decided)))
     loss = leader.watch.loss()
     assert loss is not None
     assert (loss.workers, json.loads(loss.incident)["number"]) == (("wb",), 4)
@@ -139,8 +146,8 @@ async def test_later_costs_of_an_incident_are_known_to_later_leaders() -> None:
     first = await with_a_failed_save()
     assert (await first.kept())[1]["lost_s"] == 0.0
     first.costs[1].seconds[Kind.SLOT_EMPTY] += 30.0
-    second = first.next(records=Records(accounts=first.watch.to_document()))
-    await second.watch.load()
+    await first.kept()
+    second = await first.next()
     second.costs[1].seconds[Kind.SLOT_EMPTY] += 2.5
     for document in (second.watch.incident(1), *second.watch.incidents()):
         assert document["lost_s"] == 32.5
@@ -151,20 +158,18 @@ async def test_later_costs_of_an_incident_are_known_to_later_leaders() -> None:
 
 async def test_accounts_older_than_an_incidents_record_do_not_lower_its_cost() -> None:
     first = await with_a_failed_save()
-    accounts = first.watch.to_document()
+    accounts = first.watch.accounts_to_store()
     first.costs[1].seconds[Kind.SLOT_EMPTY] += 30.0
     first.watch.saved()
     await first.kept()
-    second = first.next(records=Records(accounts=accounts))
-    await second.watch.load()
+    second = await first.next(accounts=accounts)
     assert second.watch.incident(1)["lost_s"] == 30.0
 
 
 async def test_a_save_under_the_next_leader_makes_up_for_one_that_failed_before() -> None:
     first = await with_a_failed_save()
     await first.kept()
-    second = first.next()
-    await second.watch.load()
+    second = await first.next()
     second.watch.saved()
     found = await second.kept()
     assert found[1]["outcome"] == "saved_since"
@@ -207,8 +212,7 @@ async def test_an_error_as_a_record_is_made_ends_the_records_and_not_the_job(
 async def test_a_leader_can_begin_with_any_stored_incident(value: bytes) -> None:
     store, leadership = await term()
     await store.put(KEYS.incident("default", 3), value)
-    leader = Leader(store, leadership)
-    await leader.watch.load()
+    leader = await Leader.of(store, leadership)
     leader.watch.save_failed(10, 1, "x")
     for brief in leader.watch.incidents():
         json.dumps(leader.watch.incident(brief["number"]), allow_nan=False)

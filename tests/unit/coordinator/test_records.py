@@ -16,7 +16,8 @@ from elastic.store.job_keys import JobKeys
 from elastic.store.memory import MemoryStore
 from tests.fuzzed_documents import documents, thoroughly
 
-KEY = JobKeys("job").records
+KEYS = JobKeys("job")
+KEY = KEYS.records
 RECORDS = Records(
     started_unix_s=10.0,
     restarts=(20.0, 21.5),
@@ -25,10 +26,8 @@ RECORDS = Records(
 )
 
 
-ACCOUNTS = {
-    "books": {"incidents": [{"number": n, "lost_s": 0.5} for n in (1, 2, 3)], "wall_s": 8.0},
-    "unix_s": 30.0,
-}
+ACCOUNTS = {"books": {"wall_s": 8.0}, "unix_s": 30.0}
+INCIDENTS = {n: json.dumps({"number": n, "unix_s": 1.75e9}).encode() for n in (1, 2, 3)}
 
 
 class CountingStore(MemoryStore):
@@ -52,19 +51,19 @@ async def test_saved_records_are_loaded_unchanged() -> None:
     writer = RecordWriter(store, job="job", guard=leadership.guard, stored={})
     await writer.save(RECORDS)
     assert await load_records(store, "job") == RECORDS
-    full = replace(RECORDS, accounts=ACCOUNTS)
+    full = replace(RECORDS, accounts=ACCOUNTS, incidents=INCIDENTS)
     await writer.save(full)
     assert await load_records(store, "job") == full
-    fewer = {**ACCOUNTS, "books": {"incidents": [{"number": 4, "lost_s": 1.0}], "wall_s": 9.0}}
-    await writer.save(replace(RECORDS, accounts=fewer))
-    assert await load_records(store, "job") == replace(RECORDS, accounts=fewer)
+    fewer = replace(full, incidents={3: INCIDENTS[3]})
+    await writer.save(fewer)
+    assert await load_records(store, "job") == fewer
 
 
 async def test_only_changed_entries_are_written_by_this_and_the_next_leader() -> None:
     store = CountingStore()
     leadership = await lead(store, job="job", candidate="c")
     writer = RecordWriter(store, job="job", guard=leadership.guard, stored={})
-    full = replace(RECORDS, accounts=ACCOUNTS)
+    full = replace(RECORDS, accounts=ACCOUNTS, incidents=INCIDENTS)
     await writer.save(full)
     store.written.clear()
     steps = {**ACCOUNTS, "unix_s": 40.0}
@@ -75,11 +74,9 @@ async def test_only_changed_entries_are_written_by_this_and_the_next_leader() ->
     after = RecordWriter(store, job="job", guard=leadership.guard, stored=found.entries)
     await after.save(found)
     assert store.written == []
-    costlier = [*ACCOUNTS["books"]["incidents"][:2], {"number": 3, "lost_s": 0.7}]  # type: ignore[index]
-    await after.save(
-        replace(found, accounts={**steps, "books": {"incidents": costlier, "wall_s": 9.0}})
-    )
-    assert [key for key, _ in store.written] == [JobKeys("job").record_of_incident(3), KEY]
+    costlier = {**INCIDENTS, 3: INCIDENTS[3] + b" "}
+    await after.save(replace(found, accounts={"unix_s": 50.0}, incidents=costlier))
+    assert [key for key, _ in store.written] == [KEYS.incident("default", 3), KEY]
 
 
 async def test_records_of_an_earlier_version_are_one_entry() -> None:
@@ -97,7 +94,7 @@ async def test_the_last_write_has_what_is_counted_once_and_the_counts_together()
     store = CountingStore()
     leadership = await lead(store, job="job", candidate="c")
     writer = RecordWriter(store, job="job", guard=leadership.guard, stored={})
-    await writer.save(replace(RECORDS, accounts=ACCOUNTS, totals={"weight": 3}))
+    await writer.save(replace(RECORDS, incidents=INCIDENTS, totals={"weight": 3}))
     assert store.written[-1][0] == KEY
     entry = await store.get(KEY)
     assert entry is not None

@@ -18,7 +18,6 @@ from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
 from elastic.core.membership import WorkerPhase
 from elastic.runtime.journal import Entry, Journal
 from elastic.store.interface import Guard
-from elastic.store.memory import MemoryStore
 from elastic.v1 import job_pb2 as pb
 from tests.unit.coordinator.agents import worker
 
@@ -38,12 +37,10 @@ class Leader:
             records=Records(accounts=stored or {}),
         )
         self.watch = Watch(
-            MemoryStore(),
             leadership,
             self.machine,
             journal,
             most=1,
-            run_id="default",
             clock=lambda: self.now,
         )
 
@@ -85,7 +82,7 @@ def test_the_next_leader_continues_the_accounts() -> None:
     first = Leader()
     first.trains()
     first.now += 10.0
-    second = Leader(first.watch.to_document(), now=first.now)
+    second = Leader(first.watch.accounts_to_store(), now=first.now)
     second.now += 2.0
     assert second.watch.accounts().wall_s == pytest.approx(12.0, abs=1.0)
 
@@ -100,7 +97,7 @@ def test_after_an_error_the_book_begins_again_with_what_was_stored(
     leader = Leader()
     leader.trains()
     leader.now += 10.0
-    leader.watch.to_document()
+    leader.watch.accounts_to_store()
     with monkeypatch.context() as broken:
         broken.setattr(Book, "observe", fail)
         leader.handles(ev.TimerFired())
@@ -121,7 +118,7 @@ def test_a_book_that_fails_again_and_again_is_closed_and_holds_nothing_up(
     leader.trains()
     leader.hears(WorkerPhase.TRAINING, 1)
     assert leader.watch.accounts().goodput is None
-    assert leader.watch.to_document() == {}
+    assert leader.watch.accounts_to_store() == {}
     assert not leader.watch.unstored
     assert [e.name for e in leader.entries] == ["warning"] * 3
     assert "is closed" in leader.entries[-1].fields["message"]
@@ -133,9 +130,9 @@ def test_accounts_from_before_an_error_are_stored_for_the_next_leader(
     leader = Leader()
     leader.trains()
     leader.now += 10.0
-    before = leader.watch.to_document()
+    before = leader.watch.accounts_to_store()
     assert before
     monkeypatch.setattr(SlotAccounts, "to_document", fail)
     leader.now += 10.0
-    assert leader.watch.to_document() == before
-    assert leader.watch.to_document() == before, "and later too"
+    assert leader.watch.accounts_to_store() == before
+    assert leader.watch.accounts_to_store() == before, "and later too"

@@ -59,9 +59,18 @@ class Job:
     def accounts(self) -> SlotAccounts:
         return self.book.slots
 
+    def stored(self) -> Any:
+        """What the next leader has of the accounts and the incidents."""
+        incidents = self.accounts.books.incidents
+        documents = {n: i.to_document(AHEAD_S) for n, i in incidents.items()}
+        accounts = self.accounts.to_document(self.now, AHEAD_S)
+        return json.loads(json.dumps([accounts, [*documents.values()]]))
+
     def is_led_by_another(self, stored: Any, most: int = 100) -> None:
         self.book = Book(most)
-        self.book.adopt(stored, self.now, AHEAD_S)
+        accounts, incidents = stored
+        self.book.resume({i["number"]: i for i in incidents}, (0, 0), AHEAD_S)
+        self.book.adopt(accounts, self.now, AHEAD_S)
 
     def passes(self, seconds: float) -> None:
         self.expected_s += seconds * self.accounts.accounts(self.now).wanted
@@ -378,7 +387,7 @@ def test_training_time_of_a_script_for_torchrun_is_booked_as_productive() -> Non
 def test_the_next_leader_books_the_time_without_a_leader() -> None:
     job = two_train()
     job.passes(1.0)
-    stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
+    stored = job.stored()
     before = job.accounts
     job.passes(4.0)
     job.is_led_by_another(stored)
@@ -399,7 +408,7 @@ def test_the_next_leader_books_one_step_of_a_lost_worker_as_recomputed() -> None
     report = ev.ProgressReported(generation=1, committed=10, step_s=0.5, in_step_s=0.1)
     job.tell(report)
     job.passes(20.0)
-    stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
+    stored = job.stored()
     job.is_led_by_another(stored)
     job.tell(ev.TimerFired())
     before = job.kinds().get("recomputed", 0.0)
@@ -412,8 +421,8 @@ def test_the_next_leader_books_one_step_of_a_lost_worker_as_recomputed() -> None
 
 def test_a_leader_goes_on_from_a_document_without_the_usual_duration_of_a_step() -> None:
     job = two_train()
-    stored = job.accounts.to_document(job.now, AHEAD_S)
-    del stored["usual_s"]
+    stored = job.stored()
+    del stored[0]["usual_s"]
     job.is_led_by_another(stored)
     assert job.kinds()
 
@@ -502,7 +511,7 @@ def test_kinds_add_up_to_wall_time_times_slots(operations: list[Any], most: int)
                 ev.ProgressReported(generation=number, committed=how[0], step_s=1, in_step_s=0)
             )
         elif kind == "leader":
-            stored = json.loads(json.dumps(job.accounts.to_document(job.now, AHEAD_S)))
+            stored = job.stored()
             job.passes(how[0])
             job.is_led_by_another(stored, most)
         job.check()

@@ -137,10 +137,13 @@ class Watch:
     def progressed(self, progress: pb.Progress, world_size: int) -> None:
         """Rank 0 of a group of this size reports."""
         self.progress, self.progressed_at = progress, self._clock()
-        self.totals.progressed(progress, time.time())
-        self.script_values.heard(progress.reported, progress.committed)
-        worker, committed, samples = progress.worker, progress.committed, progress.samples
-        self._fold(lambda book: book.progressed(worker, committed, samples))
+
+        def take(book: Book) -> None:
+            self.totals.progressed(progress, time.time())
+            self.script_values.heard(progress.reported, progress.committed)
+            book.progressed(progress.worker, progress.committed, progress.samples)
+
+        self._fold(take)
         self._journal.record(
             "progress",
             step=progress.committed,
@@ -183,8 +186,7 @@ class Watch:
         recovered = self._with_book(lambda book: book.reformed(step, at))
         if recovered is not None:
             self._journal.record("recovered", **recovered)
-        self._tell_news()
-        self.totals.reformed(report)
+        self._fold(lambda _: self.totals.reformed(report))
 
     def left_late(self, node: str) -> None:
         """A node's workers are ended: they did not leave at a step boundary in time."""
@@ -209,17 +211,25 @@ class Watch:
     async def sample(self, wanted: Callable[[], int], is_over: Callable[[], bool]) -> None:
         """Add to the page's curves until the run is over. wanted: returns for how many workers the
         nodes have room."""
-        while self.history is not None and not is_over():
-            progress, current = self.progress, self._machine.current
-            sample = Sample(
-                step=self._machine.committed,
-                world_size=current.world_size if current is not None else 0,
-                wanted=wanted(),
-                samples_per_s=progress.samples_per_s,
-                values=dict(progress.reported),
-            )
-            self.history.sample(sample, self.totals.steps)
+        history = self.history
+
+        def take(_: Book) -> None:
+            if history is not None:
+                history.sample(self._sample(wanted()), self.totals.steps)
+
+        while history is not None and not is_over():
+            self._fold(take)
             await asyncio.sleep(SAMPLE_EVERY_S)
+
+    def _sample(self, wanted: int) -> Sample:
+        progress, current = self.progress, self._machine.current
+        return Sample(
+            step=self._machine.committed,
+            world_size=current.world_size if current is not None else 0,
+            wanted=wanted,
+            samples_per_s=progress.samples_per_s,
+            values=dict(progress.reported),
+        )
 
     # ---- what is known
 

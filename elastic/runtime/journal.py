@@ -135,10 +135,12 @@ Listener = Callable[[Entry], None]
 
 _FREQUENT = frozenset({"progress"})
 _MOST_BEHIND = 10_000
+_LONGEST_MESSAGE = 1000
 
 
 class Journal:
-    """Passes each entry to the listeners, in their order. origin: see `Entry`."""
+    """Passes each entry to the listeners, in their order. One that raises is told no more, since
+    who listens must not touch what is told. origin: see `Entry`."""
 
     def __init__(self, *listeners: Listener, origin: Mapping[str, Any] | None = None) -> None:
         self._listeners = list(listeners)
@@ -146,8 +148,13 @@ class Journal:
 
     def record(self, name: str, /, **fields: Any) -> None:
         entry = Entry(unix_s=time.time(), name=name, fields=fields, origin=self._origin)
-        for listener in self._listeners:
-            listener(entry)
+        for listener in [*self._listeners]:
+            try:
+                listener(entry)
+            except Exception as error:  # noqa: BLE001 - it only listens
+                self._listeners.remove(listener)
+                message = f"{listener!r} is told no more events: {type(error).__name__}: {error}"
+                self.record("warning", source="journal", message=message[:_LONGEST_MESSAGE])
 
 
 class RecentEntries:

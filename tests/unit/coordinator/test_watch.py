@@ -110,6 +110,17 @@ def test_after_an_error_the_book_begins_again_with_what_was_stored(
     )
 
 
+def test_an_error_in_the_totals_holds_nothing_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    leader = Leader()
+    leader.trains()
+    monkeypatch.setattr(leader.watch.totals, "progressed", fail)
+    monkeypatch.setattr(leader.watch.totals, "reformed", fail)
+    leader.watch.progressed(pb.Progress(worker="w", generation=1, committed=3), 1)
+    leader.watch.reformed(pb.Reformed(worker="w", generation=1, committed=3), 0.0)
+    assert leader.watch.progress.committed == 3
+    assert [e.name for e in leader.entries] == ["warning", "progress", "warning"]
+
+
 def test_a_book_that_fails_again_and_again_is_closed_and_holds_nothing_up(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -39,6 +39,22 @@ def test_entries_reach_every_listener_in_order() -> None:
     assert before <= first[0].unix_s <= first[1].unix_s <= time.time()
 
 
+def test_a_listener_that_raises_is_told_no_more_and_stops_nobody() -> None:
+    told: list[str] = []
+
+    def fails(entry: Entry) -> None:
+        told.append(entry.name)
+        raise ZeroDivisionError("by zero")
+
+    entries: list[Entry] = []
+    journal = Journal(fails, entries.append)
+    journal.record("elected")
+    journal.record("deposed")
+    assert told == ["elected"]
+    assert [e.name for e in entries] == ["warning", "elected", "deposed"]
+    assert "is told no more events: ZeroDivisionError: by zero" in entries[0].fields["message"]
+
+
 def test_json_lines_writes_one_line_per_entry_and_omits_quiet_ones() -> None:
     stream = io.StringIO()
     lines = JsonLines(stream, quiet=frozenset({"progress"}))

@@ -30,7 +30,6 @@ _GONE_SHOWN_S = 3600.0
 _LONGEST_PAUSE_TOLD_S = 0.05
 _AS_ASKED = (ExitCode.OK, ExitCode.STOPPED, ExitCode.INTERRUPTED, ExitCode.TERMINATED)
 _SAME_INSTANT_S = 0.5  # Unix time is computed for each document, and varies a little
-_NOT_COUNTED: Part = {"reason": "", "nodes": [], "workers": [], "seconds": {}, "is_hang": False}
 _LETTERS = {
     WorkerPhase.STARTING: "S",
     WorkerPhase.SPARE: "W",
@@ -143,10 +142,10 @@ class PageBuilder:
         """The newest incidents: what the accounts and the records have of each, with its phases."""
         counted = {int(i["number"]): i for i in view.figures.accounts.incidents}
         recorded = {int(i["number"]): i for i in view.incidents}
-        newest = sorted({*counted, *recorded})[-_MOST_INCIDENTS:]
+        newest = sorted(counted)[-_MOST_INCIDENTS:]
         found: Part = {}
         for number in newest:
-            incident = {**counted.get(number, _NOT_COUNTED), **recorded.get(number, {})}
+            incident = {**counted[number], **recorded.get(number, {})}
             at_unix_s = self._instants.get(number, 0.0)
             if abs(incident["unix_s"] - at_unix_s) > _SAME_INSTANT_S:
                 at_unix_s = incident["unix_s"]

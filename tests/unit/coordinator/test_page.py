@@ -108,7 +108,8 @@ def test_an_incident_has_the_phases_of_its_recovery() -> None:
 def test_incidents_come_from_their_records_and_planned_changes_from_the_accounts() -> None:
     planned = {**page_jobs.INCIDENT, "number": 4, "reason": "member_joined", "generation": 8}
     failed_save = {**page_jobs.RECORD, "number": 5, "cause": "save_failed", "followed_by": 0}
-    accounts = replace(TRAINS.figures.accounts, incidents=(page_jobs.INCIDENT, planned))
+    saving = {**page_jobs.INCIDENT, "number": 5, "reason": "save_failed", "generation": 0}
+    accounts = replace(TRAINS.figures.accounts, incidents=(page_jobs.INCIDENT, planned, saving))
     seen = replace(having(accounts=accounts), incidents=(page_jobs.RECORD, failed_save))
     found = PageBuilder().document(seen)["incidents"]
     assert list(found) == ["3", "4", "5"]

@@ -375,7 +375,8 @@ class Book:
     def _recovered(self, loss: Incident, step: FirstStep, now: float) -> dict[str, Any]:
         measured_s = step.join_s + step.sync_s + step.first_step_s
         if loss.decided_at == _EARLIER:  # what was not measured is detection
-            loss.at = now - step.out_s
+            signs = [*(n.at for n in loss.noticed), *(c.at for c in loss.casualties)]
+            loss.at = min([now - step.out_s, *signs])
             loss.decided_at = loss.persisted_at = now - min(measured_s, step.out_s)
         elif now - step.out_s < self._heard_since:
             loss.at = min(loss.at, now - step.out_s)

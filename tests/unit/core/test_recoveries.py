@@ -209,7 +209,7 @@ def test_a_loss_that_an_agent_reports_as_it_connects_is_counted_from_the_loss() 
 
 def test_a_recovery_that_an_earlier_leader_has_begun_is_finished() -> None:
     first = Leader()
-    first.answered(lost_at=17.0, at=17.5)
+    first.answered(lost_at=17.5, at=17.5)
     leader = first.next(20.0)
     assert leader.reformed(20.0, 1) is None
     assert leader.reformed(20.0, 2) is None  # a newcomer cannot say when the loss was
@@ -220,6 +220,21 @@ def test_a_recovery_that_an_earlier_leader_has_begun_is_finished() -> None:
     assert sum_of_phases(record) == pytest.approx(3.0)
     assert leader.reformed(21.0, 2, out_s=3.0) is None
     assert leader.book.recoveries() == [record]
+
+
+def test_a_recovery_that_an_earlier_leader_has_begun_counts_from_the_first_sign_that_it_knew() -> (
+    None
+):
+    first = Leader()
+    first.sign(16.5)
+    failure = Failure(worker="b", kind=FailureKind.SIGNAL)
+    first.tell(16.75, ev.WorkerFailed(node="b", failure=failure))
+    first.answered(lost_at=17.0, at=17.5)
+    leader = first.next(20.0)
+    record = leader.recovered(20.5, 2, out_s=3.0)
+    assert record["total_s"] == 4.0
+    assert sum_of_phases(record) == pytest.approx(4.0)
+    assert leader.next(21.0).book.recoveries() == [record]
 
 
 def test_a_recovery_that_an_earlier_leader_has_finished_is_not_finished_again() -> None:

@@ -51,7 +51,7 @@ class Loops:
             rank=group.rank,
             world_size=group.world_size,
             epochs=self._epochs,
-            steps=self._steps_left(part),
+            steps=self.steps_left(part),
             equal=data.equal_passes
             or len(models) > 1  # their collectives would come in different orders
             or any(m.communicates_in_passes() for m in models),
@@ -82,7 +82,7 @@ class Loops:
         """Whether the step that has led to `position` was its epoch's last."""
         return self._data is not None and self._data.ends_epoch(position, world_size)
 
-    def _steps_left(self, part: Participation) -> int | None:
+    def steps_left(self, part: Participation) -> int | None:
         """The steps up to `max_steps` of the present loop, counted from where the job began it: a
         worker that joins gets that place with the results of calls between loops."""
         if self._max_steps is None or part.holds_back:

@@ -189,6 +189,13 @@ class JobState:
                 self._rank_local.add(name)
             self.version += 1
 
+    def replace(self, name: str, tracked: Stateful) -> None:
+        """Track another object by a known name, as for another phase of the script with an
+        optimizer of its own. Members that skip earlier phases know the name from the beginning."""
+        if self._scripts[name] is not tracked:
+            self._scripts[name] = tracked
+            self.version += 1
+
     def follow_rebuilt(self) -> None:
         """Follow parameters and layers that the script has replaced since it tracked their module.
         Call it before the first group forms: all members must build them alike."""

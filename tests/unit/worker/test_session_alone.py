@@ -453,7 +453,7 @@ def test_a_loop_that_was_begun_without_a_number_of_steps_cannot_get_one_later(
     train(next(steps))
     training.loops._max_steps = 3
     with pytest.raises(ConfigurationError, match=r"max_steps=3.*loop 2 .* without max_steps"):
-        training.loops._steps_left(training.part)
+        training.loops.steps_left(training.part)
 
 
 def test_a_loop_without_any_end_is_refused(session: Session) -> None:

@@ -183,7 +183,7 @@ def _state_of(metric: Any) -> dict[str, Any]:
         ],
         "is_tensor": metric.is_tensor,
         "has_reset": metric.has_reset,
-        "updates": metric._update_count,
+        "is_updated": metric._update_count > 0,  # how often depends on this rank's micro-batches
         "cache": metric._forward_cache,
     }
     if metric.is_tensor:
@@ -195,7 +195,7 @@ def _state_of(metric: Any) -> dict[str, Any]:
 
 def _load(metric: Any, of: dict[str, Any], metrics: dict[str, Any]) -> None:
     metric.has_reset = of["has_reset"]
-    metric._update_count = of["updates"]
+    metric._update_count = int(of["is_updated"])
     metric._forward_cache = of["cache"]
     metric._computed = None
     if not of["is_tensor"]:

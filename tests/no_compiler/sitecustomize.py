@@ -15,6 +15,7 @@ def _leave_alone(function: Any = None, *_: Any, **__: Any) -> Any:
 _compiler = types.ModuleType("torch._dynamo")
 _compiler.disable = _leave_alone  # type: ignore[attr-defined]
 _compiler.graph_break = lambda *_, **__: None  # type: ignore[attr-defined]
+_compiler.OptimizedModule = type("OptimizedModule", (), {})  # type: ignore[attr-defined]
 
 _utils = types.ModuleType("torch._dynamo.utils")
 _utils.get_optimize_ddp_mode = lambda: "no_optimization"  # type: ignore[attr-defined]

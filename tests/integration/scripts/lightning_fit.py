@@ -123,7 +123,7 @@ if options.get("monitor_rate"):
 trainer = pl.Trainer(
     strategy=elastic.lightning.ElasticStrategy(session),
     accelerator="cpu",
-    logger=CSVLogger(files, name="logs"),
+    logger=CSVLogger(files, name="curves"),
     callbacks=callbacks,
     enable_checkpointing="checkpoint" in options,
     enable_model_summary=False,

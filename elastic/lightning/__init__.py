@@ -15,7 +15,7 @@ try:
     import lightning.pytorch  # noqa: F401 - an optional dependency
 except ModuleNotFoundError as error:
     raise ImportError(
-        "elastic.lightning needs Lightning 2.6; install it with pip install 'elastic-ddp[lightning]'"
+        "elastic.lightning needs Lightning 2.6: pip install 'elastic-ddp[lightning]'"
     ) from error
 
 from elastic.lightning.strategy import ElasticStrategy

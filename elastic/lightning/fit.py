@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
 from lightning.pytorch.loops.optimization.automatic import Closure, ClosureResult
 from torch.utils.data import Subset
 
@@ -65,7 +64,7 @@ class Fit:
     def __init__(
         self,
         session: Session,
-        trainer: Trainer,
+        trainer: Any,
         *,
         state: TrainerState,
         results: GroupResults,

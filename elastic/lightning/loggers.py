@@ -7,7 +7,6 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch import Trainer
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.loggers.csv_logs import ExperimentWriter
 
@@ -28,7 +27,7 @@ class Rows:
         self._committed = 0
         self._in_block = False
 
-    def attach(self, trainer: Trainer) -> None:
+    def attach(self, trainer: Any) -> None:
         """Take what is given to the loggers of this Trainer."""
         for logger in trainer.loggers:
             original = logger.log_metrics
@@ -73,7 +72,7 @@ class Rows:
         write(metrics=metrics, step=step)
 
 
-def open_again(trainer: Trainer) -> None:
+def open_again(trainer: Any) -> None:
     """This worker is rank 0 now: let its CSVLoggers go on in the files that are there."""
     for logger in trainer.loggers:
         if isinstance(logger, CSVLogger):

@@ -39,7 +39,7 @@ class StepMetrics:
     """Those of one module. It is tracked: a worker that joins needs what they hold."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.by_name: dict[str, Metric] = {
+        self.by_name: dict[str, Any] = {
             name: each for name, each in module.named_modules() if isinstance(each, Metric)
         }
         self._collections = [m for m in module.modules() if isinstance(m, MetricCollection)]
@@ -81,8 +81,8 @@ class StepMetrics:
             metric, (states, updates) = self.by_name[name], self._before[name]
             used_forward = metric._forward_cache is not None
             for attribute, function in metric._reductions.items():
-                value = _reduced(getattr(metric, attribute), function, part, all_reduce)
-                setattr(metric, attribute, value)
+                own = getattr(metric, attribute)
+                setattr(metric, attribute, _reduced(own, function, part, all_reduce))
             metric._update_count, metric._computed = 1, None
             value = metric.compute() if used_forward else None
             metric._update_count = updates + 1
@@ -169,10 +169,10 @@ def _reduced(
 ) -> torch.Tensor | list[torch.Tensor]:
     """The state over all ranks. part: this rank's part of the step's samples."""
     if isinstance(value, list):
-        return _gathered([torch.atleast_1d(v) for v in value], all_reduce)
+        return _gathered(value)
     if function is dim_zero_cat:
-        return torch.cat(_gathered([torch.atleast_1d(value)], all_reduce))
-    result = value.clone().contiguous()
+        return torch.cat(_gathered([value]))
+    result: torch.Tensor = value.clone().contiguous()
     if function is dim_zero_mean:
         result = result * part
     kinds = {dim_zero_max: dist.ReduceOp.MAX, dim_zero_min: dist.ReduceOp.MIN}
@@ -180,11 +180,10 @@ def _reduced(
     return result
 
 
-def _gathered(own: list[torch.Tensor], all_reduce: Callable[..., Any]) -> list[torch.Tensor]:
+def _gathered(own: list[torch.Tensor]) -> list[torch.Tensor]:
     """All ranks' tensors along their first dimension, by rank; those without any are left out."""
-    del all_reduce
     world = dist.get_world_size()
-    mine = torch.cat(own) if own else None
+    mine = torch.cat([each.reshape(each.shape or (1,)) for each in own]) if own else None
     device = torch.device("cpu") if mine is None else mine.device
     if dist.get_backend() == "nccl":
         device = torch.device("cuda", torch.cuda.current_device())

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch import callbacks as lightning_callbacks
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
@@ -41,7 +41,7 @@ def refuse(argument: str, why: str) -> NoReturn:
     raise ConfigurationError(f"ElasticStrategy: {argument} {why}")
 
 
-def require_device(trainer: Trainer, device: torch.device) -> None:
+def require_device(trainer: Any, device: torch.device) -> None:
     """Raise ConfigurationError if the Trainer has chosen another kind of device."""
     kind = {"CPUAccelerator": "cpu", "CUDAAccelerator": "cuda"}
     name = type(trainer.accelerator).__name__
@@ -53,7 +53,7 @@ def require_device(trainer: Trainer, device: torch.device) -> None:
         )
 
 
-def require_fit(trainer: Trainer, module: LightningModule) -> None:
+def require_fit(trainer: Any, module: LightningModule) -> None:
     """Raise ConfigurationError, as `fit` begins, for what would train wrong or end at a loss."""
     if not module.automatic_optimization:
         refuse(

@@ -102,13 +102,14 @@ class GroupResults(_ResultCollection):
         flat = torch.stack(
             [torch.as_tensor(x, dtype=torch.float64, device=device) for pair in sums for x in pair]
         )
-        extremes = [one for key in keys if (one := self._logged[key]).extreme]
-        largest = torch.stack([each.total * each.extreme for each in extremes]) if extremes else None
         all_reduce(flat)
-        if largest is not None:
-            all_reduce(largest, op=dist.ReduceOp.MAX)
         pairs = iter(flat.view(-1, 2).tolist())
-        most = iter(largest.tolist() if largest is not None else ())
+        largest = [one.total * one.extreme for key in keys if (one := self._logged[key]).extreme]
+        most: Iterator[float] = iter(())
+        if largest:
+            flat = torch.stack(largest)
+            all_reduce(flat, op=dist.ReduceOp.MAX)
+            most = iter(flat.tolist())
         total, count = next(pairs)
         self.loss = total / count
         for key in keys:

@@ -27,7 +27,7 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors.data_connector import _DataLoaderSource
 from lightning.pytorch.trainer.states import TrainerFn, TrainerStatus
 from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_only
+from lightning_utilities.core import rank_zero
 
 from elastic.errors import NotInGroup
 from elastic.lightning import loggers, refusals
@@ -56,6 +56,8 @@ _SEAMS = {
 }
 """What is replaced on a Trainer, its loggers and its module's metrics, and why."""
 
+_WRITERS: Any = rank_zero.rank_zero_only
+"""Whose `rank` decides whether this process writes to loggers and prints Lightning's notices."""
 _NO_RANK = 1 << 30
 """Before the group forms: nobody writes."""
 
@@ -95,9 +97,9 @@ class ElasticStrategy(Strategy):
         self._options = options
         self._fit: Fit | None = None
         self._rank: int | None = None
-        self._attached: weakref.ref[Trainer] | None = None
+        self._attached: weakref.ref[Any] | None = None
         self._has_logged_hyperparameters = False
-        rank_zero_only.rank = _NO_RANK
+        _WRITERS.rank = _NO_RANK
 
     # ---- this worker's place
 
@@ -338,10 +340,8 @@ class ElasticStrategy(Strategy):
         return self.lightning_module
 
     @property
-    def _trainer(self) -> Trainer:
-        trainer = self._module.trainer
-        assert isinstance(trainer, Trainer)
-        return trainer
+    def _trainer(self) -> Any:
+        return self._module.trainer
 
     @property
     def _job(self) -> _Job:
@@ -351,13 +351,15 @@ class ElasticStrategy(Strategy):
     def _has_group(self) -> bool:
         return self.session._training.part.loop >= 0
 
-    def _attach(self, trainer: Trainer) -> None:
+    def _attach(self, trainer: Any) -> None:
         """Replace what `_SEAMS` lists, once for each Trainer."""
         if self._attached is not None and self._attached() is trainer:
             return
         self._attached = weakref.ref(trainer)
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
-        source = _BatchesSource(fit._data_source, lambda loader: self._require_fit().batches(loader))
+        source = _BatchesSource(
+            fit._data_source, lambda loader: self._require_fit().batches(loader)
+        )
         fit._data_source = source
         fit_run, run_start, advance = fit.run, fit.on_run_start, epoch.advance
         fit.run = lambda: self._require_fit().run(fit_run)
@@ -387,8 +389,8 @@ class ElasticStrategy(Strategy):
         with contextlib.suppress(NotInGroup):
             before, self._rank = self._rank, self.session.rank
             writes = self._rank == 0 and not self.session.catching_up
-            did_write = rank_zero_only.rank == 0
-            rank_zero_only.rank = 0 if writes else (self._rank or _NO_RANK)
+            did_write = _WRITERS.rank == 0
+            _WRITERS.rank = 0 if writes else (self._rank or _NO_RANK)
             trainer = self._trainer
             if writes and not did_write:
                 loggers.open_again(trainer)
@@ -416,7 +418,7 @@ class ElasticStrategy(Strategy):
         self._follow_group()
         return result
 
-    def _share(self, trainer: Trainer, update: Callable[[], Any]) -> Any:
+    def _share(self, trainer: Any, update: Callable[[], Any]) -> Any:
         """Take rank 0's results of an evaluation. Those of ranks with other buffers, or another
         device, may differ; and a worker that passes a fit that is done has no trained model."""
         results = trainer._results
@@ -437,7 +439,8 @@ class ElasticStrategy(Strategy):
 
             shared = self.session.run(from_rank_0)
             self._follow_group()
-            parts = shared.to(self.root_device).split([value.numel() for _, value in computed])
+            sizes = [value.numel() for _, value in computed]
+            parts = shared.to(self.root_device).split(sizes)  # type: ignore[no-untyped-call]
             for (metric, value), part in zip(computed, parts, strict=True):
                 metric._computed = part.reshape(value.shape).to(value.dtype)
         return update()
@@ -463,7 +466,7 @@ class _BatchesSource(_DataLoaderSource):
         return self._wrap(super().dataloader())
 
 
-def _show_progress(trainer: Trainer, shows: bool, *, takes_over: bool) -> None:
+def _show_progress(trainer: Any, shows: bool, *, takes_over: bool) -> None:
     bar = trainer.progress_bar_callback
     if not isinstance(bar, ProgressBar):
         return
@@ -476,7 +479,7 @@ def _show_progress(trainer: Trainer, shows: bool, *, takes_over: bool) -> None:
         bar.on_train_epoch_start(trainer, trainer.lightning_module)
 
 
-def _prepare_data(trainer: Trainer) -> None:
+def _prepare_data(trainer: Any) -> None:
     """Call the hooks prepare_data, on one worker of this machine at a time: the first one prepares
     what the others then find."""
     module, data = trainer.lightning_module, trainer.datamodule

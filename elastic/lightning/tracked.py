@@ -8,7 +8,7 @@ import weakref
 from collections.abc import Iterator
 from typing import Any
 
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.loops.progress import _BaseProgress
 from torch.optim.lr_scheduler import LRScheduler
@@ -31,13 +31,13 @@ class TrainerState:
 
     def __init__(self, metrics: StepMetrics) -> None:
         self._metrics = weakref.ref(metrics)
-        self._trainer: weakref.ref[Trainer] | None = None
+        self._trainer: weakref.ref[Any] | None = None
         self._progress: list[_BaseProgress] = []
         self._timers: weakref.WeakKeyDictionary[Timer, float] = weakref.WeakKeyDictionary()
         self.was_loaded = False
         """A state has been taken over."""
 
-    def follow(self, trainer: Trainer) -> None:
+    def follow(self, trainer: Any) -> None:
         """This Trainer trains from now on."""
         self._trainer = weakref.ref(trainer)
         fit, epoch = trainer.fit_loop, trainer.fit_loop.epoch_loop
@@ -120,12 +120,12 @@ class TrainerState:
 
     # ---- inside
 
-    def _present(self) -> Trainer:
+    def _present(self) -> Any:
         trainer = self._trainer() if self._trainer is not None else None
         assert trainer is not None, "a Trainer is followed before the group forms"
         return trainer
 
-    def _of_callbacks(self, trainer: Trainer) -> dict[str, Any]:
+    def _of_callbacks(self, trainer: Any) -> dict[str, Any]:
         found = {}
         for key, callback in _keyed(trainer, lightnings=True):
             if isinstance(callback, ModelCheckpoint):
@@ -157,9 +157,9 @@ class CallbacksState:
     """The states of the script's own callbacks, which may differ between workers."""
 
     def __init__(self) -> None:
-        self._trainer: weakref.ref[Trainer] | None = None
+        self._trainer: weakref.ref[Any] | None = None
 
-    def follow(self, trainer: Trainer) -> None:
+    def follow(self, trainer: Any) -> None:
         """This Trainer trains from now on."""
         self._trainer = weakref.ref(trainer)
 
@@ -200,13 +200,13 @@ def _nodes(progress: _BaseProgress) -> Iterator[_BaseProgress]:
             yield from _nodes(value)
 
 
-def _results(trainer: Trainer) -> GroupResults:
+def _results(trainer: Any) -> GroupResults:
     results: Any = trainer.fit_loop.epoch_loop._results
     assert isinstance(results, GroupResults)
     return results
 
 
-def _keyed(trainer: Trainer, *, lightnings: bool) -> Iterator[tuple[str, Callback]]:
+def _keyed(trainer: Any, *, lightnings: bool) -> Iterator[tuple[str, Callback]]:
     """The callbacks with a key for each. lightnings: those of Lightning's own, else the others."""
     for number, callback in enumerate(trainer.callbacks):
         is_known = isinstance(callback, (ModelCheckpoint, Timer))

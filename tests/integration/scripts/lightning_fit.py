@@ -34,7 +34,7 @@ class Model(pl.LightningModule):
         self.auroc = torchmetrics.AUROC(task="multiclass", num_classes=3)
         self.val_accuracy = torchmetrics.Accuracy(task="multiclass", num_classes=3)
 
-    def training_step(self, batch, batch_idx):
+    def training_step(self, batch):
         time.sleep(PACE_S)
         inputs, labels = batch
         outputs = self.net(inputs)
@@ -48,11 +48,11 @@ class Model(pl.LightningModule):
         self.log("auroc", self.auroc, on_step=False, on_epoch=True)
         return loss
 
-    def on_before_optimizer_step(self, optimizer):
+    def on_before_optimizer_step(self, _):
         norms = [p.grad.norm() for p in self.parameters() if p.grad is not None]
         self.log("norm", torch.stack(norms).norm())
 
-    def validation_step(self, batch, batch_idx):
+    def validation_step(self, batch):
         time.sleep(options.get("val_pace_s", 0.0))
         inputs, labels = batch
         outputs = self.net(inputs)
@@ -62,7 +62,7 @@ class Model(pl.LightningModule):
 
     test_step = validation_step
 
-    def predict_step(self, batch, batch_idx):
+    def predict_step(self, batch):
         return self.net(batch[0]).argmax(1)
 
     def configure_optimizers(self):
@@ -83,15 +83,15 @@ class Model(pl.LightningModule):
 class Seen(pl.Callback):
     """Prints each step that rank 0 has seen committed, and each evaluation."""
 
-    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+    def on_train_batch_end(self, trainer, *_):
         if trainer.is_global_zero:
             print(f"step {trainer.global_step}", flush=True)
 
-    def on_validation_start(self, trainer, module):
+    def on_validation_start(self, trainer, _):
         if trainer.is_global_zero and not trainer.sanity_checking:
             print(f"evaluates after {trainer.global_step}", flush=True)
 
-    def on_save_checkpoint(self, trainer, module, checkpoint):
+    def on_save_checkpoint(self, trainer, *_):
         time.sleep(options.get("save_pace_s", 0.0))
         if trainer.is_global_zero:
             print(f"saves after {trainer.global_step}", flush=True)

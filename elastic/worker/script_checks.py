@@ -78,7 +78,8 @@ def refuse_step_above_loop(optimizer: torch.optim.Optimizer) -> NoReturn:
         "in `for step in session.steps(data, epochs=...):` with `with step:` around each step. The "
         "trainer of a framework, as of Lightning or transformers, has a loop of its own: write "
         "such a loop in its place, or leave out elastic.init() and start the script with --launch "
-        "torchrun, which restarts all workers when one is lost. What each worker fits for itself, "
+        "torchrun, which restarts all workers when one is lost. Lightning's takes "
+        "strategy=elastic.lightning.ElasticStrategy(session). What each worker fits for itself, "
         "as a learning rate finder does, belongs above elastic.init(), or into "
         "session.warm_up(function), which undoes changes to tracked objects"
     )

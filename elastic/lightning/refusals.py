@@ -75,7 +75,7 @@ def require_fit(trainer: Any, module: LightningModule) -> None:
         )
     if trainer._val_check_time_interval is not None:
         refuse(
-            f"Trainer(val_check_interval={trainer.val_check_interval!r})",
+            f"Trainer(val_check_interval={trainer._val_check_time_interval} s)",
             "goes by each worker's own clock; give a number of batches or a fraction",
         )
     if trainer._accelerator_connector._layer_sync is not None:

@@ -24,6 +24,7 @@ class Digits(pl.LightningModule):
     def __init__(self, lr: float) -> None:
         super().__init__()
         self.save_hyperparameters()
+        self.lr = lr
         self.net = nn.Sequential(
             nn.Conv2d(1, 32, 3, padding=1),
             nn.ReLU(),
@@ -44,7 +45,7 @@ class Digits(pl.LightningModule):
         self.log("accuracy", right.float().mean(), prog_bar=True)
 
     def configure_optimizers(self) -> Any:
-        optimizer = torch.optim.SGD(self.parameters(), lr=self.hparams["lr"], momentum=0.9)
+        optimizer = torch.optim.SGD(self.parameters(), lr=self.lr, momentum=0.9)
         return [optimizer], [torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)]
 
 

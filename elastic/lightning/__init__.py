@@ -14,6 +14,8 @@ from __future__ import annotations
 try:
     import lightning.pytorch  # noqa: F401 - an optional dependency
 except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
     raise ImportError(
         "elastic.lightning needs Lightning 2.6: pip install 'elastic-ddp[lightning]'"
     ) from error

@@ -92,7 +92,7 @@ def require_same(outcome: Outcome, alone: Outcome) -> None:
     assert keys_of(outcome.rows) == keys_of(alone.rows)
     logged = {(row["step"], *sorted(row)): row for row in outcome.rows}
     for row in alone.rows:
-        found = logged[row["step"], *sorted(row)]
+        found = logged[(row["step"], *sorted(row))]
         for name, value in row.items():
             assert float(found[name]) == pytest.approx(float(value), abs=1e-6), (row["step"], name)
     assert outcome.checkpoints == alone.checkpoints
@@ -127,6 +127,7 @@ def test_two_kills_change_nothing(place: Place) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.timeout(400)
 def test_ten_kills_change_nothing(place: Place) -> None:
     """Two of rank 0, two in the last epoch, one in an evaluation, one in a save; a step follows
     each within 0.15 s and its own time."""

@@ -1,6 +1,7 @@
 """In the path of jobs that compile nothing: torch's compiler is 40% of what a zygote imports.
 
-Optimizers and DDP import it to tell it what to leave alone, which these stand-ins answer.
+Optimizers and DDP import it to tell it what to leave alone, which these stand-ins answer. Another
+one is for scipy.signal, a third of what Lightning imports, for metrics of sound.
 """
 
 import sys
@@ -27,3 +28,7 @@ for _name, _module in (("utils", _utils), ("trace_rules", _rules)):
     setattr(_compiler, _name, _module)
     sys.modules[f"torch._dynamo.{_name}"] = _module
 sys.modules["torch._dynamo"] = _compiler
+
+_sound = types.ModuleType("scipy.signal")
+_sound.hamming = None  # type: ignore[attr-defined]
+sys.modules["scipy.signal"] = _sound

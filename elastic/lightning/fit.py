@@ -20,6 +20,7 @@ from torch.utils.data import Subset
 
 from elastic.lightning.loggers import Rows
 from elastic.lightning.metrics import StepMetrics
+from elastic.lightning.reduction import Reduction
 from elastic.lightning.refusals import refuse, require_loader
 from elastic.lightning.results import GroupResults
 from elastic.lightning.tracked import TrainerState
@@ -256,7 +257,7 @@ class Fit:
             batch = trainer.precision_plugin.convert_input(batch)
             batch = module._on_before_batch_transfer(batch, dataloader_idx=0)
             kwargs["batch"] = trainer.strategy.batch_to_device(batch, dataloader_idx=0)
-            self._results.take(kwargs["batch"])
+            self._results.next_batch(kwargs["batch"])
             loss = self._call(closure)
         return loss
 
@@ -274,15 +275,13 @@ class Fit:
     def _reduce(self) -> None:
         """Reduce what was logged, and the metrics, over the group. From here on no loss of the
         group can take the step back."""
-        training = self._session._training
-
-        def all_reduce(values: torch.Tensor, op: Any = torch.distributed.ReduceOp.SUM) -> None:
-            torch.distributed.all_reduce(values, op=op)
-
-        self._metrics.reduce(all_reduce)
-        self._results.reduce(all_reduce, self._session.device)
-        self._results.after_metrics()
-        training.wait_for_reduction()
+        reduction = Reduction(self._session.device)
+        self._metrics.collect(reduction)
+        self._results.collect(reduction)
+        reduction.make()
+        self._session._training.wait_for_reduction()
+        self._metrics.take()
+        self._results.take()
 
     def _leave_block(self, kind: Any, error: Any, trace: Any) -> bool:
         """Leave the step's block. Returns whether the error was that of a lost group."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torchmetrics import Metric, MetricCollection
 from torchmetrics.utilities.data import (
@@ -24,15 +23,11 @@ from torchmetrics.utilities.data import (
     dim_zero_sum,
 )
 
+from elastic.lightning.reduction import Reduction, Result
 from elastic.lightning.refusals import refuse
 from elastic.worker.step import Step
 
 _REDUCED = (dim_zero_sum, dim_zero_mean, dim_zero_max, dim_zero_min)
-_DTYPES = (
-    *(torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.bool, torch.uint8),
-    *(torch.int64, torch.int32, torch.int16, torch.int8),
-)
-_MOST_DIMENSIONS = 8
 
 
 class StepMetrics:
@@ -48,6 +43,7 @@ class StepMetrics:
         """By name: the states and the number of updates from before the step."""
         self._stand_in: dict[str, tuple[dict[str, Any], int]] = {}
         """The same from before the micro-batch, if that is a stand-in."""
+        self._reduced: dict[str, dict[str, Result]] = {}
         for name, metric in self.by_name.items():
             metric.distributed_available_fn = _never
             touch = functools.partial(self._touch, name, metric)
@@ -70,29 +66,35 @@ class StepMetrics:
             _put(self.by_name[name], states, updates)
         self._stand_in.clear()
 
-    def reduce(self, all_reduce: Callable[..., Any]) -> None:
-        """Count the step of all ranks, after the last micro-batch."""
+    def collect(self, reduction: Reduction) -> None:
+        """Give the step's states to the reduction, after the last micro-batch."""
         step, self._step = self._step, None
-        if not self._before:
-            return
         assert step is not None
         part = step.share / len(step.samples)
-        for name in sorted(self._before):
+        self._reduced = {
+            name: {
+                attribute: _given(getattr(metric, attribute), function, part, reduction)
+                for attribute, function in metric._reductions.items()
+            }
+            for name in sorted(self._before)
+            for metric in [self.by_name[name]]
+        }
+
+    def take(self) -> None:
+        """Take the step's states of all ranks, and add what was there before the step."""
+        for name, reduced in self._reduced.items():
             metric, (states, updates) = self.by_name[name], self._before[name]
             used_forward = metric._forward_cache is not None
-            for attribute, function in metric._reductions.items():
-                own = getattr(metric, attribute)
-                setattr(metric, attribute, _reduced(own, function, part, all_reduce))
+            for attribute, result in reduced.items():
+                setattr(metric, attribute, result())
             metric._update_count, metric._computed = 1, None
             value = metric.compute() if used_forward else None
             metric._update_count = updates + 1
             if updates:
                 metric._reduce_states(states)
             metric._computed, metric._forward_cache = None, value
-        for collection in self._collections:
-            if collection._groups_checked:  # metrics that share states refer to those of one
-                collection._state_is_copy = False
-                collection._compute_groups_create_state_ref()
+        if self._reduced:
+            self._share_states()
 
     # ---- as tracked state
 
@@ -113,6 +115,13 @@ class StepMetrics:
                 metric.reset()
 
     # ---- inside
+
+    def _share_states(self) -> None:
+        """Of metrics that share states, all refer to those of one: these are other tensors now."""
+        for collection in self._collections:
+            if collection._groups_checked:
+                collection._state_is_copy = False
+                collection._compute_groups_create_state_ref()
 
     def _touch(self, name: str, metric: Metric) -> None:
         """The script is about to update the metric."""
@@ -164,53 +173,16 @@ def _put(metric: Metric, states: dict[str, Any], updates: int) -> None:
     metric._update_count, metric._computed = updates, None
 
 
-def _reduced(
-    value: Any, function: Any, part: float, all_reduce: Callable[..., Any]
-) -> torch.Tensor | list[torch.Tensor]:
-    """The state over all ranks. part: this rank's part of the step's samples."""
+def _given(value: Any, function: Any, part: float, reduction: Reduction) -> Result:
+    """Give a state to the reduction. part: this rank's part of the step's samples."""
     if isinstance(value, list):
-        return _gathered(value)
+        return reduction.gather(value)
     if function is dim_zero_cat:
-        return torch.cat(_gathered([value]))
-    result: torch.Tensor = value.clone().contiguous()
-    if function is dim_zero_mean:
-        result = result * part
-    kinds = {dim_zero_max: dist.ReduceOp.MAX, dim_zero_min: dist.ReduceOp.MIN}
-    all_reduce(result, op=kinds.get(function, dist.ReduceOp.SUM))
-    return result
-
-
-def _gathered(own: list[torch.Tensor]) -> list[torch.Tensor]:
-    """All ranks' tensors along their first dimension, by rank; those without any are left out."""
-    world = dist.get_world_size()
-    mine = torch.cat([each.reshape(each.shape or (1,)) for each in own]) if own else None
-    device = torch.device("cpu") if mine is None else mine.device
-    if dist.get_backend() == "nccl":
-        device = torch.device("cuda", torch.cuda.current_device())
-    form = torch.zeros(2 + _MOST_DIMENSIONS, dtype=torch.int64, device=device)
-    data = torch.zeros(0, dtype=torch.uint8, device=device)
-    if mine is not None:
-        shape = [_DTYPES.index(mine.dtype), mine.dim(), *mine.shape]
-        form[: len(shape)] = torch.tensor(shape)
-        data = mine.contiguous().reshape(-1).view(torch.uint8)
-    forms = [torch.empty_like(form) for _ in range(world)]
-    dist.all_gather(forms, form)
-    plain = [(_DTYPES[f[0]], f[2 : 2 + f[1]]) for f in (each.tolist() for each in forms)]
-    sizes = [_bytes_of(dtype, shape) for dtype, shape in plain]
-    padded = torch.zeros(max(sizes), dtype=torch.uint8, device=device)
-    padded[: data.numel()] = data
-    gathered = [torch.empty_like(padded) for _ in range(world)]
-    if max(sizes):
-        dist.all_gather(gathered, padded)
-    return [
-        content[:size].view(dtype).reshape(shape)
-        for content, size, (dtype, shape) in zip(gathered, sizes, plain, strict=True)
-        if size
-    ]
-
-
-def _bytes_of(dtype: torch.dtype, shape: list[int]) -> int:
-    count = dtype.itemsize if shape else 0
-    for length in shape:
-        count *= length
-    return count
+        gathered = reduction.gather([value])
+        return lambda: torch.cat(gathered())
+    if function is dim_zero_max:
+        return reduction.maximum(value)
+    if function is dim_zero_min:
+        most = reduction.maximum(-value)
+        return lambda: -most()
+    return reduction.sum(value * part if function is dim_zero_mean else value)

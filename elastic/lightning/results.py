@@ -7,12 +7,11 @@ of a step are reduced in its block, and every rank counts those of the group.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Metadata,
     _ResultCollection,
@@ -20,6 +19,7 @@ from lightning.pytorch.trainer.connectors.logger_connector.result import (
     _Sync,
 )
 
+from elastic.lightning.reduction import Reduction, Result
 from elastic.worker.step import Step
 
 _FIELDS = (
@@ -47,14 +47,16 @@ class GroupResults(_ResultCollection):
     and part of what a value's metadata are compared by.
     """
 
-    def __init__(self, reduce_fn: Callable[..., Any]) -> None:
+    def __init__(self, reduce_fn: Callable[..., Any], device: torch.device) -> None:
         super().__init__(training=True)
-        self._reduce_fn = reduce_fn
+        self._reduce_fn, self._device = reduce_fn, device
         self._step: Step | None = None
         """The step whose values are collected."""
         self._logged: dict[str, _Logged] = {}
         self._of_metrics: set[str] = set()
-        self._loss = [0.0, 0.0]
+        self._losses: list[tuple[torch.Tensor, int]] = []
+        self._reduced_loss: tuple[Result, Result]
+        self._reduced: dict[str, tuple[Result, Result | None]] = {}
         self.loss = 0.0
         """The mean loss of the last step."""
 
@@ -63,13 +65,13 @@ class GroupResults(_ResultCollection):
         self._step = step
         self._logged.clear()
         self._of_metrics.clear()
-        self._losses: list[tuple[torch.Tensor, int]] = []
+        self._losses.clear()
 
     def give_up(self) -> None:
         """The block does not count."""
         self._step = None
 
-    def take(self, batch: Any) -> None:
+    def next_batch(self, batch: Any) -> None:
         """The step's next micro-batch comes: values are weighted by its size."""
         self.batch, self.batch_size = batch, None
 
@@ -90,33 +92,38 @@ class GroupResults(_ResultCollection):
         else:
             self._collect(key, value, batch_size, counts=step.counts)
 
-    def reduce(self, all_reduce: Callable[..., Any], device: torch.device) -> None:
-        """Count the step's values of all ranks. After the last micro-batch, before the optimizer
-        steps: what is logged later is equal on all ranks."""
+    def collect(self, reduction: Reduction) -> None:
+        """Give the step's values to the reduction, after the last micro-batch and before the
+        optimizer steps: what is logged later is equal on all ranks."""
         self._step = None
-        loss = sum((v.double() * n for v, n in self._losses), torch.zeros((), device=device))
-        samples = sum(n for _, n in self._losses)
-        sums = [(loss, float(samples))]
-        keys = sorted(self._logged)
-        sums += [(one.total, one.weight) for key in keys if not (one := self._logged[key]).extreme]
-        flat = torch.stack(
-            [torch.as_tensor(x, dtype=torch.float64, device=device) for pair in sums for x in pair]
+        loss = sum(
+            (value.double() * samples for value, samples in self._losses),
+            torch.zeros((), device=self._device),
         )
-        all_reduce(flat)
-        pairs = iter(flat.view(-1, 2).tolist())
-        largest = [one.total * one.extreme for key in keys if (one := self._logged[key]).extreme]
-        most: Iterator[float] = iter(())
-        if largest:
-            flat = torch.stack(largest)
-            all_reduce(flat, op=dist.ReduceOp.MAX)
-            most = iter(flat.tolist())
-        total, count = next(pairs)
-        self.loss = total / count
-        for key in keys:
-            self._count(key, pairs, most, device)
+        samples = sum(samples for _, samples in self._losses)
+        self._reduced_loss = reduction.sum(loss), reduction.sum(float(samples))
+        self._reduced = {}
+        for key in sorted(self._logged):
+            logged = self._logged[key]
+            if logged.extreme:
+                self._reduced[key] = reduction.maximum(logged.total * logged.extreme), None
+            else:
+                self._reduced[key] = reduction.sum(logged.total), reduction.sum(logged.weight)
 
-    def after_metrics(self) -> None:
-        """The metrics that were logged have the group's values of the step now."""
+    def take(self) -> None:
+        """Count the step's values of all ranks. The metrics that were logged have taken theirs."""
+        loss, samples = self._reduced_loss
+        self.loss = float(loss()) / float(samples())
+        for key, (total, weight) in self._reduced.items():
+            logged, is_mean = self._logged[key], self[key].meta.is_mean_reduction
+            value, weighs = float(total()), 1.0
+            if weight is None:
+                value *= logged.extreme
+            elif is_mean:
+                weighs = float(weight())
+                value = value / weighs if weighs else 0.0
+            tensor = torch.tensor(value, dtype=logged.dtype, device=logged.total.device)
+            super().update_metrics(key, tensor, round(weighs))
         for key in self._of_metrics:
             self[key]._forward_cache = self[key].value._forward_cache
 
@@ -158,20 +165,6 @@ class GroupResults(_ResultCollection):
             logged.weight += batch_size
         else:
             logged.total = logged.total + value
-
-    def _count(
-        self, key: str, pairs: Iterator[list[float]], most: Iterator[float], device: torch.device
-    ) -> None:
-        logged = self._logged[key]
-        weight = 1.0
-        if logged.extreme:
-            value = next(most) * logged.extreme
-        else:
-            value, weight = next(pairs)
-            if self[key].meta.is_mean_reduction:
-                value = value / weight if weight else 0.0
-        tensor = torch.tensor(value, dtype=logged.dtype, device=device)
-        super().update_metrics(key, tensor, round(weight))
 
 
 def _state_of(metric: Any) -> dict[str, Any]:

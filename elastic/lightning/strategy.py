@@ -12,6 +12,7 @@ import fcntl
 import functools
 import os
 import tempfile
+import warnings
 import weakref
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -100,6 +101,9 @@ class ElasticStrategy(Strategy):
         self._attached: weakref.ref[Any] | None = None
         self._has_logged_hyperparameters = False
         _WRITERS.rank = _NO_RANK
+        warnings.filterwarnings(
+            "ignore", message=r"It is recommended to use `self\.log\(.*sync_dist"
+        )
 
     # ---- this worker's place
 
@@ -370,7 +374,7 @@ class ElasticStrategy(Strategy):
 
         fit.on_run_start = on_run_start
         epoch.advance = lambda fetcher: self._require_fit().advance(advance, fetcher)
-        epoch._results = GroupResults(self.reduce)
+        epoch._results = GroupResults(self.reduce, self.root_device)
         connector = trainer._logger_connector
         update = connector.update_eval_epoch_metrics
         connector.update_eval_epoch_metrics = functools.partial(self._share, trainer, update)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import signal
+import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -155,9 +156,9 @@ def test_ten_kills_change_nothing(place: Place) -> None:
             job.wait_for(lambda: len(job.members()) >= 2, "two members")
     assert job.wait() == 0, job.story()
     require_quiet(job, len(places))
-    outages = [e["outage_s"] for e in job.named("recovered")]
-    in_steps = sorted(outages)[: len(outages) - 2]  # but the evaluation and the save
-    assert max(in_steps) <= 0.15 + 4 * pace_s, outages
+    delays = [event["total_s"] for event in job.named("recovered")]
+    step_s = 3 * pace_s  # two workers have 5 samples each, in micro-batches of at most 2
+    assert statistics.median(delays) <= 0.15 + step_s, delays
     require_same(outcome_of(place.files), run_alone(place, options))
 
 

@@ -109,7 +109,7 @@ class Fit:
             return  # nothing was to be trained
         # What follows this fit, also a second one, begins with what the Trainer knows now: a worker
         # that has passed a fit that is done gets it as the result of this call.
-        passed = self._session.catching_up
+        passed = self._session._training.part.holds_back
         known = self._session.run(self._state.state_dict)
         if passed:
             self._state.load_state_dict(known)

@@ -28,7 +28,8 @@ class Rows:
         self._in_block = False
 
     def attach(self, trainer: Any) -> None:
-        """Take what is given to the loggers of this Trainer."""
+        """Take what is given to the loggers of this Trainer, for another fit."""
+        self._recent.clear()
         for logger in trainer.loggers:
             original = logger.log_metrics
             if not isinstance(original, functools.partial):

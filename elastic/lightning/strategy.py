@@ -99,7 +99,8 @@ class ElasticStrategy(Strategy):
         self._fit: Fit | None = None
         self._rank: int | None = None
         self._attached: weakref.ref[Any] | None = None
-        self._has_logged_hyperparameters = False
+        self._begins = False
+        """A fit has begun, and no rank 0 is known yet."""
         _WRITERS.rank = _NO_RANK
         warnings.filterwarnings(
             "ignore", message=r"It is recommended to use `self\.log\(.*sync_dist"
@@ -190,7 +191,7 @@ class ElasticStrategy(Strategy):
         trainer, results = self._trainer, self._trainer.fit_loop.epoch_loop._results
         assert isinstance(results, GroupResults)
         job.rows.attach(trainer)
-        self._has_logged_hyperparameters = False
+        self._begins = True
         self._fit = Fit(
             self.session,
             trainer,
@@ -392,17 +393,18 @@ class ElasticStrategy(Strategy):
         """
         with contextlib.suppress(NotInGroup):
             before, self._rank = self._rank, self.session.rank
-            writes = self._rank == 0 and not self.session.catching_up
+            has_state = not self.session._training.part.holds_back
+            writes = self._rank == 0 and has_state
             did_write = _WRITERS.rank == 0
             _WRITERS.rank = 0 if writes else (self._rank or _NO_RANK)
             trainer = self._trainer
-            if writes and not did_write:
+            if writes and (self._begins or not did_write):
                 loggers.open_again(trainer)
-                self._job.rows.write_again()
-            if writes and not self._has_logged_hyperparameters:
-                self._has_logged_hyperparameters = True
                 if trainer.enable_autolog_hparams:
                     _log_hyperparams(trainer)
+                if not self._begins:
+                    self._job.rows.write_again()
+            self._begins = self._begins and not has_state
             if before != self._rank:
                 _show_progress(trainer, self._rank == 0, takes_over=before is not None)
 

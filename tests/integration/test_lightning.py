@@ -157,7 +157,8 @@ def test_ten_kills_change_nothing(place: Place) -> None:
     assert job.wait() == 0, job.story()
     require_quiet(job, len(places))
     delays = [event["total_s"] - event["first_step_s"] for event in job.named("recovered")]
-    assert statistics.median(delays) <= 0.15, delays
+    # The survivors notice where the step has its collectives: below up to 3 micro-batches.
+    assert statistics.median(delays) <= 0.15 + 3 * pace_s, delays
     require_same(outcome_of(place.files), run_alone(place, options))
 
 

@@ -41,6 +41,20 @@ def test_the_live_objects_are_filled_not_replaced() -> None:
     assert target.modules()["model"].get_parameter("0.weight") is weight
 
 
+def test_an_object_that_replaces_another_has_its_place_in_the_state() -> None:
+    """A second phase has an optimizer of its own, by the name of the first one's."""
+    source, target = make(1), make(2)
+    before = target.version
+    for state in (source, target):
+        parameters = state.modules()["model"].parameters()
+        state.replace("optimizer", torch.optim.SGD(parameters, lr=0.25 if state is source else 0.5))
+    assert target.version > before
+    assert target.signature() == source.signature()
+    restore(target, source)
+    (optimizer,) = target.optimizers()
+    assert optimizer.param_groups[0]["lr"] == 0.25
+
+
 def test_a_state_of_another_model_is_refused_with_the_names_of_tensors() -> None:
     target = make(2, width=4)
     before = target.capture().tensors["model.0.weight"].clone()

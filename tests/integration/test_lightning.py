@@ -17,6 +17,8 @@ import pytest
 from tests.integration.running import Place, steps_of, wait_for_step
 from tests.job_process import JobProcess
 
+pytestmark = pytest.mark.timeout(400)
+
 SCRIPT = "lightning_fit.py"
 # Of 10 samples in a step each of three workers has a share of 3 or 4, in micro-batches of 2.
 BATCHES = 10
@@ -128,7 +130,6 @@ def test_two_kills_change_nothing(place: Place) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(400)
 def test_ten_kills_change_nothing(place: Place) -> None:
     """Two of rank 0, two in the last epoch, one in an evaluation, one in a save; a step follows
     each within 0.15 s and its own time."""
@@ -165,6 +166,7 @@ def test_ten_kills_change_nothing(place: Place) -> None:
 @pytest.mark.long
 def test_fit_after_fit_takes_in_a_worker_that_skips_the_first(place: Place) -> None:
     options = {"trainer": {"max_epochs": 2}, "then_epochs": 2, "tests": True}
+    options |= {"scheduler": "plateau"}
     job = start(place, {**options, "pace_s": 0.15})
     wait_for_step(job, 2 * BATCHES + 4)
     kill(job, 1)
@@ -180,7 +182,6 @@ def test_early_stopping_stops_all_at_one_step(place: Place) -> None:
     options = {
         "early_stopping": {"monitor": "val_loss", "mode": "max", "patience": 2},
         "timer": {"duration": {"hours": 1}},
-        "scheduler": "plateau",
         "trainer": {"max_epochs": 9, "limit_train_batches": 7, "check_val_every_n_epoch": 2},
     }
     job = start(place, {**options, "pace_s": 0.06})

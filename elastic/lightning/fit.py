@@ -209,6 +209,7 @@ class Fit:
         except Exception:
             if self._step is None or not self._leave_block(*sys.exc_info()):
                 raise
+            optimizer.zero_grad()
         if not step.committed:
             raise _GivenUp
         mean = torch.tensor(self._results.loss, device=self._session.device)

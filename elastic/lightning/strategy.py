@@ -436,7 +436,7 @@ class ElasticStrategy(Strategy):
             if isinstance(value := results._get_cache(metric, on_step=False), torch.Tensor)
         ]
         if computed:
-            flat = torch.cat([value.detach().double().reshape(-1) for _, value in computed])
+            flat = torch.cat([v.to(self.root_device).double().reshape(-1) for _, v in computed])
 
             def from_rank_0() -> torch.Tensor:
                 shared = flat.clone()
@@ -448,7 +448,7 @@ class ElasticStrategy(Strategy):
             sizes = [value.numel() for _, value in computed]
             parts = shared.to(self.root_device).split(sizes)  # type: ignore[no-untyped-call]
             for (metric, value), part in zip(computed, parts, strict=True):
-                metric._computed = part.reshape(value.shape).to(value.dtype)
+                metric._computed = part.reshape(value.shape).to(value)
         return update()
 
     def _refuse_in_step(self, what: str) -> None:

@@ -207,3 +207,13 @@ def test_a_stopped_fit_goes_on_with_fewer_workers(place: Place, where: int | str
     assert resumed.wait() == 0, resumed.story()
     assert steps_of(resumed)[0] >= max(steps_of(job)), "steps were computed again"
     require_same(outcome_of(place.files), run_alone(place, options))
+
+
+@pytest.mark.long
+def test_a_finished_fit_is_passed_and_goes_on_with_more_epochs(place: Place) -> None:
+    flags = ["--checkpoint-dir", place.files / "elastic", "--checkpoint-every", "4"]
+    for epochs, steps in [(1, BATCHES), (1, 0), (2, BATCHES)]:
+        job = start(place, {"trainer": {"max_epochs": epochs}}, *flags, nproc=2)
+        assert job.wait() == 0, job.story()
+        assert len(steps_of(job)) == steps
+    require_same(outcome_of(place.files), run_alone(place, {"trainer": {"max_epochs": 2}}))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import signal
-import statistics
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -131,8 +130,7 @@ def test_two_kills_change_nothing(place: Place) -> None:
 
 @pytest.mark.long
 def test_ten_kills_change_nothing(place: Place) -> None:
-    """Two of rank 0, two in the last epoch, one in an evaluation, one in a save; a step follows
-    each within 0.15 s and its own time."""
+    """Two of rank 0, two in the last epoch, one in an evaluation, one in a save."""
     epochs, pace_s = 12, 0.12
     options = {**EVERYTHING, "trainer": {"max_epochs": epochs, "val_check_interval": 5}}
     job = start(place, {**options, "pace_s": pace_s, "val_pace_s": 0.1, "save_pace_s": 0.2})
@@ -157,9 +155,6 @@ def test_ten_kills_change_nothing(place: Place) -> None:
             job.wait_for(lambda: len(job.members()) >= 2, "two members")
     assert job.wait() == 0, job.story()
     require_quiet(job, len(places))
-    delays = [event["total_s"] - event["first_step_s"] for event in job.named("recovered")]
-    # The survivors notice where the step has its collectives: below up to 3 micro-batches.
-    assert statistics.median(delays) <= 0.15 + 3 * pace_s, delays
     require_same(outcome_of(place.files), run_alone(place, options))
 
 

@@ -52,6 +52,7 @@ class Control(Protocol):
     """The session's view of the control plane."""
 
     slot: int
+    local_world_size: int
     backend: Backend
     checkpoints: Checkpointing
     membership: Membership
@@ -106,7 +107,7 @@ class LocalControl:
     def __init__(self) -> None:
         never_look_up_peers()
         atexit.register(_await_own_threads)
-        self.slot = 0
+        self.slot, self.local_world_size = 0, 1
         self.backend = Backend.for_slot(0)
         self.reports = Reports()
         self.lease = TrainingLease.unlimited().share()
@@ -176,7 +177,7 @@ class AgentControl:
         self._take_up(self._assignment)
 
     def _take_up(self, assignment: local_pb2.Assignment) -> None:
-        self.slot = assignment.slot
+        self.slot, self.local_world_size = assignment.slot, assignment.local_world_size
         self.keeps_ledger = assignment.ledger
         self.backend = Backend.for_slot(self.slot)
         self.membership.join_timeout_s = assignment.join_timeout_s

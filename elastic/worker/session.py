@@ -95,6 +95,12 @@ class Session:
         return self._training.control.slot
 
     @property
+    def local_world_size(self) -> int:
+        """The workers with which this node was started, which take part if none is lost. It is
+        known before the group forms."""
+        return self._training.control.local_world_size
+
+    @property
     def device(self) -> torch.device:
         """The device for this worker's model and batches. It is known before the group forms."""
         return self._training.control.backend.device

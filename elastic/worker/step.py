@@ -320,6 +320,11 @@ class Step:
         passed to `backward`; for answers given later, when an optimizer steps or the block ends."""
         return self._skipped
 
+    @property
+    def means(self) -> Means:
+        """What `mean` returns: the means that were given in this step."""
+        return self._means
+
     def report(self, /, *unnamed: object, **values: Any) -> None:
         """Show values (loss=..., accuracy=...) in the live line, the status and the metrics.
 

@@ -10,6 +10,7 @@ import json
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -30,15 +31,14 @@ transformers.utils.logging.disable_progress_bar()
 
 
 def die(phase, step):
-    """Kill this worker, if it is to be killed here."""
-    for number, (when, at, rank) in enumerate(OPTIONS.get("kills", ())):
-        if (when, at, rank) != (phase, step, getattr(session, "rank", 0)):
-            continue
-        marker = OUTPUT / f"killed-{number}"
-        try:
-            marker.touch(exist_ok=False)
-        except FileExistsError:
-            continue
+    """Kill this worker, if the next kill is to happen here: once the group is whole again."""
+    kills = OPTIONS.get("kills", ())
+    number = sum((OUTPUT / f"killed-{n}").exists() for n in range(len(kills)))
+    if number == len(kills) or session.world_size < OPTIONS.get("workers", 3):
+        return
+    when, at, rank = kills[number]
+    if when == phase and step >= at and rank == session.rank:
+        (OUTPUT / f"killed-{number}").touch()
         os.kill(os.getpid(), signal.SIGKILL)
 
 
@@ -83,8 +83,21 @@ class Phases(TrainerCallback):
     def on_train_begin(self, args, state, control, **_):
         self.note("begin", step=state.global_step)
 
+    def on_pre_optimizer_step(self, args, state, control, **_):
+        """The last rank lags behind: its part of the step's last reduction never comes, in a group
+        that breaks after the others have committed the step."""
+        if OPTIONS.get("lags_at") == state.global_step and session.rank == 2:
+            while not (OUTPUT / "killed-0").exists():
+                time.sleep(0.01)
+            time.sleep(0.2)
+            torch.distributed.all_reduce(torch.zeros(1))
+
     def on_optimizer_step(self, args, state, control, **_):
         die("optimizer", state.global_step)
+
+    def on_step_begin(self, args, state, control, **_):
+        if session is not None and session.world_size < OPTIONS.get("workers", 3):
+            time.sleep(OPTIONS.get("pace_s", 0.0))
 
     def on_step_end(self, args, state, control, **_):
         die("committed", state.global_step)

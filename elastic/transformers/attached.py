@@ -29,7 +29,7 @@ _SEAMS = {
     "_init_training_state": "the group forms here, and a worker that joins gets its state",
     "_prepare_for_training": "has been called by then, because the group needs what it makes",
     "_run_epoch": "goes on with the rest of the epoch after a loss of the group",
-    "training_step": "passes a step's micro-batches through the model, each by Trainer's own method",
+    "training_step": "passes a step's micro-batches to Trainer's own method, one by one",
     "floating_point_ops": "counted for each micro-batch, and summed over the group",
     "_track_num_input_tokens": "counted for each micro-batch, and summed over the group",
     "_clip_grad_norm": "leaves out a step that other workers have completed",
@@ -42,8 +42,9 @@ _SEAMS = {
     "_save_checkpoint": "one worker writes, in session.run, so another one if it is lost",
     "_load_best_model": "one worker reads, and the others receive",
 }
-"""The methods that are replaced, and why. Beside these, `accelerator.backward` passes losses to
-step.backward, and `accelerator.gather_for_metrics` collects the results of an evaluation."""
+"""The methods that are replaced, and why. Beside these, three of the accelerator's: `backward`
+passes losses to step.backward, `gather_for_metrics` collects the results of an evaluation, and
+`unwrap_model` knows the distributed model."""
 
 
 def attach(trainer: Any, session: Session, *, global_batch: int | None = None) -> None:
@@ -88,9 +89,12 @@ class _Attached:
         """Trainer's own methods, which those of this class call."""
         for name in _SEAMS:
             setattr(trainer, name, getattr(self, name.lstrip("_")))
-        self._own_gather = trainer.accelerator.gather_for_metrics
-        trainer.accelerator.backward = self._backward
-        trainer.accelerator.gather_for_metrics = trainer.gather_function = self._gather
+        accelerator = trainer.accelerator
+        self._own_gather = accelerator.gather_for_metrics
+        self._own_unwrap = accelerator.unwrap_model
+        accelerator.backward = self._backward
+        accelerator.gather_for_metrics = trainer.gather_function = self._gather
+        accelerator.unwrap_model = self._unwrap
         trainer.callback_handler.callbacks.insert(0, _FirstCallback(self))
         self._progress, self._history = Progress(trainer), History(trainer)
         self._model: Any = None
@@ -241,14 +245,16 @@ class _Attached:
 
     def evaluation_loop(self, loader: Any, *arguments: Any, **named: Any) -> EvalLoopOutput:
         if self._is_alone or not self._has_group():
-            return self._own["evaluation_loop"](loader, *arguments, **named)
+            alone: EvalLoopOutput = self._own["evaluation_loop"](loader, *arguments, **named)
+            return alone
         shard = shard_of(loader)
 
         def evaluate() -> tuple[Any, ...]:
             self._follow_group()
             self._rounds = Rounds(loader, shard) if shard is not None else None
+            batches = loader if self._rounds is None else self._rounds
             try:
-                return tuple(self._own["evaluation_loop"](self._rounds or loader, *arguments, **named))
+                return tuple(self._own["evaluation_loop"](batches, *arguments, **named))
             finally:
                 self._rounds = None
 
@@ -416,6 +422,10 @@ class _Attached:
         step.mean(**self._counts)
         step.backward(loss if scaler is None else scaler.scale(loss), weight=weight, **options)
 
+    def _unwrap(self, model: Any, *arguments: Any, **named: Any) -> Any:
+        inner = model.module if model is self._model else model
+        return self._own_unwrap(inner, *arguments, **named)
+
     def _place_state(self) -> None:
         """Set where the job is. Trainer counts what this process has done."""
         assert self._data is not None
@@ -535,7 +545,7 @@ class _Steps:
         return self._attached.steps_of_epoch()
 
 
-class _FirstCallback(TrainerCallback):  # type: ignore[misc]
+class _FirstCallback(TrainerCallback):
     """Comes before all other callbacks, which so find the state of the committed step."""
 
     def __init__(self, attached: _Attached) -> None:

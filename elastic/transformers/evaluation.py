@@ -39,8 +39,7 @@ class BatchShard(Sampler[int]):
 
     def __len__(self) -> int:
         rank, world_size = self._place()
-        samples = sum(self.sizes(at)[rank] or 1 for at in range(self.rounds(world_size)))
-        return samples
+        return sum(self.sizes(at)[rank] or 1 for at in range(self.rounds(world_size)))
 
     def rounds(self, world_size: int) -> int:
         """How many batches each rank has."""

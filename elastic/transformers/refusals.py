@@ -82,7 +82,7 @@ def require_fit(trainer: Any) -> None:
             "{'sync_each_batch': True}}): workers can have different numbers of micro-batches, so "
             "only the last one is averaged; leave it out"
         )
-    if trainer.is_model_parallel or getattr(trainer, "is_distributed_loading_by_transformers", 0):
+    if trainer.is_model_parallel or trainer.is_distributed_loading_by_transformers:
         raise ConfigurationError(
             f"attach(): the {type(trainer.model).__name__} is spread over several devices; load it "
             "without device_map and distributed_config, so that each worker has all of it"

@@ -43,6 +43,7 @@ class Progress:
         trainer._initial_num_input_tokens_seen = 0
 
     def state_dict(self) -> dict[str, Any]:
+        """The state, for elastic."""
         trainer = self._trainer
         return {
             "began": self.began,
@@ -55,6 +56,7 @@ class Progress:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
         trainer = self._trainer
         self.began = state["began"]
         self.grad_norm, self.learning_rate = state["grad_norm"], state["learning_rate"]
@@ -84,11 +86,12 @@ class History:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._of: object = None
+        self._of: list[Any] = []
         self._entries = 0
         self._text = ""
 
     def state_dict(self) -> dict[str, Any]:
+        """The state, for elastic."""
         history = self._trainer.state.log_history
         if self._of is not history or len(history) < self._entries:
             self._of, self._entries, self._text = history, 0, ""
@@ -99,6 +102,7 @@ class History:
         return {"log_history": self._text, "libraries": present}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
         trainer = self._trainer
         self._text = state["log_history"]
         self._of = trainer.state.log_history

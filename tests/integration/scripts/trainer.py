@@ -15,6 +15,7 @@ from pathlib import Path
 
 import torch
 import transformers
+from peft import LoraConfig, get_peft_model
 from torch.nn.functional import cross_entropy
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
@@ -66,6 +67,10 @@ def token_loss(outputs, labels, num_items_in_batch=None):
     return total / num_items_in_batch
 
 
+def sums(given):
+    return {"sum": float(given.predictions.sum()), "labels": float(given.label_ids.sum())}
+
+
 class Killed(Trainer):
     def compute_loss(self, model, inputs, *args, **named):
         if model.training:
@@ -80,10 +85,10 @@ class Killed(Trainer):
 class Phases(TrainerCallback):
     """Kills, and writes down what each worker sees."""
 
-    def on_train_begin(self, args, state, control, **_):
+    def on_train_begin(self, _args, state, _control, **_):
         self.note("begin", step=state.global_step)
 
-    def on_pre_optimizer_step(self, args, state, control, **_):
+    def on_pre_optimizer_step(self, _args, state, _control, **_):
         """The last rank lags behind: its part of the step's last reduction never comes, in a group
         that breaks after the others have committed the step."""
         if OPTIONS.get("lags_at") == state.global_step and session.rank == 2:
@@ -92,26 +97,28 @@ class Phases(TrainerCallback):
             time.sleep(0.2)
             torch.distributed.all_reduce(torch.zeros(1))
 
-    def on_optimizer_step(self, args, state, control, **_):
+    def on_optimizer_step(self, _args, state, _control, **_):
         die("optimizer", state.global_step)
 
-    def on_step_begin(self, args, state, control, **_):
+    def on_step_begin(self, _args, state, _control, **_):
+        if session is not None and session.rank == 2:
+            self.note("begins", step=state.global_step)
         if session is not None and session.world_size < OPTIONS.get("workers", 3):
             time.sleep(OPTIONS.get("pace_s", 0.0))
 
-    def on_step_end(self, args, state, control, **_):
+    def on_step_end(self, _args, state, _control, **_):
         die("committed", state.global_step)
         if state.is_world_process_zero:
             self.note("step", step=state.global_step)
 
-    def on_prediction_step(self, args, state, control, **_):
+    def on_prediction_step(self, _args, state, _control, **_):
         die("evaluation", state.global_step)
 
-    def on_log(self, args, state, control, logs, **_):
+    def on_log(self, _args, state, _control, logs, **_):
         if state.is_world_process_zero:
             self.note("log", step=state.global_step, **logs)
 
-    def on_save(self, args, state, control, **_):
+    def on_save(self, _args, state, _control, **_):
         if state.is_world_process_zero:
             self.note("save", step=state.global_step)
 
@@ -124,13 +131,11 @@ def model_of():
     torch.manual_seed(0)
     config = GPT2Config(
         **{"vocab_size": 50, "n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 2},
-        **{name: 0.0 for name in ("resid_pdrop", "embd_pdrop", "attn_pdrop")},
+        **dict.fromkeys(("resid_pdrop", "embd_pdrop", "attn_pdrop"), 0.0),
         **{"bos_token_id": 0, "eos_token_id": 0, "loss_type": "ForCausalLM"},
     )
     model = GPT2LMHeadModel(config).to(getattr(torch, OPTIONS.get("dtype", "float64")))
     if OPTIONS.get("lora"):
-        from peft import LoraConfig, get_peft_model
-
         model = get_peft_model(model, LoraConfig(target_modules=["c_attn"], fan_in_fan_out=True))
         model = model.to(torch.float64)
     return model
@@ -161,9 +166,7 @@ trainer = Killed(
     train_dataset=Sentences(OPTIONS.get("samples", 100)),
     eval_dataset=Sentences(21),
     compute_loss_func=token_loss if OPTIONS.get("exact", True) else None,
-    compute_metrics=(lambda given: {"sum": float(given.predictions[0].sum()) if isinstance(given.predictions, tuple) else float(given.predictions.sum()), "labels": float(given.label_ids.sum())})
-    if OPTIONS.get("metrics")
-    else None,
+    compute_metrics=sums if OPTIONS.get("metrics") else None,
     callbacks=callbacks,
 )
 if session is not None:
@@ -176,6 +179,8 @@ for _ in range(OPTIONS.get("again", 0)):
 after = trainer.evaluate(metric_key_prefix="after") if OPTIONS.get("after") else {}
 predicted = trainer.predict(Sentences(9)).predictions.sum() if OPTIONS.get("predict") else 0.0
 trainer.save_model(str(OUTPUT / "final"))
+rank = getattr(session, "rank", 0)
+(OUTPUT / f"history-{rank}.json").write_text(json.dumps(trainer.state.log_history))
 if trainer.is_world_process_zero():
     torch.save(trainer.model.state_dict(), OUTPUT / "weights.pt")
     told = {

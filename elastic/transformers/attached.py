@@ -26,6 +26,7 @@ from elastic.worker.session import Session
 _SEAMS = {
     "train": "refuses what contradicts elastic; a step's micro-batches are one item of the loader",
     "get_train_dataloader": "its samples are divided by an elastic.DataLoader",
+    "get_total_train_batch_size": "is the global batch",
     "_init_training_state": "the group forms here, and a worker that joins gets its state",
     "_prepare_for_training": "has been called by then, because the group needs what it makes",
     "_run_epoch": "goes on with the rest of the epoch after a loss of the group",
@@ -139,6 +140,9 @@ class _Attached:
     def get_train_dataloader(self) -> _Steps:
         self._data = self._divided(self._own["get_train_dataloader"]())
         return _Steps(self, self._data)
+
+    def get_total_train_batch_size(self, _args: Any) -> int:
+        return self._global_batch
 
     def init_training_state(
         self, max_steps: int, per_epoch: int, epochs: int, _resume: object, trial: object

@@ -96,8 +96,7 @@ class Session:
 
     @property
     def local_world_size(self) -> int:
-        """The workers with which this node was started, which take part if none is lost. It is
-        known before the group forms."""
+        """The workers that this node was started with. It is known before the group forms."""
         return self._training.control.local_world_size
 
     @property

@@ -167,6 +167,11 @@ def test_a_worker_that_lags_behind_gets_the_step_from_the_others(place: Place) -
     alone = run_alone(place, arguments=arguments)
     run_job(place, [("committed", 6, 1)], lags_at=5, arguments=arguments)
     require_same(place.files / "job", alone)
+    begun: dict[int, list[int]] = {}
+    for note in notes(place, "begins"):
+        begun.setdefault(note["pid"], []).append(note["step"])
+    laggards = [steps for steps in begun.values() if steps.count(6) == 2 and steps.count(5) == 1]
+    assert laggards, "it has passed over the step that others have completed"
 
 
 @pytest.mark.long

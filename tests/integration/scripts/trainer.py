@@ -101,7 +101,7 @@ class Phases(TrainerCallback):
         die("optimizer", state.global_step)
 
     def on_step_begin(self, _args, state, _control, **_):
-        if session is not None and session.rank == 2:
+        if "lags_at" in OPTIONS:
             self.note("begins", step=state.global_step)
         if session is not None and session.world_size < OPTIONS.get("workers", 3):
             time.sleep(OPTIONS.get("pace_s", 0.0))
@@ -124,7 +124,12 @@ class Phases(TrainerCallback):
 
     def note(self, what, **more):
         with (OUTPUT / "notes.jsonl").open("a") as file:
-            file.write(json.dumps({"what": what, "pid": os.getpid(), **more}, default=str) + "\n")
+            file.write(
+                json.dumps(
+                    {"what": what, "pid": os.getpid(), "at": time.time(), **more}, default=str
+                )
+                + "\n"
+            )
 
 
 def model_of():

@@ -100,7 +100,8 @@ def main() -> None:
     trainer.save_model()
     if trainer.is_world_process_zero():
         prompt = tokenizer("12+7=", return_tensors="pt").to(session.device)
-        answer: Any = model.eval().generate(**prompt, max_new_tokens=4, do_sample=False)
+        model.train(False)
+        answer: Any = model.generate(**prompt, max_new_tokens=4, do_sample=False)
         print("12+7=" + "".join(tokenizer.convert_ids_to_tokens(answer[0][5:].tolist())))
 
 

@@ -21,9 +21,12 @@ from tensorboard.backend.event_processing import event_accumulator
 from tests.integration.running import CONFIGURATION, SCRIPTS, Place
 from tests.job_process import ROOT, JobProcess
 
-pytestmark = pytest.mark.skipif(
-    importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        importlib.util.find_spec("transformers") is None, reason="transformers is not installed"
+    ),
+    pytest.mark.timeout(300),
+]
 
 WITH_TRANSFORMERS = {"PYTHONPATH": f"{ROOT / 'tests/with_transformers'}:{ROOT}"}
 BATCH, TERMINATED = 12, 143

@@ -1,4 +1,12 @@
-"""Puts a job's steps into the loop of a Trainer, by replacing some methods of that one object."""
+"""Puts a job's steps into the loop of a Trainer, by replacing some methods of that one object.
+
+Trainer takes an item from its loader: that is the boundary between two steps. `training_step`
+opens the step's block and passes its micro-batches. Trainer clips gradients and updates the model,
+and the first callback's `on_step_end` closes the block. If the group is lost in between, the error
+unwinds Trainer's `_run_epoch`, which is called again for the rest of the epoch: with the same step,
+or, if others have completed that one, with what follows a step (logs, an evaluation, a save). A
+worker that joins begins with the rest of an epoch, too.
+"""
 
 from __future__ import annotations
 

@@ -174,6 +174,10 @@ trainer = Killed(
     compute_metrics=sums if OPTIONS.get("metrics") else None,
     callbacks=callbacks,
 )
+computed_in = set()
+next(m for n, m in trainer.model.named_modules() if n.endswith("c_fc")).register_forward_hook(
+    lambda _module, _inputs, output: computed_in.add(str(output.dtype))
+)
 if session is not None:
     attach(trainer, session, global_batch=OPTIONS.get("global_batch", 12))
 if OPTIONS.get("before"):
@@ -197,5 +201,6 @@ if trainer.is_world_process_zero():
         "tokens": trainer.state.num_input_tokens_seen,
         "after": after,
         "predicted": float(predicted),
+        "computed_in": sorted(computed_in),
     }
     (OUTPUT / "result.json").write_text(json.dumps(told))

@@ -270,7 +270,7 @@ def test_early_stopping_counts_the_same_after_losses(place: Place) -> None:
     arguments = {**often, **BEST, "learning_rate": 0.1}
     options = {"patience": 2, "after": True, "arguments": arguments}
     alone = run_alone(place, **options)
-    run_job(place, [("step", 2, 0), ("evaluation", 3, 1)], **options)
+    run_job(place, [("evaluation", 3, 0)], pace_s=0.5, **options)
     require_same(place.files / "job", alone)
 
 

@@ -31,11 +31,19 @@ transformers.utils.logging.set_verbosity_error()
 transformers.utils.logging.disable_progress_bar()
 
 
+def world_size():
+    """0 before the group forms."""
+    try:
+        return session.world_size
+    except elastic.errors.NotInGroup:
+        return 0
+
+
 def die(phase, step):
     """Kill this worker, if the next kill is to happen here: once the group is whole again."""
     kills = OPTIONS.get("kills", ())
     number = sum((OUTPUT / f"killed-{n}").exists() for n in range(len(kills)))
-    if number == len(kills) or session.world_size < OPTIONS.get("workers", 3):
+    if number == len(kills) or world_size() < OPTIONS.get("workers", 3):
         return
     when, at, rank = kills[number]
     if when == phase and step >= at and rank == session.rank:

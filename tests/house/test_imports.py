@@ -23,7 +23,7 @@ PLANTED = {
     "Layers point downward": ("elastic/rpc/codec.py", "import elastic.agent.logs"),
     "The core is pure": ("elastic/core/data_order.py", "import random"),
     "Only the worker may import torch": ("elastic/agent/logs.py", "import torch"),
-    "Lightning is optional": ("elastic/worker/loops.py", "import lightning"),
+    "Frameworks are optional": ("elastic/worker/loops.py", "import lightning"),
     "No grpc in a worker process": ("elastic/worker/step.py", "import grpc"),
     "What decides imports no book and no view": (
         "elastic/core/restarts.py",

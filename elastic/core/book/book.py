@@ -162,6 +162,7 @@ class Book:
 
     def stopped(self, stopped_s: float, at: float) -> None:
         """The coordinator runs again since `at`. Before, it did not run for `stopped_s`."""
+        self._heard_since = at  # the signs that came meanwhile were not heard
         detail = f"it did not run for {stopped_s:.1f} s: it was stopped, or its machine was paused"
         self._stop = Noticed(sign=Sign.COORDINATOR_STOPPED, at=at, detail=detail)
 

@@ -348,3 +348,14 @@ def test_a_recovery_after_a_late_leave_counts_from_the_last_commit(planned: bool
     assert sum_of_phases(record) == pytest.approx(18.0)
     (found,) = leader.book.documents(AHEAD_S).values()
     assert (found["cause"], found["nodes"][0]) == ("leave_timed_out", "b")
+
+
+def test_a_loss_while_the_coordinator_did_not_run_is_counted_from_when_the_group_stood_still() -> (
+    None
+):
+    leader = Leader()
+    leader.book.stopped(6.0, at=20.3)
+    leader.answered(lost_at=20.5, at=20.5)
+    record = leader.recovered(24.0, 2, out_s=9.0)
+    assert (record["total_s"], record["detect_s"]) == (9.0, 5.5)
+    assert sum_of_phases(record) == pytest.approx(9.0)

@@ -561,9 +561,10 @@ class Book:
         return [i for i in self._newest_first() if i.outcome is Outcome.TRAINS_ON]
 
     def _take_group(self, group: Generation | None) -> None:
-        self._group = group
+        before, self._group = self._group, group
         if group is not None and group.members:
-            self._places_before = self._places
+            if before is None or before.number != group.number:  # otherwise it is only settled
+                self._places_before = self._places
             self._places = {
                 m.worker: (self._name_of(m.node), rank) for rank, m in enumerate(group.members)
             }

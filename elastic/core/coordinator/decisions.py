@@ -41,6 +41,8 @@ class Form:
     """Members that are alive but did not arrive: their agents replace them."""
     unreachable: frozenset[WorkerId] = field(default_factory=frozenset)
     """Members that are alive and cannot reach all others. They keep their processes."""
+    dropped: frozenset[WorkerId] = field(default_factory=frozenset)
+    """Members that a planned change drops and that were lost before it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -338,9 +338,11 @@ class _Formed:
             return self._keep_asking(until)
         if self._state_has_come():
             return self._form(self._active, ChangeReason.STARTED)
-        lost = self._lost or self._has_lost_dropped_member()
+        dropped = self._lost_dropped_members()
+        lost = self._lost or dropped
         if lost or (self._broken and self._finished) or self._is_stranded():
-            return self._form(self._active, ChangeReason.MEMBER_LOST)
+            decision = self._form(self._active, ChangeReason.MEMBER_LOST)
+            return replace(decision, dropped=dropped) if isinstance(decision, Form) else decision
         if self._out_of_contact:
             return self._await_contact()
         if self._is_parted():
@@ -368,22 +370,19 @@ class _Formed:
             w.status.phase is WorkerPhase.TRAINING and w.status.generation == self._current.number
         )
 
-    def _has_lost_dropped_member(self) -> bool:
-        """True if a member that a planned change drops was lost before the change. The others may
-        wait for it at a call of the script, where no connection shows its death."""
+    def _lost_dropped_members(self) -> frozenset[WorkerId]:
+        """Members that a planned change drops and that were lost before the change. The others may
+        wait for them at a call of the script, where no connection shows their death."""
         previous = self._view.previous_group
-        return (
-            previous is not None
-            and not previous.worker_ids <= self._view.workers.keys() | self._current.worker_ids
-            and (
-                bool(self._broke_before)
-                or not any(
-                    self._has_started_to_join(w)  # newcomers start at once
-                    for w in self._active
-                    if w.status.worker in previous.worker_ids
-                )
-            )
+        if previous is None:
+            return frozenset()
+        gone = previous.worker_ids - self._view.workers.keys() - self._current.worker_ids
+        changes = any(
+            self._has_started_to_join(w)  # newcomers start at once
+            for w in self._active
+            if w.status.worker in previous.worker_ids
         )
+        return gone if self._broke_before or not changes else frozenset()
 
     def _is_stranded(self) -> bool:
         """True if holders of the state join and wait for a member whose script has ended."""

@@ -793,6 +793,7 @@ class Coordinator:
         )
         out = self._cut_off_from(decision)  # known only now, after the group was given up for it
         lost += tuple(m.worker for m in self._past.last_members() if m.worker in out)
+        lost += tuple(sorted(decision.dropped))
         goes_on_parted = previous is not None and not previous.members
         broke = decision.reason is ChangeReason.GROUP_BROKEN and not goes_on_parted
         if not decision.planned and broke and decision.members:

@@ -814,3 +814,22 @@ def test_a_group_that_breaks_before_the_settled_boundary_re_forms_with_all_membe
     job.report(status("a0", READY, 1, acknowledged=2, committed=4), after_s=0.1)
     formed = job.tell(ev.TimerFired(), after_s=1.0)
     assert (sorted(formed or []) == ["a0", "b0"]) is whole
+
+
+def test_a_member_that_is_lost_before_the_change_that_drops_it_is_a_loss() -> None:
+    job = running("a0", "b0", "c0")
+    assert sorted(job.tell(ev.NodeLeaving(node="a", reason="drained")) or []) == ["b0", "c0"]
+    assert sorted(job.tell(killed("a0"), after_s=0.1) or []) == ["b0", "c0"]
+    (lost,) = job.told(fx.Lost)
+    assert lost.workers == ("a0",)  # type: ignore[attr-defined]
+
+
+def test_a_member_that_has_left_as_planned_is_not_lost_with_another_one() -> None:
+    job = running("a0", "b0", "c0")
+    job.tell(ev.NodeLeaving(node="a", reason="drained"))
+    job.report(status("b0", JOINING, 2, acknowledged=2, committed=4))
+    job.report(trains("c0", 1, acknowledged=2, committed=4))
+    job.tell(killed("a0"), after_s=0.1)
+    job.tell(killed("c0"), after_s=0.1)
+    (lost,) = job.told(fx.Lost)
+    assert lost.workers == ("c0",)  # type: ignore[attr-defined]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from elastic.core.book.book import Book, FirstStep
@@ -487,3 +487,14 @@ def test_a_stop_of_the_coordinator_is_a_sign_of_the_incident_that_it_noticed_lat
     assert [n["sign"] for n in found["noticed"]] == ["worker_ended", "coordinator_stopped"]
     assert "18.2 s" in found["noticed"][1]["detail"]
     assert found["cause"] == "worker_failed"
+
+
+def test_a_member_keeps_its_rank_when_the_change_that_drops_it_is_settled() -> None:
+    job = Job()
+    job.forms("ab", ChangeReason.MEMBER_LEAVING)
+    assert job.machine.current is not None
+    job.machine.current = replace(job.machine.current, leave_after=9)
+    job.tell(ev.TimerFired())
+    job.dies("c")
+    job.loses("wc")
+    assert job.only()["processes"][0]["rank"] == 2

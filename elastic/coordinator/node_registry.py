@@ -263,6 +263,7 @@ class DepartingNodes:
         self._post = post
         self._start = start
         self._leaving: dict[NodeId, str] = {}  # reasons
+        self._asked: set[NodeId] = set()  # nodes that want to leave by themselves
         self._cut_off: dict[NodeId, str] = {}  # which peers do not reach these nodes, or they not
         self._machines: dict[NodeId, str] = {}  # nodes on which something may run
 
@@ -297,6 +298,7 @@ class DepartingNodes:
     def leave_requested(self, node: ConnectedNode, reason: str) -> None:
         if node.node not in self._leaving:
             self._journal.record("node_leaving", node=node.stream.node, reason=reason)
+        self._asked.add(node.node)
         self._leave(node, reason)
 
     def worker_failed(self, node: ConnectedNode, failure: Failure, *, step: int) -> None:
@@ -326,7 +328,7 @@ class DepartingNodes:
             node.stream.send(drained=pb.Drained(reason=self._leaving.get(node.node, "")))
             return
         is_drained = excluded.state == DRAINED
-        if is_drained or node.stream.hello.ends_in_quarantine:
+        if is_drained or node.stream.hello.ends_in_quarantine or node.node in self._asked:
             back = f"`elastic nodes --clear {excluded.machine or name}` lets it come back"
             exit_code = ExitCode.DRAINED if is_drained else ExitCode.QUARANTINED
             node.stream.send(
@@ -339,6 +341,7 @@ class DepartingNodes:
 
     def gone(self, node: NodeId) -> None:
         self._leaving.pop(node, None)
+        self._asked.discard(node)
         self._cut_off.pop(node, None)
         self._machines.pop(node, None)
 

@@ -153,6 +153,18 @@ async def test_failures_of_workers_quarantine_a_node_whose_agent_stays(place: Pl
     assert kinds(node.stream) == []
 
 
+async def test_a_quarantined_node_whose_agent_is_told_to_leave_is_let_go(place: Place) -> None:
+    node = place.node("n1")
+    for _ in range(2):
+        place.worker_failed(node, KILLED)
+    await place.states()
+    place.departing.left_group(node)
+    place.departing.leave_requested(node, "SIGTERM")
+    assert place.posted[-1] == ev.NodeLeaving(node=node.node, reason="SIGTERM")
+    place.departing.left_group(node)  # the machine tells of it again
+    assert kinds(node.stream) == ["drained"]
+
+
 @pytest.mark.parametrize("way", ["refuses", "loses"])
 async def test_a_quarantine_is_stored_when_the_store_answers_again(
     place: Place, store: FailingStore, way: str

@@ -109,6 +109,8 @@ class Book:
         """(node, rank) of the members of the newest group."""
         self._places_before: dict[WorkerId, tuple[str, int]] = {}
         """The same of the group before."""
+        self._dropping: set[NodeId] = set()
+        """Nodes with members that the planned change under way drops, until they may go."""
         self._came: dict[str, None] = {}
         """Nodes that have reported to this leader."""
         self._given_up: deque[tuple[int, int]] = deque(maxlen=_REMEMBERED)
@@ -138,6 +140,8 @@ class Book:
                 self._lost(effect, now - machine.last_commit_at(now))
             elif isinstance(effect, fx.AnnounceGeneration):
                 self._formed(effect.generation, now)
+            elif isinstance(effect, fx.NodeDrained):
+                self._dropped({effect.node})
         self._gather()
         self.slots.observe(event, machine.current, machine.phase, now)
         for effect in effects:
@@ -190,6 +194,8 @@ class Book:
         """A member has committed its first step in a group; return the fields of the event
         `recovered` if this ends a loss."""
         loss, ended = self.under_way, None
+        if loss is None and self._group is not None and step.generation == self._group.number:
+            self._dropped(set(self._dropping))
         follows = loss is not None and 0 < loss.followed_by <= step.generation
         # A newcomer cannot say when a loss was that began under an earlier leader.
         if loss is not None and follows and (loss.decided_at != _EARLIER or step.out_s):
@@ -428,7 +434,7 @@ class Book:
                 self._reported(report, now)
         elif isinstance(event, ev.NodeLost | ev.NodeGone):
             sign = Sign.NODE_LOST if isinstance(event, ev.NodeLost) else Sign.NODE_GONE
-            if any(m.node == event.node for m in members):
+            if event.node in self._dropping or any(m.node == event.node for m in members):
                 self._notice(Noticed(sign=sign, at=now, node=self._name_of(event.node)))
         elif isinstance(event, ev.WorkerFailed):
             self._went_further(event.committed_in, event.committed)
@@ -510,6 +516,12 @@ class Book:
                 generation=number, step=effect.step, standing_s=round(effect.standing_s, 3)
             )
 
+    def _dropped(self, nodes: set[NodeId]) -> None:
+        """The planned change has dropped the members on these nodes, which may be lost now."""
+        for node in nodes & self._dropping:
+            self._refute(self._name_of(node))
+        self._dropping -= nodes
+
     def _refute(self, node: str) -> None:
         """The node was not lost: only the stream of its agent had ended."""
         for noticed in [n for n in self._signs if n.who == (Sign.NODE_LOST, node, "")]:
@@ -562,8 +574,14 @@ class Book:
 
     def _take_group(self, group: Generation | None) -> None:
         before, self._group = self._group, group
+        is_settled = before is not None and group is not None and before.number == group.number
+        if not is_settled:
+            is_planned = group is not None and group.leave_after is not None
+            going = before.members if before is not None and is_planned else ()
+            stay = group.worker_ids if group is not None else frozenset()
+            self._dropping = {m.node for m in going if m.worker not in stay}
         if group is not None and group.members:
-            if before is None or before.number != group.number:  # otherwise it is only settled
+            if not is_settled:
                 self._places_before = self._places
             self._places = {
                 m.worker: (self._name_of(m.node), rank) for rank, m in enumerate(group.members)

@@ -793,7 +793,7 @@ class Coordinator:
         )
         out = self._cut_off_from(decision)  # known only now, after the group was given up for it
         lost += tuple(m.worker for m in self._past.last_members() if m.worker in out)
-        lost += tuple(sorted(decision.dropped))
+        lost += self._lost_before_drop(decision)
         goes_on_parted = previous is not None and not previous.members
         broke = decision.reason is ChangeReason.GROUP_BROKEN and not goes_on_parted
         if not decision.planned and broke and decision.members:
@@ -832,6 +832,17 @@ class Coordinator:
             )
         may_train = self._lineage.may_train
         return [*effects, fx.PersistGeneration(generation=generation, may_train=may_train)]
+
+    def _lost_before_drop(self, decision: Form) -> tuple[WorkerId, ...]:
+        """Members that a planned change drops and that were lost before it: a node that has left in
+        time does not count as out of contact."""
+        current, previous = self._current, self._previous_group
+        lost = set(decision.dropped)
+        if current is not None and previous is not None and not decision.planned:
+            alive = self._nodes.workers()
+            going = (previous.worker_ids - current.worker_ids) & alive.keys()
+            lost |= {w for w in going if alive[w].out_of_contact_since is not None}
+        return tuple(sorted(lost))
 
     def _tell_parted(
         self, decision: Form, out: Collection[WorkerId], now: float

@@ -824,6 +824,17 @@ def test_a_member_that_is_lost_before_the_change_that_drops_it_is_a_loss() -> No
     assert lost.workers == ("a0",)  # type: ignore[attr-defined]
 
 
+def test_a_node_that_vanishes_before_the_change_that_drops_it_is_a_loss() -> None:
+    job = running("a0", "b0", "c0")
+    job.tell(ev.NodeLeaving(node="a", reason="drained"))
+    job.tell(ev.NodeLost(node="a"), after_s=0.1)
+    job.report(status("b0", READY, 1, acknowledged=2, committed=3, **BREAKS))
+    formed = job.report(status("c0", READY, 1, acknowledged=2, committed=3, **BREAKS))
+    assert sorted(formed or job.tell(ev.TimerFired(), after_s=30.0) or []) == ["b0", "c0"]
+    (lost,) = job.told(fx.Lost)
+    assert lost.workers == ("a0",)  # type: ignore[attr-defined]
+
+
 def test_a_member_that_has_left_as_planned_is_not_lost_with_another_one() -> None:
     job = running("a0", "b0", "c0")
     job.tell(ev.NodeLeaving(node="a", reason="drained"))

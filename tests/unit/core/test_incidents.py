@@ -6,6 +6,8 @@ import json
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pytest
+
 from elastic.core.book.book import Book, FirstStep
 from elastic.core.book.incidents import MOST_INCIDENTS, MOST_PROCESSES
 from elastic.core.coordinator import effects as fx
@@ -498,3 +500,45 @@ def test_a_member_keeps_its_rank_when_the_change_that_drops_it_is_settled() -> N
     job.dies("c")
     job.loses("wc")
     assert job.only()["processes"][0]["rank"] == 2
+
+
+def drops_c() -> Job:
+    """A job with a planned change under way that drops a node."""
+    job = Job()
+    assert job.machine.current is not None
+    job.machine.current = replace(
+        job.machine.current,
+        number=2,
+        members=job.machine.current.members[:2],
+        leave_after=9,
+    )
+    job.number = 2
+    job.tell(ev.GenerationPersisted(number=2))
+    return job
+
+
+def test_a_node_that_vanishes_before_the_change_that_drops_it_is_the_cause() -> None:
+    job = drops_c()
+    job.tell(ev.NodeLost(node="c@1"))
+    job.now += 0.5
+    job.loses("wc", reason=ChangeReason.GROUP_BROKEN)
+    job.forms("ab", ChangeReason.GROUP_BROKEN)
+    job.recovers(9)
+    found = job.only()
+    assert (found["cause"], found["workers"], found["lasted_s"]) == ("node_lost", ["wc"], 0.5)
+
+
+@pytest.mark.parametrize("first", ["it is lost", "it may go", "the others train"])
+def test_a_node_that_goes_once_a_planned_change_has_dropped_it_is_no_sign(first: str) -> None:
+    job = drops_c()
+    if first == "it is lost":
+        job.tell(ev.NodeLost(node="c@1"))
+    if first == "the others train":
+        job.recovers(9)
+    else:
+        job.tell(ev.TimerFired(), fx.NodeDrained(node="c@1"))
+    job.tell(ev.NodeLost(node="c@1"))
+    job.now += 100.0
+    job.dies("b")
+    job.loses("wb")
+    assert [n["sign"] for n in job.only()["noticed"]] == ["worker_ended"]

@@ -19,6 +19,7 @@ from elastic.coordinator.totals import Totals
 from elastic.coordinator.wording import with_words
 from elastic.core.book.accounting import TimeSpent
 from elastic.core.book.book import Book, FirstStep
+from elastic.core.book.incidents import is_open
 from elastic.core.book.slot_accounts import Accounts, Period, Report
 from elastic.core.coordinator import effects as fx
 from elastic.core.coordinator import events as ev
@@ -100,7 +101,7 @@ class Watch:
         self._stored = dict(leadership.records.incidents)
         """The records of incidents as they were stored last, by number."""
         self._decided = self._loss_of(leadership.last)
-        """The newest generation of earlier leaders, and the number of the loss that it follows."""
+        """A generation, and the number of the loss that it follows: the newest ones."""
         self._stored_costs: dict[int, float] = {}
         """What each had cost then."""
         self._illegible: set[int] = set()
@@ -124,6 +125,9 @@ class Watch:
                 self._stop_noted_at = pauses.runs_since
                 book.stopped(pauses.stopped_s, pauses.runs_since)
             book.observe(event, effects, self._machine, now)
+            loss = book.under_way
+            if loss is not None and loss.followed_by:
+                self._decided = loss.followed_by, loss.number
 
         self._fold(take)
 
@@ -318,6 +322,7 @@ class Watch:
                     self._stored[number] = _within_limit(document)
                     self._stored_costs[number] = cost
                 found[number] = self._stored[number]
+            self._stored_costs = {n: self._stored_costs[n] for n in book.slots.books.incidents}
             return found
 
         self._stored = self._with_book(take) or self._stored
@@ -328,8 +333,12 @@ class Watch:
         document = read_incident(record)
         if last is None or document is None:
             return 0, 0
-        number = document["number"]  # two copies of one record: the longer one knows more
-        self._stored[number] = max(record, self._stored.get(number, b""), key=len)
+        number = document["number"]
+        known = read_incident(self._stored.get(number, b""))
+        if known is None or is_open(
+            known
+        ):  # of two copies of one record, one that is over is newer
+            self._stored[number] = max(record, self._stored.get(number, b""), key=len)
         return last.generation.number, number
 
     # ---- inside

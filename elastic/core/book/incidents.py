@@ -223,7 +223,7 @@ class Incident:
 
     @property
     def is_open(self) -> bool:
-        return self.outcome in (Outcome.UNDER_WAY, Outcome.WAITING)
+        return self.outcome in _OPEN
 
     @property
     def steps_lost(self) -> int:
@@ -373,7 +373,13 @@ _TEXTS = ("verdict", "reason")
 _COUNTS = (
     *("generation", "world_size", "followed_by", "world_size_after", "committed", "steps_again"),
 )
+_OPEN = (Outcome.UNDER_WAY, Outcome.WAITING)
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, OverflowError)
+
+
+def is_open(document: Mapping[str, Any]) -> bool:
+    """Whether the job had not recovered from the incident when its document was written."""
+    return document.get("outcome") in [outcome.value for outcome in _OPEN]
 
 
 def begin_of(text: str, most: int) -> str:

@@ -15,8 +15,11 @@ from elastic.coordinator.records import Records, RecordWriter, load_records
 from elastic.coordinator.watch import Watch
 from elastic.coordinator.wording import noticed_by, summary
 from elastic.core.book.accounting import Kind
-from elastic.core.book.incidents import MOST_INCIDENTS, Incident
+from elastic.core.book.book import Book
+from elastic.core.book.incidents import MOST_INCIDENTS, Incident, Outcome
+from elastic.core.coordinator import events as ev
 from elastic.core.coordinator.machine import Coordinator, CoordinatorSettings
+from elastic.core.diagnosis import Diagnosis
 from elastic.core.membership import ChangeReason, Generation
 from elastic.errors import ConfigurationError
 from elastic.store.interface import GuardFailed
@@ -140,6 +143,35 @@ async def test_an_incident_open_at_a_change_of_leader_ends_with_the_recovery() -
     assert leader.watch.loss() is None
     assert leader.watch.recovering_since is None
     assert leader.diary.of("incident") == [], "4 was told as it waited"
+
+
+async def test_a_loss_that_is_over_stays_over_although_the_generations_copy_is_longer() -> None:
+    """A record that would be too large is stored without its texts."""
+    store, leadership = await term()
+    over = {**OPEN, "outcome": "recovered", "followed_by": 7, "lasted_s": 1.0}
+    await store.put(KEYS.incident("default", 3), json.dumps(over).encode())
+    decided = json.dumps({**OPEN, "verdict": "x" * 1000}).encode()
+    leader = await Leader.of(store, replace(leadership, last=stored(decided)))
+    assert leader.watch.recovering_since is None
+    assert [(b["number"], b["outcome"]) for b in leader.watch.incidents()] == [(3, "recovered")]
+
+
+async def test_a_loss_ends_although_the_book_has_begun_again_since_the_decision(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    leader = Leader(*await term())
+    book = leader.watch._book
+    loss = book.slots.under_way = book.slots.books.open_incident(
+        leader.watch._clock(), "member_lost", Outcome.UNDER_WAY
+    )
+    leader.watch.incidents_to_store()
+    loss.followed_by = 2
+    leader.watch.observe(ev.TimerFired(), (), leader.watch._clock())
+    with monkeypatch.context() as broken:
+        broken.setattr(Book, "explained", lambda *_: 1 / 0)
+        leader.watch.explained(1, Diagnosis(text=""), ())
+    leader.watch.reformed(pb.Reformed(worker="wa", generation=2, committed=1, out_s=1.0), 0.0)
+    assert [b["outcome"] for b in leader.watch.incidents()] == ["recovered"]
 
 
 async def test_later_costs_of_an_incident_are_known_to_later_leaders() -> None:

@@ -304,17 +304,23 @@ def _no_incident(number: int, known: Iterable[object]) -> ConfigurationError:
 def stop(target: Target, *, reason: str) -> None:
     """Have the job save, if it has a checkpoint directory, and end."""
 
-    async def ask(client: ControlClient, timeout_s: float) -> bool:
+    async def ask(client: ControlClient, timeout_s: float) -> pb.JobStatus:
         found = await client.status(timeout_s)  # first: the job may end soon after
         await client.stop(reason, int(ExitCode.STOPPED), timeout_s)
-        return bool(found.checkpoint_dir)
+        return found
 
-    if _change(target, ask):
-        say("the job saves at the next step boundary and ends")
+    found = _change(target, ask)
+    when = (
+        "at the next step boundary"
+        if found.generation.members
+        else "within --stop-grace-s: there is no group now, and workers that have steps may come"
+    )
+    if found.checkpoint_dir:
+        say(f"the job saves and ends {when}")
     else:
         say(
-            "the job ends at the next step boundary; nothing is saved, because it has no "
-            "checkpoint directory (--checkpoint-dir)"
+            f"the job ends {when}; nothing is saved, because it has no checkpoint directory "
+            "(--checkpoint-dir)"
         )
 
 

@@ -415,14 +415,16 @@ def test_drain_clear_and_stop_are_done_and_confirmed(place: Place, capsys: Print
     assert capsys.readouterr().out.splitlines() == [
         "the workers of n1 leave",
         "n1 may take part again",
-        "the job saves at the next step boundary and ends",
+        "the job saves and ends at the next step boundary",
     ]
 
 
 def test_stop_without_a_checkpoint_directory_says_so(place: Place, capsys: Printed) -> None:
     place.leader.job = pb.JobStatus(job="digits")
     operator.stop(place.target, reason="")
-    assert "nothing is saved, because it has no checkpoint directory" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "nothing is saved, because it has no checkpoint directory" in said
+    assert "within --stop-grace-s: there is no group now" in said
 
 
 def test_stacks_are_shown_as_text(place: Place, capsys: Printed) -> None:

@@ -329,16 +329,18 @@ class Watch:
         return self._stored
 
     def _loss_of(self, last: Stored | None) -> tuple[int, int]:
-        record = last.loss.incident if last is not None and last.loss is not None else b""
-        document = read_incident(record)
-        if last is None or document is None:
+        loss = last.loss if last is not None else None
+        document = read_incident(loss.incident) if loss is not None else None
+        if last is None or loss is None or document is None:
             return 0, 0
         number = document["number"]
-        known = read_incident(self._stored.get(number, b""))
-        if known is None or is_open(
-            known
-        ):  # of two copies of one record, one that is over is newer
-            self._stored[number] = max(record, self._stored.get(number, b""), key=len)
+        stored = self._stored.get(number, b"")
+        known = read_incident(stored)
+        if known is None or is_open(known):  # otherwise this copy is the newer one
+            if known is not None and len(stored) > len(loss.incident):  # it knows more
+                document = known
+            with_reason = {**document, "reason": document.get("reason") or loss.reason}
+            self._stored[number] = json.dumps(with_reason, ensure_ascii=False).encode()
         return last.generation.number, number
 
     # ---- inside

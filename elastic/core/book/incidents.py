@@ -356,6 +356,7 @@ class Incident:
             recovery=_recovery_of(document.get("recovery", {})),
             samples_per_step=read_number(samples) / steps if samples and steps else 0.0,
         )
+        incident.reason = incident.reason or incident.recovery.get("reason", "")
         incident.told = incident.outcome is not Outcome.UNDER_WAY
         incident.concerns(map(read_name, document["nodes"]), map(read_name, document["workers"]))
         incident.seconds.update(read_seconds(document.get("seconds", {})))

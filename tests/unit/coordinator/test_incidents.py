@@ -139,6 +139,7 @@ async def test_an_incident_open_at_a_change_of_leader_ends_with_the_recovery() -
     assert (second["followed_by"], second["lasted_s"]) == (7, 1.5)
     (told,) = leader.diary.of("recovered")
     assert {**second["recovery"], "lost": ["wb"]} == told
+    assert told["reason"] == "member_lost", "which an earlier version stored with the generation"
     assert (second["recovery"]["committed"], second["steps_lost"]) == (10, 2)
     assert leader.watch.loss() is None
     assert leader.watch.recovering_since is None
@@ -154,6 +155,15 @@ async def test_a_loss_that_is_over_stays_over_although_the_generations_copy_is_l
     leader = await Leader.of(store, replace(leadership, last=stored(decided)))
     assert leader.watch.recovering_since is None
     assert [(b["number"], b["outcome"]) for b in leader.watch.incidents()] == [(3, "recovered")]
+
+
+async def test_the_reason_of_an_earlier_versions_incident_is_that_of_its_recovery() -> None:
+    store, leadership = await term()
+    recovery = {"generation": 7, "reason": "stalled", "committed": 12, "total_s": 1.0}
+    over = {**OPEN, "outcome": "recovered", "lasted_s": 1.0, "recovery": recovery}
+    await store.put(KEYS.incident("default", 3), json.dumps(over).encode())
+    leader = await Leader.of(store, leadership)
+    assert leader.watch.incident(3)["reason"] == "stalled"
 
 
 async def test_a_loss_ends_although_the_book_has_begun_again_since_the_decision(

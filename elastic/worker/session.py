@@ -57,11 +57,15 @@ class Session:
         """Stands for the loop that the script is in. A loop that was left by `break` counts too, as
         long as a variable holds its iterator."""
         self._calls_between = 0
-        self._calls_in_step: dict[str, tuple[str, int]] = {}
-        """By place: the call in words, and how many since a step was last handed out."""
+        self._step: Step | None = None
+        """The one that was last handed out."""
+        self._calls_in_step: dict[str, tuple[str, list[int]]] = {}
+        """By place: the call in words, and the numbers of those since a step was last handed out:
+        -1, -2... above its block, 0, 1... below it."""
         self._results_between: dict[str, Any] = {}
         self._finished_loops: WeakKeyDictionary[DataLoader, int] = WeakKeyDictionary()
-        self._last_results: dict[str, Any] = {}
+        self._last_results: dict[tuple[str, int], Any] = {}
+        """By place and number."""
         self._asked_catching_up = False
         """The script has read `catching_up` since its last loop."""
         self._is_closed = False
@@ -380,7 +384,7 @@ class Session:
                 training.end_loop()
             finally:
                 if self._open_loop is this:
-                    self._open_loop = None
+                    self._open_loop = self._step = None
                     self._asked_catching_up = False
                     training.state.loop_ended()
         if epochs is not None and max_steps is None:
@@ -403,7 +407,8 @@ class Session:
 
         Every worker must call this at the same place of the script, in or after the loop over
         `steps`, and not inside of `with step:`. After a block that does not count, it returns the
-        last result of this place, if there is one, without a call. A call between two loops must
+        last result of this place, if there is one, without a call; several calls there, as in a
+        helper function, count by their order below the block. A call between two loops must
         return numbers, tensors, strings, or lists and dictionaries of them, with at most 1 MiB of
         tensors: a worker that joins later gets this result instead of a call. If it returns
         anything else, the next loop raises ConfigurationError.
@@ -555,14 +560,20 @@ class Session:
         if key and training.part.holds_back:
             keys = key, self._key_of_place(where)
             return copy_tree(training.exchange.postponed_result(*keys))
-        if training.part.last_block_discarded and where in self._last_results:
-            return _copied(self._last_results[where])
-        result = training.call(ScriptCall(what=f"calls {what}", where=where, function=function))
-        self._last_results[where] = _copied(result)  # the script may change what it gets
+        call = ScriptCall(what=f"calls {what}", where=where, function=function)
         if key:
+            result = training.call(call)
             self._results_between[key] = _for_newcomers(what, result)
+            return result
+        made = self._calls_in_step.get(where, (what, []))[1]
+        is_below = self._step is not None and self._step.was_entered
+        number = sum(n >= 0 for n in made) if is_below else -1 - len(made)
+        if training.part.last_block_discarded and (where, number) in self._last_results:
+            result = _copied(self._last_results[where, number])
         else:
-            self._calls_in_step[where] = what, self._calls_in_step.get(where, ("", 0))[1] + 1
+            result = training.call(call)
+            self._last_results[where, number] = _copied(result)  # the script may change its own
+        self._calls_in_step[where] = what, [*made, number]
         return result
 
     def _handed_out(self) -> Iterator[Step]:
@@ -570,7 +581,7 @@ class Session:
         loop = training.part.loop
         while (found := training.next_plan()) is not None:
             planner, plan = found
-            step = Step(training, planner, plan)
+            self._step = step = Step(training, planner, plan)
             self._calls_in_step.clear()
             training.tell_group_change()
             yield step
@@ -645,16 +656,17 @@ class Session:
         loop begins: it was left by `break`, and a variable holds its iterator. These calls may have
         come in that loop or after it. A worker that joins passes those after it, and finds their
         results by the place of the call. Raises StepMisused for a place with several calls."""
-        for where, (what, count) in self._calls_in_step.items():
-            if count > 1:
+        for where, (what, made) in self._calls_in_step.items():
+            if len(made) > 1:
                 raise StepMisused(
-                    f"{what} at {where} was called {count} times after the last step "
+                    f"{what} at {where} was called {len(made)} times after the last step "
                     "of a loop over session.steps() that was left by `break` while a variable "
                     "holds its iterator: it is unknown which of them came after the loop; write "
                     "`for step in session.steps(...):`, or close() the iterator below the loop"
                 )
             key = self._key_of_place(where)
-            self._results_between[key] = _for_newcomers(what, self._last_results[where])
+            result = self._last_results[where, made[0]]
+            self._results_between[key] = _for_newcomers(what, result)
         self._calls_in_step.clear()
 
     def _keep_results(self) -> None:

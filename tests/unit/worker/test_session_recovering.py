@@ -152,6 +152,33 @@ def test_a_call_below_a_void_block_returns_its_last_result_without_running(peer:
     peer.seat.exchange("done")
 
 
+@in_sessions(2)
+def test_calls_of_a_helper_below_a_void_block_return_each_its_own_last_result(peer: Peer) -> None:
+    found = []
+    lost = False
+
+    def mean(value: float) -> float:
+        average: float = peer.session.mean(value)
+        return average
+
+    for step in peer.session.steps(numbers(8, batch_size=1), epochs=1):
+        above = mean(step.index + 0.25) if step.index != 1 else 0.25
+        with step:
+            if step.index == 2 and not lost:
+                lost = True
+                peer.announce(2)
+            backward(peer, step)
+        found.append((step.committed, above, [mean(step.index + part) for part in (0.5, 0.75)]))
+    assert found == [
+        (True, 0.25, [0.5, 0.75]),
+        (True, 0.25, [1.5, 1.75]),
+        (False, 2.25, [1.5, 1.75]),
+        (True, 2.25, [2.5, 2.75]),
+        (True, 3.25, [3.5, 3.75]),
+    ]
+    peer.seat.exchange("done")
+
+
 @in_sessions(3)
 def test_the_best_models_file_is_written_though_rank_0_is_lost_as_it_writes(
     peer: Peer, tmp_path: Path

@@ -25,13 +25,14 @@ from elastic.worker.group.transfer import gather_bytes, pack, unpack
 from elastic.worker.script_calls import ScriptCall
 
 Number: TypeAlias = "torch.Tensor | float"
+Compute: TypeAlias = Callable[[Group, Callable[[bytes], None]], bytes]
 
 
 class AgreedCall:
-    """A call whose result all members agree on. `compute` returns it on at least one of them: the
-    first that has one gives it to the others."""
+    """A call whose result all members agree on: the first that has one gives it to the others. If
+    none has, all call `compute`, with what keeps a result that is there before all have it."""
 
-    def __init__(self, group: Callable[[], Group], compute: Callable[[Group], bytes]) -> None:
+    def __init__(self, group: Callable[[], Group], compute: Compute) -> None:
         self._group = group
         self._compute = compute
         self._held = b""
@@ -40,11 +41,14 @@ class AgreedCall:
     def __call__(self) -> Any:
         group = self._group()
         held = next(filter(None, gather_bytes(group, self._held)), b"")
-        self._held = held or self._compute(group)
+        self._held = held or self._compute(group, self._keep)
         return unpack(self._held)
 
+    def _keep(self, result: bytes) -> None:
+        self._held = result
 
-def mean_of(value: object, weight: object) -> Callable[[Group], bytes]:
+
+def mean_of(value: object, weight: object) -> Compute:
     """Compute the mean over the members, of numbers or of tensors of one shape. Raises
     ConfigurationError for another value or weight."""
     if not isinstance(value, (torch.Tensor, int, float)):
@@ -54,7 +58,7 @@ def mean_of(value: object, weight: object) -> Callable[[Group], bytes]:
     total = Weighted()
     total.add(value, _checked_weight(weight, "session.mean"))
 
-    def compute(group: Group) -> bytes:
+    def compute(group: Group, _: object) -> bytes:
         found = [unpack(each) for each in gather_bytes(group, pack([total.sum, total.weight]))]
         shapes = [tuple(each.shape) for each, _ in found]
         if len({*shapes}) > 1:
@@ -68,12 +72,12 @@ def mean_of(value: object, weight: object) -> Callable[[Group], bytes]:
     return compute
 
 
-def gathered(value: object) -> Callable[[Group], bytes]:
+def gathered(value: object) -> Compute:
     """Collect the members' values, in the order of ranks. Raises ConfigurationError for a value
     that cannot be sent."""
     mine = _packed(value, "session.gather() was given")
 
-    def compute(group: Group) -> bytes:
+    def compute(group: Group, _: object) -> bytes:
         return pack([unpack(each) for each in gather_bytes(group, mine)])
 
     return compute
@@ -84,14 +88,15 @@ def by_rank0(
     name: str,
     standing: Callable[[], Standing],
     number: Callable[[], int],
-) -> Callable[[Group], bytes]:
+) -> Compute:
     """Call `function` on rank 0 alone, whose result all get. The others wait at the group's store,
     not in a collective: so nobody takes rank 0 for one that hangs."""
 
-    def compute(group: Group) -> bytes:
+    def compute(group: Group, keep: Callable[[bytes], None]) -> bytes:
         result = b""
         if group.rank == 0:
             result = _packed(function(), f"session.on_rank0({name}): the function returned")
+            keep(result)  # if another member is lost meanwhile, it is not called again
         done = ScriptCall(what=f"waits for session.on_rank0({name})", where="", function=_nothing)
         membership.meet(group, standing(), f"{number()}/rank 0", done)
         return gather_bytes(group, result)[0]
@@ -136,7 +141,7 @@ class Evaluation:
         self._totals: dict[str, Weighted] = {}
         self._of = -1
 
-    def __call__(self, group: Group) -> bytes:
+    def __call__(self, group: Group, _: object) -> bytes:
         if self._of != self._committed():  # the job has gone back to a checkpoint meanwhile
             self._of, self._done, self._totals = self._committed(), [], {}
         self._models.broadcast_buffers()
@@ -147,7 +152,10 @@ class Evaluation:
         mine = {name: [total.sum, total.weight] for name, total in self._totals.items()}
         found = [unpack(each) for each in gather_bytes(group, pack(mine))]
         names = dict.fromkeys(name for each in found for name in each)
-        means = {n: _combined([each[n] for each in found if n in each]) for n in names}
+        totals = {n: [each[n] for each in found if n in each] for n in names}
+        for name, parts in totals.items():
+            _require_one_shape(name, [part for part, _ in parts])
+        means = {name: _combined(parts) for name, parts in totals.items()}
         return pack(means[_ONLY] if [*means] == [_ONLY] else means)
 
     def _compute(self, batches: Sequence[int], group: Group) -> None:
@@ -172,9 +180,12 @@ class Evaluation:
                     "over the batch's samples, or a dictionary of such by name; for a mean over "
                     "something else, the pair (mean, weight)"
                 )
-            self._totals.setdefault(name, Weighted()).add(
-                value, _checked_weight(weight, "session.evaluate")
-            )
+            batch = Weighted()
+            batch.add(value, _checked_weight(weight, "session.evaluate"))
+            total = self._totals.setdefault(name, batch)
+            if total is not batch:
+                _require_one_shape(name, [total.sum, batch.sum])
+                total.sum, total.weight = total.sum + batch.sum, total.weight + batch.weight
 
     def _span(self, batch: int) -> range:
         begin = batch * self._batch_size
@@ -203,9 +214,22 @@ class Weighted:
 
     def add(self, value: Number, weight: float) -> None:
         number = torch.as_tensor(value).detach().to("cpu", torch.float64)
+        if number.numel() == 1:
+            number = number.reshape(())
         part = number * weight if weight else torch.zeros_like(number)  # it may be NaN then
         self.sum = self.sum + part
         self.weight += weight
+
+
+def _require_one_shape(name: str, sums: Sequence[torch.Tensor]) -> None:
+    """Raise ConfigurationError for sums that only broadcasting could add."""
+    shapes = list(dict.fromkeys(tuple(each.shape) for each in sums))
+    if len(shapes) > 1:
+        raise ConfigurationError(
+            f"session.evaluate: the function returned tensors of shapes {shapes[0]} and "
+            f"{shapes[1]}{f' for {name!r}' if name else ''}; return the mean over the batch's "
+            "samples, such as losses.mean(), whose shape is the same for every batch"
+        )
 
 
 def _combined(found: Sequence[Sequence[Any]]) -> Number:

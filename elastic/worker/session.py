@@ -20,7 +20,7 @@ from elastic.core.learning_rate import ScalingRule
 from elastic.errors import ConfigurationError, NotInGroup, StepMisused
 from elastic.runtime.training_lease import WorkerLease
 from elastic.worker import agreed_calls, script_checks
-from elastic.worker.agreed_calls import AgreedCall
+from elastic.worker.agreed_calls import AgreedCall, Compute
 from elastic.worker.control import AgentControl, LocalControl
 from elastic.worker.data_loader import DataLoader
 from elastic.worker.group.distributed_model import DistributedModel
@@ -450,8 +450,8 @@ class Session:
 
     def on_rank0(self, function: Callable[..., T], *args: Any, **named: Any) -> T:
         """Let rank 0 alone call `function(*args, **named)`, as to write a file, and return the
-        result on every worker. The others wait. If rank 0 is lost before the function has
-        returned, the next group's rank 0 calls it, so it must be safe to repeat.
+        result on every worker. The others wait. If rank 0 is lost before all know that the function
+        has returned, the next group's rank 0 calls it, so it must be safe to repeat.
 
         It may take as long as it likes: nobody counts it as a hang, so it must end by itself. Only
         while a change of group is pending, rank 0 is replaced after 5 minutes, as in `run`.
@@ -533,7 +533,7 @@ class Session:
 
     # ---- inside
 
-    def _agree(self, what: str, compute: Callable[[Group], bytes]) -> Any:
+    def _agree(self, what: str, compute: Compute) -> Any:
         """Make a call of a public method whose result all members agree on."""
         return self._call(what, AgreedCall(self._training.require_group, compute), depth=4)
 

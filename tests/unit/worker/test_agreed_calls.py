@@ -218,6 +218,33 @@ def test_another_member_repeats_the_work_of_a_rank_0_that_was_lost(
     assert calls.read_text() == "0 1 1 "
 
 
+@in_sessions(3)
+def test_rank_0_does_not_repeat_its_work_if_another_member_is_lost_meanwhile(
+    peer: Peer, tmp_path: Path
+) -> None:
+    session, seat = begin(peer), peer.seat
+    begun, lost, calls = tmp_path / "begun", tmp_path / "lost", []
+
+    def work() -> str:
+        calls.append(session.rank)
+        begun.touch()
+        eventually(lost.exists)
+        return "done"
+
+    def lose() -> None:
+        eventually(begun.exists)
+        if seat.rank == 2:
+            lost.touch()
+            die()
+        eventually(lost.exists)
+        peer.announce(2, 1, 0)  # another rank 0 does not repeat it, either
+
+    threading.Thread(target=lose).start()
+    assert session.on_rank0(work) == "done"
+    assert (session.world_size, calls) == (2, [0] if seat.rank == 0 else [])
+    seat.exchange("done")
+
+
 @in_sessions(2)
 def test_those_that_wait_for_rank_0_are_in_no_collective_and_no_meeting(peer: Peer) -> None:
     """Otherwise the coordinator would take it for one that hangs."""
@@ -238,13 +265,29 @@ def test_those_that_wait_for_rank_0_are_in_no_collective_and_no_meeting(peer: Pe
     assert mine[1] == 0.0
 
 
+def test_results_of_samples_in_place_of_means_are_refused(session: Session) -> None:
+    with pytest.raises(ConfigurationError, match=r"shapes \(2,\) and \(\); return the mean"):
+        session.evaluate(lambda batch: batch[0], values(3), batch_size=2)
+    assert session.evaluate(lambda batch: batch[0], values(3)) == 1.0
+    by_shape = iter([torch.tensor([1.0]), 4.0, torch.tensor(1.0)])
+    assert session.evaluate(lambda _: next(by_shape), values(3)) == 2.0
+
+
+@in_sessions(2)
+def test_results_whose_shapes_differ_between_members_are_refused(peer: Peer) -> None:
+    session = begin(peer)
+    with pytest.raises(ConfigurationError, match=r"shapes \(2,\) and \(\) for 'losses'"):
+        session.evaluate(lambda batch: {"losses": batch[0]}, values(3), batch_size=2)
+    peer.seat.exchange("done")
+
+
 @in_sessions(3)
 def test_a_result_that_one_member_has_already_is_that_of_all(peer: Peer) -> None:
     """Another computation, in a smaller group, would give another one."""
     begin(peer)
     rank = peer.seat.rank
 
-    def compute(_: Group) -> bytes:
+    def compute(_: Group, _keep: object) -> bytes:
         raise AssertionError("a member has the result")
 
     call = AgreedCall(peer.session._training.require_group, compute)

@@ -201,7 +201,7 @@ class Session:
         path: a safetensors file, or a checkpoint directory (path or fsspec URL), whose newest
         intact checkpoint counts. models: modules by the name in the file, where their entries begin
         with it and a dot (`model.fc.weight`), as `elastic export` writes them; a file without such
-        entries is that of a single model. Types are converted.
+        entries is that of a single model. Types are converted, and of tied weights one is enough.
         strict: whether all names and shapes must fit. If not, what does not fit keeps its values.
 
         Returns the names of the tensors that keep their values.

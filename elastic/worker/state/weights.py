@@ -19,7 +19,7 @@ from elastic.checkpoint.directory import open_directory
 from elastic.errors import CheckpointMismatch, ConfigurationError, refusal_of
 from elastic.worker.state.shards import load, load_latest, safetensors_blocks
 from elastic.worker.state.tensor_specs import STORED_AS, describe, first_differences
-from elastic.worker.state.tree import unflatten
+from elastic.worker.state.tree import memory_of, unflatten
 
 _DTYPES = {stored: dtype for dtype, stored in STORED_AS.items()}
 _METADATA = {"format": "pt"}  # which some libraries ask for
@@ -70,7 +70,8 @@ def load_into(modules: Mapping[str, nn.Module], source: str, *, strict: bool) ->
     """
     if os.path.isfile(source):
         tensors = _read(source)
-        found = {name: _entries_of(name, tensors, alone=len(modules) == 1) for name in modules}
+        alone = len(modules) == 1
+        found = {n: _entries_of(n, tensors, m if alone else None) for n, m in modules.items()}
     elif "://" not in source and not os.path.exists(source):
         raise ConfigurationError(
             f"{source} does not exist; give a safetensors file, or a checkpoint directory"
@@ -82,8 +83,9 @@ def load_into(modules: Mapping[str, nn.Module], source: str, *, strict: bool) ->
     kept: list[str] = []
     fitting: dict[str, dict[str, torch.Tensor]] = {}
     for name, module in modules.items():  # all are compared before one is changed
-        mine = dict(_entries(module.state_dict()))
         theirs = found[name]
+        mine = _without_tied(dict(_entries(module.state_dict())), theirs)
+        theirs = {key: _as_complex(tensor, mine.get(key)) for key, tensor in theirs.items()}
         if strict:
             _require_alike(f"{source} does not fit {name}", mine, theirs)
         fitting[name] = {
@@ -140,11 +142,31 @@ def _entries(state: Any, path: str = "") -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _entries_of(
-    name: str, tensors: Mapping[str, torch.Tensor], *, alone: bool
+    name: str, tensors: Mapping[str, torch.Tensor], alone: nn.Module | None
 ) -> Mapping[str, torch.Tensor]:
-    """A file's entries for one object: those under its name, or all of a file that has none."""
+    """A file's entries for one object: those under its name. alone: the only module to load, for
+    which the file may have been written without a name. The names in it may begin with this one
+    all the same, as in a language model that has its layers in `self.model`."""
     mine = {n.removeprefix(f"{name}."): t for n, t in tensors.items() if n.startswith(f"{name}.")}
-    return mine if mine or not alone else tensors
+    if alone is None:
+        return mine
+    keys = alone.state_dict().keys()
+    return mine if mine and len(keys & mine.keys()) >= len(keys & tensors.keys()) else tensors
+
+
+def _without_tied(
+    mine: Mapping[str, torch.Tensor], theirs: Mapping[str, torch.Tensor]
+) -> dict[str, torch.Tensor]:
+    """Leave out names that a file lacks because their tensor is in it under another name."""
+    there = {memory_of(tensor) for key, tensor in mine.items() if tensor.numel() and key in theirs}
+    return {n: t for n, t in mine.items() if n in theirs or memory_of(t) not in there}
+
+
+def _as_complex(tensor: torch.Tensor, like: torch.Tensor | None) -> torch.Tensor:
+    """A file has complex numbers as pairs."""
+    if like is not None and like.is_complex() and tensor.shape == (*like.shape, 2):
+        return torch.view_as_complex(tensor.contiguous())
+    return tensor
 
 
 def _require_alike(
@@ -197,6 +219,9 @@ def _tensors_in(content: np.ndarray[Any, Any]) -> Iterator[tuple[str, torch.Tens
         ):
             raise ValueError(f"{name} does not fit its place")
         raw = content[begin + start : begin + stop]
-        if (begin + start) % dtype.itemsize or not len(raw):
+        if not len(raw):
+            yield name, torch.empty(tuple(shape), dtype=dtype)
+            continue
+        if (begin + start) % dtype.itemsize:
             raw = np.array(raw)
         yield name, torch.from_numpy(raw).view(dtype).reshape(tuple(shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -184,6 +185,44 @@ def test_what_does_not_fit_is_named_with_shapes_or_left_as_it_is(
     assert torch.equal(model.last.weight, before["last.weight"])
     with pytest.raises(CheckpointMismatch, match=r"nothing in .* fits model"):
         session.load(ckpt, strict=False, model=nn.Linear(9, 9))
+
+
+class Language(nn.Module):
+    """Has its layers in `model`, its head tied to the embedding, and what few models have."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.ModuleDict({"embedding": nn.Embedding(5, 3), "layer": nn.Linear(3, 3)})
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.model["embedding"].weight  # type: ignore[assignment]
+        self.phases = nn.Parameter(torch.randn(2, 2, dtype=torch.complex64))
+        self.register_buffer("none", torch.empty(0, 3))
+
+
+@pytest.mark.parametrize("name", ["model", "net"])
+@pytest.mark.parametrize("strict", [True, False])
+def test_a_file_of_a_model_whose_names_begin_as_the_one_to_load_is_read(
+    session: Session, tmp_path: Path, name: str, strict: bool
+) -> None:
+    """As those of most language models: without tied weights, too."""
+    right, file = Language(), tmp_path / "w"
+    entries = {n: t for n, t in right.state_dict().items() if n != "head.weight"}
+    entries["phases"] = torch.view_as_real(entries["phases"])  # as checkpoints are exported
+    save_file(entries, file)
+    model = Language()
+    assert session.load(file, strict=strict, **models(name, model)) == []
+    for key, tensor in right.state_dict().items():
+        assert torch.equal(model.state_dict()[key], tensor), key
+    del entries["model.layer.weight"]
+    save_file(entries, file)
+    with pytest.raises(CheckpointMismatch, match=r"model\.layer\.weight .* is only here"):
+        session.load(file, **models(name, model))
+    kept = [f"{name}.model.layer.weight"]
+    assert session.load(file, strict=False, **models(name, model)) == kept
+
+
+def models(name: str, model: nn.Module) -> Any:
+    return {name: model}
 
 
 def header(entries: object, content: bytes = b"") -> bytes:

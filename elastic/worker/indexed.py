@@ -8,6 +8,7 @@ import itertools
 import json
 import operator
 import os
+import secrets
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -23,7 +24,7 @@ Offsets: TypeAlias = "npt.NDArray[np.int64]"
 
 _JSONL, _PARQUET = (".jsonl", ".ndjson"), (".parquet",)
 _CHUNK_BYTES = 16 << 20
-_NEWLINE, _RETURN = 10, 13
+_NEWLINE, _SPACE = 10, 32
 
 
 class Indexed(torch_data.Dataset[Any]):
@@ -110,8 +111,8 @@ class _Lines:
         self._descriptor: int | None = None
         try:
             found = path.stat()
-            self._size = found.st_size
-            self._offsets = self._indexed(cache, found.st_mtime_ns)
+            self._size, self._changed_ns = found.st_size, found.st_mtime_ns
+            self._offsets = self._indexed(cache)
         except OSError as error:
             raise _unreadable(path, error) from error
 
@@ -128,7 +129,10 @@ class _Lines:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if self._index is not None:
-            self._offsets = _mapped(self._index)
+            try:
+                self._offsets = _mapped(self._index)
+            except (OSError, ValueError):  # something has emptied the cache meanwhile
+                self._offsets = np.concatenate(list(self._find()))
 
     def read(self, number: int) -> Any:
         begin, end = map(int, self._offsets[number : number + 2])
@@ -142,13 +146,14 @@ class _Lines:
         if self._descriptor is None:
             try:
                 self._descriptor = os.open(self._path, os.O_RDONLY)
-                size = os.fstat(self._descriptor).st_size
+                found = os.fstat(self._descriptor)
             except OSError as error:
                 raise _unreadable(self._path, error) from error
-            if size != self._size:
+            if (found.st_size, found.st_mtime_ns) != (self._size, self._changed_ns):
                 raise ConfigurationError(
-                    f"elastic.Indexed: {self._path} has {size} bytes, and had {self._size} when "
-                    "its lines were found; do not change files that are read"
+                    f"elastic.Indexed: {self._path} has been written to since its lines were found "
+                    f"(it has {found.st_size} bytes, and had {self._size}); do not change files "
+                    "that are read"
                 )
         return self._descriptor
 
@@ -156,16 +161,16 @@ class _Lines:
         if getattr(self, "_descriptor", None) is not None:
             os.close(self._descriptor)  # type: ignore[arg-type]
 
-    def _indexed(self, cache: Path, changed_ns: int) -> Offsets:
+    def _indexed(self, cache: Path) -> Offsets:
         """Where each line begins and the last one ends: from the cache, or found and kept there."""
         file = xxhash.xxh3_64_hexdigest(os.fsencode(self._path.resolve()))
-        index = cache / f"{file}-{self._size}-{changed_ns}.offsets"
+        index = cache / f"{file}-{self._size}-{self._changed_ns}.offsets"
         with contextlib.suppress(OSError, ValueError):
             offsets = _mapped(index)
             if len(offsets) and offsets[-1] == self._size:
                 self._index = index
                 return offsets
-        partial = index.with_suffix(f".{os.getpid()}")
+        partial = index.with_suffix(f".{secrets.token_hex(8)}")  # containers may share pids
         try:
             cache.mkdir(parents=True, exist_ok=True)
             with partial.open("wb") as out:
@@ -185,21 +190,25 @@ class _Lines:
     def _find(self) -> Iterator[Offsets]:
         """Find where lines that are not blank begin, some at a time; at last the file's size."""
         with self._path.open("rb") as file:
-            begin, at, ended_with_return = 0, 0, False
+            begin, at, is_blank = 0, 0, True  # of the line whose end has not come yet
             while chunk := file.read(_CHUNK_BYTES):
                 content = np.frombuffer(chunk, np.uint8)
-                newlines = np.flatnonzero(content == _NEWLINE)
-                returns = np.where(
-                    newlines > 0, content[newlines - 1] == _RETURN, ended_with_return
-                )
-                ends = newlines.astype(np.int64) + at
-                begins = np.concatenate([[begin], ends[:-1] + 1])[: len(ends)].astype(np.int64)
-                yield begins[ends - returns > begins]
+                ends = np.flatnonzero(content == _NEWLINE)
                 if len(ends):
-                    begin = int(ends[-1]) + 1
+                    begins = np.concatenate([[0], ends[:-1] + 1])
+                    counts = content[begins] > _SPACE
+                    for line in np.flatnonzero(~counts):
+                        counts[line] = bool(chunk[begins[line] : ends[line]].strip())
+                    counts[0] |= not is_blank
+                    places = begins.astype(np.int64) + at
+                    places[0] = begin
+                    yield places[counts]
+                    begin = at + int(ends[-1]) + 1
+                    is_blank = not chunk[ends[-1] + 1 :].strip()
+                else:
+                    is_blank = is_blank and not chunk.strip()
                 at += len(chunk)
-                ended_with_return = chunk[-1] == _RETURN
-            yield np.array([begin, at] if at > begin else [at], np.int64)
+            yield np.array([at] if is_blank else [begin, at], np.int64)
 
 
 def _mapped(index: Path) -> Offsets:

@@ -7,6 +7,7 @@ import pickle
 import random
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,7 @@ CASES = {
     "no last newline": (b"1\n22\n333", [1, 22, 333]),
     "blank lines": (b"\n\n1\n\n\n2\n\n", [1, 2]),
     "windows": (b"1\r\n\r\n22\r\n", [1, 22]),
+    "spaces": (b" \n \t\n1\n   \n 2 \n\r\n  3\n \t", [1, 2, 3]),
     "one": (b"7", [7]),
     "unicode": ('"\u00e4\u2028"\n"b"\n'.encode(), ["\u00e4\u2028", "b"]),
 }
@@ -86,6 +88,36 @@ def test_without_a_cache_the_index_is_in_memory(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(data))[1] == 2
 
 
+def test_a_cache_that_was_emptied_meanwhile_is_not_needed(tmp_path: Path) -> None:
+    sent = pickle.dumps(indexed_in(tmp_path, jsonl(tmp_path / "a.jsonl", b"1\n2\n")))
+    for kept in (tmp_path / "cache").iterdir():
+        kept.unlink()
+    data = pickle.loads(sent)
+    assert [data[0], data[1]] == [1, 2]
+
+
+def test_processes_of_one_pid_share_a_cache(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers: one must not write to the file that another one is writing."""
+    file, find = jsonl(tmp_path / "a.jsonl", b"1\n2\n3\n"), indexed._Lines._find
+    read: list[int] = []
+
+    def slowly(lines: indexed._Lines) -> Iterator[indexed.Offsets]:
+        yield from find(lines)
+        if not read:
+            read.append(1)
+            other = indexed_in(tmp_path, file)
+            read.extend(other[n] for n in range(3))
+            monkeypatch.undo()
+
+    monkeypatch.setattr(indexed._Lines, "_find", slowly)
+    data = indexed_in(tmp_path, file)
+    assert [data[n] for n in range(3)] == read[1:] == [1, 2, 3]
+    source: Any = data._sources[0]
+    assert source._index.exists(), "what it wrote was its own"
+
+
 def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     for name, why in {
         "missing.jsonl": "No such file",
@@ -103,6 +135,10 @@ def test_files_that_cannot_be_read_are_refused(tmp_path: Path) -> None:
     data = indexed_in(tmp_path, file := jsonl(tmp_path / "grows.jsonl", b"1\n"))
     jsonl(file, b"1\n2\n")
     with pytest.raises(ConfigurationError, match="has 4 bytes, and had 2"):
+        data[0]
+    data = indexed_in(tmp_path, file)
+    jsonl(tmp_path / "other.jsonl", b"33\n\n").replace(file)
+    with pytest.raises(ConfigurationError, match="written to since its lines were found"):
         data[0]
 
 

@@ -300,7 +300,9 @@ class Step:
         bad: whether it is, as a bool or a tensor of one element. Call this for each micro-batch and
         on every worker, as `mean`; best before `backward`, with whose gradients the answer then
         travels. Gradients of one bad micro-batch would reach all workers. BatchNorm's statistics
-        have seen the batch: where inputs are bad, replace them, too.
+        have seen the batch: where inputs are bad, replace them, too. A GradScaler that is enabled
+        leaves out steps that are not finite by itself, and raises where no gradients are left: call
+        its methods below `if not step.skipped:`, or do without this one.
 
         Raises StepMisused if no micro-batch was taken, or an optimizer has stepped already.
         """

@@ -396,8 +396,9 @@ class Session:
         first group counts, too, and so does the one in which a worker joins.
 
         Call this above the loop over `steps`. The callback runs where code above `with step:`
-        would, with the same rules: it may call `session.run`, and no collectives of its own. A
-        group that changes again meanwhile may be the next one to be told.
+        would, but calls neither `session.run` nor its like, nor collectives of its own: of groups
+        that follow each other quickly, some workers are told of the last one only. A callback that
+        does so raises StepMisused.
         """
         self._training.on_group_change.append(lambda: callback(self))
 
@@ -551,6 +552,12 @@ class Session:
             )
         if training.in_block:
             raise StepMisused(f"{what} was called inside of `with step:`; call it below the block")
+        if training.tells_group_change:
+            raise StepMisused(
+                f"{what} was called by a callback of session.on_group_change(), but not every "
+                "worker is told of each group; let the callback only note the change, and call "
+                "this at a fixed place of the loop"
+            )
         where = _calling_place(depth)
         key = ""
         if self._open_loop is None:

@@ -95,6 +95,7 @@ class Training:
         self.on_group_change: list[Callable[[], object]] = []
         """The script's functions to call when it has come into another group."""
         self._told_group = 0
+        self.tells_group_change = False
         self.in_block = False
         """The script is inside of `with step:`."""
         self._driving = False
@@ -176,10 +177,15 @@ class Training:
 
     def tell_group_change(self) -> None:
         """Between two blocks: tell the script if it is in another group than it was told last."""
-        while (seat := self.part.seat) is not None and seat.generation.number != self._told_group:
+        seat = self.part.seat
+        if seat is not None and seat.generation.number != self._told_group:
             self._told_group = seat.generation.number
-            for callback in self.on_group_change:  # one may call session.run, and the group change
-                callback()
+            self.tells_group_change = True
+            try:
+                for callback in self.on_group_change:
+                    callback()
+            finally:
+                self.tells_group_change = False
 
     # ---- a step's block
 

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
+import torch
+
+from elastic.errors import StepMisused
+from elastic.worker.control import LocalControl
 from elastic.worker.session import Session
+from elastic.worker.training import Training
 from tests.unit.worker.together import Seat, die, run_together
 from tests.unit.worker.training_together import Peer, in_sessions, numbers
 
@@ -84,10 +90,12 @@ def test_a_newcomer_and_those_that_it_joins_are_told() -> None:
     run_together(veteran, veteran, newcomer)
 
 
-@in_sessions(2)
-def test_a_callback_may_call_session_run(peer: Peer) -> None:
-    found: list[Any] = []
-    peer.session.on_group_change(lambda session: found.append(session.gather(session.rank)))
-    step_through(peer, [[1]], lambda: None)
-    assert found == [[0, 1]]
-    peer.seat.exchange("done")
+def test_a_callback_makes_no_calls_that_others_make_at_another_group() -> None:
+    """Workers are told of different groups if several follow each other quickly."""
+    session = Session(Training(LocalControl()))
+    model = session.distribute(torch.nn.Linear(1, 1))
+    session.track(model=model)
+    session.on_group_change(lambda session: session.gather(session.rank))
+    with pytest.raises(StepMisused, match=r"session\.gather\(\) was called by a callback"):
+        next(iter(session.steps(numbers(4), epochs=1)))
+    session.close()

@@ -409,7 +409,9 @@ class Session:
         Every worker must call this at the same place of the script, in or after the loop over
         `steps`, and not inside of `with step:`. After a block that does not count, it returns the
         last result of this place, if there is one, without a call; several calls there, as in a
-        helper function, count by their order below the block. A call between two loops must
+        helper function, count by their order below the block. Write `if step.committed:` above such
+        calls: a worker whose first block was that one has no result, makes the call alone and
+        fails. A call between two loops must
         return numbers, tensors, strings, or lists and dictionaries of them, with at most 1 MiB of
         tensors: a worker that joins later gets this result instead of a call. If it returns
         anything else, the next loop raises ConfigurationError.

@@ -80,7 +80,8 @@ def test_requirements_are_those_of_the_package_and_unknown_extras_are_refused() 
     assert "tensorboardX>=2.6" in lines
     wrong = subprocess.run([*command, "--extras", "x"], capture_output=True, text=True, check=False)
     assert wrong.returncode == 2
-    assert "EXTRAS has unknown names: x; use dev, examples, s3, tensorboard" in wrong.stderr
+    extras = "dev, examples, lightning, s3, tensorboard, transformers"
+    assert f"EXTRAS has unknown names: x; use {extras}" in wrong.stderr
 
 
 def test_the_image_can_open_the_checkpoint_urls_of_the_documents() -> None:

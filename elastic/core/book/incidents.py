@@ -310,8 +310,8 @@ class Incident:
             "saves_lost": list(self.saves_lost),
             "nodes": list(self.nodes),
             "workers": list(self.workers),
-            "lost_s": round(self.lost_s, 3),
-            "seconds": {kind.value: round(s, 3) for kind, s in self.seconds.items() if s > 0.0},
+            "lost_s": round(self.lost_s, 6),
+            "seconds": seconds_of(self.seconds),
         }
 
     def cost_document(self, ahead_s: float) -> dict[str, Any]:

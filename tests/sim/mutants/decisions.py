@@ -4,7 +4,7 @@ from __future__ import annotations
 
 FORMATION = (
     (
-        "                    if w.status.worker in previous.worker_ids\n",
+        "            if w.status.worker in previous.worker_ids\n",
         "",
         "newcomers that wait in a planned group hide the loss of a member that it drops",
     ),

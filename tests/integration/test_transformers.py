@@ -105,6 +105,7 @@ def _names(at: Path, pattern: str) -> set[str]:
     return {str(path.relative_to(at)) for path in at.glob(pattern)}
 
 
+@pytest.mark.long
 def test_a_trainer_whose_workers_are_killed_does_what_it_does_alone(place: Place) -> None:
     """Rank 0 is killed in an evaluation, another one in a step. Ranks have two micro-batches."""
     arguments = {**OFTEN, **BEST, "include_num_input_tokens_seen": "all"}
